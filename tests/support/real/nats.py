@@ -49,9 +49,12 @@ def login(user: str) -> dict[str, Any]:
     }
 
 
+SHARDS = 8  # how many shards the users may use
+
+
 def _users() -> str:
     passwords = {user: f'"{password_of(user)}"' for user in permissions.NAMES}
-    return f"{permissions.configuration(passwords)}no_auth_user: {permissions.OPERATOR}\n"
+    return f"{permissions.configuration(passwords, SHARDS)}no_auth_user: {permissions.OPERATOR}\n"
 
 
 def binary() -> str:

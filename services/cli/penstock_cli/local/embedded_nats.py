@@ -96,15 +96,21 @@ class EmbeddedNats:
     """
 
     def __init__(
-        self, data: Path, sync_interval: str = SYNC_ALWAYS, port: int | None = None
+        self,
+        data: Path,
+        sync_interval: str = SYNC_ALWAYS,
+        port: int | None = None,
+        shards: int = 1,
     ) -> None:
         """Prepare a server. `port`: the server's port; None lets the server choose a port once.
 
         `sync_interval`: how often NATS syncs the disk. A power cut loses messages that were
-        acknowledged after the last sync; with `always`, no message is lost. Raises ValueError.
+        acknowledged after the last sync; with `always`, no message is lost. `shards`: how many
+        shards the users may use. Raises ValueError.
         """
         self.data = data.absolute()
         self._sync_interval = check_sync_interval(sync_interval)
+        self._shards = shards
         self.url = ""
         self._port = port or -1
         self._asked_port = port
@@ -171,7 +177,7 @@ class EmbeddedNats:
             f"jetstream {{ store_dir: {json.dumps(str(self._store))}\n"
             f"  sync_interval: {self._sync_interval} }}\n"
             f"ports_file_dir: {json.dumps(str(self._folder))}\n"
-            f"{permissions.configuration(quoted)}"
+            f"{permissions.configuration(quoted, self._shards)}"
         )
 
     @property

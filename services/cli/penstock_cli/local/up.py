@@ -116,8 +116,9 @@ async def _run(
             await demo.start(options.data)
         config = Config(agents=agents + [agent for demo in demos for agent in demo.agents])
         own = options.nats is None
-        nats = EmbeddedNats(options.data, options.nats_sync, options.nats_port) if own else None
-        if nats is not None:
+        nats = None
+        if own:
+            nats = EmbeddedNats(options.data, options.nats_sync, options.nats_port, settings.shards)
             stack.push_async_callback(nats.stop)
             await nats.start()
             settings = as_embedded(settings, nats.url, options.data)

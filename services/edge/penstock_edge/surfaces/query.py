@@ -16,14 +16,19 @@ IDLE: Final = "idle"
 MAX_DIGITS: Final = 9
 
 
+def cursor_text(request: HTTPConnection) -> str | None:
+    """Return the text of the request's cursor; None or empty if the request has no cursor."""
+    # An EventSource that reconnects uses its first URL again, so the header has the newer cursor.
+    return request.headers.get("last-event-id") or request.query_params.get("after")
+
+
 def cursor_of(request: HTTPConnection) -> Cursor | None:
     """Return the cursor of the request; None if the request has no cursor.
 
     Raises:
         Problem: 400 if the text is not a cursor.
     """
-    # An EventSource that reconnects uses its first URL again, so the header has the newer cursor.
-    text = request.headers.get("last-event-id") or request.query_params.get("after")
+    text = cursor_text(request)
     if not text:
         return None
     try:

@@ -108,8 +108,9 @@ async def _all_read(bus: Buckets, count: int, timeout_s: float) -> None:
     except TimeoutError:
         if any(absent == running for absent in lacking.values()):
             raise BusError(
-                "no normalizer reads the new shards: are the normalizers of an older version? "
-                "Upgrade all services, and run this command again"
+                "no normalizer reads the new shards. Are the services of an older version? Upgrade "
+                "them. Do the NATS users lack the permissions? Make accounts.conf with `python -m "
+                f"penstock.bus.admin.permissions --shards {count}`. Then run this command again"
             ) from None
         log.warning("some normalizers do not read all shards yet: %s", lacking)
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import re
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp
 
 from penstock import sse
-from penstock.bus.streams import EVENTS
+from penstock.bus import Bus
+from penstock.bus.streams import EVENTS, events_of
 from penstock.events.catalogue import CATALOGUE
 from penstock.web.auth import identity_of
 from penstock.web.operation import Operation, Parameter, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
+from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.locate import (
     StartPosition,
     start_after,
@@ -23,14 +28,18 @@ from penstock_edge.sources.locate import (
     start_since,
     with_live_marker,
 )
+from penstock_edge.stream.all_shards import AllShards
+from penstock_edge.stream.client import Client
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.stream.response import Prefaced
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.described import STREAM_OR_PAGE
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.query import cursor_of, listed, number, switch, wants_page
+from penstock_edge.surfaces.query import cursor_of, cursor_text, listed, number, switch, wants_page
 from penstock_edge.surfaces.responses import json_response
+from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.framing import PageItems, Sse
+from penstock_edge.views.shard_cursor import BEFORE_ALL, ShardCursor
 
 SUBJECTS: Final = Parameter(
     "subjects",
@@ -74,30 +83,18 @@ class EventsOfAllRuns:
         Without a cursor and a time, the stream begins now.
         """
         many, bus = self._edge.many, self._edge.bus
-        if bus.shards.made > 1:
-            raise Problem(501, "the events of all runs cannot be read while there are shards")
         caller = identity_of(request.scope)
         subjects = subjects_of(request)
         if caller.grant is not None:
             caller.grant.check_subjects(subjects)
         chosen, owners = subjects or [EVERYTHING], caller.owners
+        if bus.shards.made > 1:
+            return await self._of_all_shards(request, chosen, owners)
         now = await start_from_now(bus)
         asked = await position_of(self._edge, request)
         position = asked or now
         if wants_page(request):
-            limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-            source = many.types(chosen, owners, lambda batch: None)
-            body = await page(
-                bus,
-                many.of_types(chosen, owners, PageItems()),
-                position,
-                limit,
-                self._edge.allowance(),
-                self._edge.turns.named(caller),
-                source=source,
-                end=now.start,
-            )
-            return json_response(body)
+            return json_response(await self._page(request, chosen, owners, position, now.start))
         self._edge.streams.require_room(request.scope)
         if switch(request, "markers", default=False):
             source = many.types(chosen, owners, lambda batch: None)
@@ -108,6 +105,143 @@ class EventsOfAllRuns:
         # before the first event would reconnect without a cursor and miss the events in between.
         cursor = sse.at(str(position.after)) if asked is None and position.after else b""
         return Prefaced(stream, cursor)
+
+    async def _page(
+        self,
+        request: Request,
+        chosen: list[str],
+        owners: frozenset[str] | None,
+        position: StartPosition,
+        end: int,
+        *,
+        shard: int = 0,
+        limit: int | None = None,
+        allowance: Allowance | None = None,
+    ) -> dict[str, Any]:
+        """Return a page of a shard's events before the stream sequence `end`."""
+        edge = self._edge
+        return await page(
+            edge.bus,
+            edge.many.of_types(chosen, owners, PageItems(), shard),
+            position,
+            limit or _limit(request),
+            allowance or edge.allowance(),
+            edge.turns.named(identity_of(request.scope)),
+            source=edge.many.types(chosen, owners, lambda batch: None, shard),
+            end=end,
+        )
+
+    async def _of_all_shards(
+        self, request: Request, chosen: list[str], owners: frozenset[str] | None
+    ) -> ASGIApp:
+        """Respond with the events of all shards. The cursor has a position for each shard."""
+        edge, shards = self._edge, range(self._edge.bus.shards.made)
+        after = _shard_cursor_of(request)
+        if after is not None and len(after.positions) > len(shards):
+            raise Problem(503, "this edge does not know all shards of the cursor yet; try again")
+        since = _time(request)
+        now = await asyncio.gather(*(start_from_now(edge.bus, shard) for shard in shards))
+        if after is not None:
+            starts = await asyncio.gather(
+                *(_start_after(edge.bus, after.of(shard), shard) for shard in shards)
+            )
+        elif since is not None:
+            starts = await asyncio.gather(
+                *(start_since(edge.bus, since, shard) for shard in shards)
+            )
+        else:
+            starts = now
+        cursor = ShardCursor([start.after or BEFORE_ALL for start in starts])
+        if wants_page(request):
+            return json_response(await self._page_of_all(request, chosen, owners, starts, now))
+        edge.streams.require_room(request.scope)
+        if switch(request, "markers", default=False):
+            source = edge.many.types(chosen, owners, lambda batch: None)
+            starts = [
+                await with_live_marker(edge.bus, events_of(shard), source.patterns(), start)
+                for shard, start in enumerate(starts)
+            ]
+        framing = Sse(switch(request, "names", default=True))
+        clients: list[Client] = []
+        try:
+            for shard, start in enumerate(starts):
+                view = edge.many.of_types(chosen, owners, framing, shard)
+                clients.append(await edge.hubs.join(view, start))
+        except BaseException:
+            for client in clients:
+                client.leave()
+            raise
+        preface = sse.at(str(cursor)) if after is None else b""
+        return Prefaced(AllShards(clients, cursor, lambda: edge.bus.shards.made), preface)
+
+    async def _page_of_all(
+        self,
+        request: Request,
+        chosen: list[str],
+        owners: frozenset[str] | None,
+        starts: Sequence[StartPosition],
+        now: Sequence[StartPosition],
+    ) -> dict[str, Any]:
+        """Return a page with events of each shard.
+
+        The order of the shards is random. Otherwise the pages of a small limit could have events of
+        the first shards alone for ever.
+        """
+        cursor = ShardCursor([start.after or BEFORE_ALL for start in starts])
+        events: list[Any] = []
+        allowance = self._edge.allowance()
+        left = _limit(request)
+        order = random.sample(range(len(starts)), len(starts))
+        for done, shard in enumerate(order):
+            limit = -(-left // (len(order) - done))  # an equal share, rounded up
+            if limit == 0:
+                break
+            end = now[shard].start
+            one = await self._page(
+                *(request, chosen, owners, starts[shard], end),
+                shard=shard,
+                limit=limit,
+                allowance=allowance,
+            )
+            events += one["events"]
+            left -= len(one["events"])
+            if one["next"] is not None:
+                cursor.positions[shard] = Cursor.parse(one["next"])
+        begun = any(position != BEFORE_ALL for position in cursor.positions)
+        return {"events": events, "next": str(cursor) if begun else None}
+
+
+def _limit(request: HTTPConnection) -> int:
+    return number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
+
+
+async def _start_after(bus: Bus, after: Cursor, shard: int) -> StartPosition:
+    """Return the position in a shard after this cursor; the shard's beginning for `BEFORE_ALL`.
+
+    Raises:
+        Problem: 410 if NATS has lost the cursor's message.
+        BusError: the stream cannot be read now.
+    """
+    if after != BEFORE_ALL:
+        return await start_after(bus, after, shard=shard)
+    state = (await bus.api(f"STREAM.INFO.{events_of(shard)}"))["state"]
+    first = max(int(state["first_seq"]), 1)
+    return StartPosition(first, first, truncated=first > 1)
+
+
+def _shard_cursor_of(request: HTTPConnection) -> ShardCursor | None:
+    """Return the cursor of the request; None if the request has no cursor.
+
+    Raises:
+        Problem: 400 if the text is not a cursor.
+    """
+    text = cursor_text(request)
+    if not text:
+        return None
+    try:
+        return ShardCursor.parse(text)
+    except ValueError as error:
+        raise Problem(400, str(error)) from error
 
 
 def subjects_of(request: HTTPConnection) -> list[str]:

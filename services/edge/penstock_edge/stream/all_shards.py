@@ -1,0 +1,112 @@
+"""The response for one client that reads the events of all shards in one SSE stream.
+
+Each shard has a client of its own, with its own hub, ring and replay. This response writes the
+frames of these clients one after another, and gives each frame a cursor with a position for each
+shard. The order of the frames of one shard, and so of one run, is kept; between shards there is no
+order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from penstock.web.auth import identity_of
+from penstock_edge.stream.client import Client, End
+from penstock_edge.stream.credential import while_valid
+from penstock_edge.stream.leaving import until_closed
+from penstock_edge.stream.open_streams import retry_ms
+from penstock_edge.stream.response import head
+from penstock_edge.views.shard_cursor import ShardCursor
+
+LOOK_S: Final = 1.0  # how often the response looks whether there are more shards
+
+
+class AllShards:
+    """The response for one client; it ends when the stream of any shard ends.
+
+    `cursor` has a position for each shard, and is moved on. `made` returns the number of shards.
+    When there are more shards than clients, the response asks the client to reconnect.
+    """
+
+    def __init__(
+        self, clients: Sequence[Client], cursor: ShardCursor, made: Callable[[], int]
+    ) -> None:
+        self._clients = clients
+        self._cursor = cursor
+        self._made = made
+        self._writing = asyncio.Lock()
+        self._unmarked = len(clients)  # the clients whose live marker has not come yet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, as an ASGI application.
+
+        The response also ends when the caller's credential becomes invalid.
+        """
+        first = self._clients[0]
+        try:
+            for client in self._clients:
+                client.resumable = True
+                client.read_for(identity_of(scope))
+                client.task = asyncio.current_task()
+            with while_valid(scope, first.expire, first.warn):
+                await send(head(200))
+                await self._write_all(receive, send)
+                await send({"type": "http.response.body"})
+        except asyncio.CancelledError:
+            if not any(client.end is End.SLOW for client in self._clients):
+                raise
+            # `Client.maintain` has cancelled this task to drop a slow client. The connection is
+            # closed in the middle of the response, so the client reconnects.
+            if task := asyncio.current_task():
+                task.uncancel()
+        finally:
+            for client in self._clients:
+                client.leave()
+
+    async def _write_all(self, receive: Receive, send: Send) -> None:
+        """Write the frames of all shards until one of the streams has ended."""
+        tasks = [
+            asyncio.create_task(self._write(shard, client, send))
+            for shard, client in enumerate(self._clients)
+        ]
+        tasks.append(asyncio.create_task(until_closed(receive)))
+        tasks.append(asyncio.create_task(self._until_more_shards(send)))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # A write that has begun is completed, so that no frame is cut.
+            await self._writing.acquire()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _write(self, shard: int, client: Client, send: Send) -> None:
+        marker = client.hub.view.framing.live_marker
+        while (body := await client.take()) is not None:
+            async with self._writing:
+                if self._unmarked and marker and marker in body:
+                    body = self._with_marker_of_all(body, marker)
+                if not body:
+                    continue  # an empty chunk would end the response
+                client.begin_write()
+                body = self._cursor.advance(shard, body)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                client.wrote()
+
+    def _with_marker_of_all(self, body: bytes, marker: bytes) -> bytes:
+        """Remove a shard's live marker, unless the markers of all other shards have come."""
+        self._unmarked -= 1
+        return body if self._unmarked == 0 else body.replace(marker, b"", 1)
+
+    async def _until_more_shards(self, send: Send) -> None:
+        while self._made() <= len(self._clients):
+            await asyncio.sleep(LOOK_S)
+        body = self._clients[0].hub.view.framing.reconnect(retry_ms())
+        async with self._writing:
+            await send({"type": "http.response.body", "body": body, "more_body": True})

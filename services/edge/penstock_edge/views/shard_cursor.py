@@ -1,0 +1,60 @@
+"""The cursor of a stream over all shards: a cursor for each shard. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from penstock_edge.views.cursor import Cursor
+
+# The cursor in a shard of which the client has no frame.
+BEFORE_ALL: Final = Cursor(0, 0)
+
+_BETWEEN: Final = "."
+_ID: Final = re.compile(rb"^id: ([0-9]+-[0-9]+)$", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class ShardCursor:
+    """The position of a client in each shard, shard 0 first.
+
+    The text has the shards' cursors, separated by dots. With one shard, it is the cursor itself. A
+    cursor that is older than a shard has no position there: the client has none of its frames.
+    """
+
+    positions: list[Cursor] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return _BETWEEN.join(map(str, self.positions))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the text of a cursor.
+
+        Raises:
+            ValueError: the text is not a cursor.
+        """
+        before = str(BEFORE_ALL)
+        parts = text.strip().split(_BETWEEN)
+        found = [BEFORE_ALL if part == before else Cursor.parse(part) for part in parts]
+        if found == [BEFORE_ALL]:
+            raise ValueError(f"{text[:80]!r} is no cursor: send back the id of a frame")
+        return cls(found)
+
+    def of(self, shard: int) -> Cursor:
+        """Return the position in a shard."""
+        return self.positions[shard] if shard < len(self.positions) else BEFORE_ALL
+
+    def advance(self, shard: int, body: bytes) -> bytes:
+        """Move on to the last frame of `body`, and return the body with cursors of all shards.
+
+        `body` has SSE frames of one shard, each with a cursor in this shard as its id. JSON has no
+        newlines, so a line that begins with `id:` is no part of a frame's data.
+        """
+
+        def id_line(match: re.Match[bytes]) -> bytes:
+            self.positions[shard] = Cursor.parse(match[1].decode())
+            return b"id: " + str(self).encode()
+
+        return _ID.sub(id_line, body)
