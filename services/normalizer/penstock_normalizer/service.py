@@ -109,6 +109,7 @@ class NormalizerService(Service):
             stop=partial(self._end, shard),
             ttl_s=self._settings.partition_ttl_s,
             renew_s=self._settings.partition_renew_s,
+            beside=self._shares.get(0),
         )
 
     async def _take_part(self, shard: int) -> None:

@@ -20,6 +20,8 @@ import orjson
 
 from penstock.bus import Bus, RawWriter, Stored, messages, streams, subjects
 from penstock.bus.read import direct
+from penstock.bus.shards import group_of
+from penstock.bus.shards import new_run_id as make_run_id
 from penstock.bus.state.leases import owner_of
 from penstock.bus.write import fence
 from penstock.events import TERMINAL
@@ -61,14 +63,15 @@ class SteadyRun:
 
     async def events(self) -> list[Stored]:
         """What is published of it."""
-        pattern = subjects.events_of_run(self.run_id)
-        return [stored async for stored in direct.replay(self.bus, streams.EVENTS, pattern)]
+        stream, pattern = streams.events_for(self.run_id), subjects.events_of_run(self.run_id)
+        return [stored async for stored in direct.replay(self.bus, stream, pattern)]
 
     async def check(self, timeout_s: float) -> None:
         """It ends, and nothing is missing, twice or out of place."""
 
         async def ended() -> bool:
-            last = await fence.tail(self.bus, streams.EVENTS, subjects.events_of_run(self.run_id))
+            stream, pattern = streams.events_for(self.run_id), subjects.events_of_run(self.run_id)
+            last = await fence.tail(self.bus, stream, pattern)
             return last is not None and last.headers["ce-type"] in TERMINAL
 
         await eventually(ended, timeout_s, f"the end of {self.run_id}")
@@ -87,10 +90,11 @@ class SteadyRun:
 
 @asynccontextmanager
 async def steady(
-    bus: Bus, count: int, pause_s: float = 0.1, timeout_s: float = 30
+    bus: Bus, count: int, pause_s: float = 0.1, timeout_s: float = 30, shards: int = 1
 ) -> AsyncIterator[list[SteadyRun]]:
-    """So many runs at work; checked when the block is left."""
-    runs = [SteadyRun(bus, pause_s) for _ in range(count)]
+    """So many runs at work, in turn in each of these shards; checked when the block is left."""
+    ids = [make_run_id(number % shards, time.time()) for number in range(count)]
+    runs = [SteadyRun(bus, pause_s, run_id) for run_id in ids]
     writing = asyncio.gather(*(run.write() for run in runs))
     try:
         yield runs
@@ -104,9 +108,9 @@ async def steady(
         await run.check(timeout_s)
 
 
-async def holders(bus: Bus) -> dict[int, str]:
-    """Which normalizer works on which partition, by the leases."""
-    entries = await bus.bucket("leases").entries("normalizer.part.*")
+async def holders(bus: Bus, shard: int = 0) -> dict[int, str]:
+    """Which normalizer works on which partition of a shard, by the leases."""
+    entries = await bus.bucket("leases").entries(f"{group_of(shard)}.part.*")
     return {int(entry.key.rpartition(".")[2]): owner_of(entry) for entry in entries}
 
 
@@ -116,7 +120,8 @@ async def moved_on(bus: Bus, runs: list[SteadyRun], since: float, timeout_s: flo
     for run in runs:
 
         async def has(run: SteadyRun = run) -> bool:
-            last = await fence.tail(bus, streams.EVENTS, subjects.events_of_run(run.run_id))
+            stream, pattern = streams.events_for(run.run_id), subjects.events_of_run(run.run_id)
+            last = await fence.tail(bus, stream, pattern)
             return last is not None and (
                 int(last.headers[messages.RAW_POSITION]) > before[run.run_id]
             )
@@ -126,5 +131,5 @@ async def moved_on(bus: Bus, runs: list[SteadyRun], since: float, timeout_s: flo
 
 
 async def _written(bus: Bus, run: SteadyRun) -> int:
-    last = await fence.tail(bus, streams.RAW, subjects.raw_of_run(run.run_id))
+    last = await fence.tail(bus, streams.raw_for(run.run_id), subjects.raw_of_run(run.run_id))
     return last.sequence if last is not None else 0

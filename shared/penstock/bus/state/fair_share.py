@@ -35,6 +35,8 @@ class FairShare:
     Every part is also taken while members of an older version, which cannot read a new number, run
     beside newer members.
 
+    `beside` is another share of this member, which answers other members' requests for both.
+
     A member acts on changes of the group at once, and renews its leases every `renew_s` seconds. A
     member whose process is found to have ended loses its leases within two seconds. A member that
     hangs loses its leases when they expire.
@@ -51,6 +53,7 @@ class FairShare:
         stop: Callable[[int], Awaitable[None]],
         ttl_s: float = 6.0,
         renew_s: float = 2.0,
+        beside: FairShare | None = None,
     ) -> None:
         self._bus = bus
         self._bucket = bus.bucket("leases")
@@ -64,7 +67,13 @@ class FairShare:
         self._renew_s = renew_s
         key = f"{group}.member.{member}"
         self._membership = Lease(bus, key, member, ttl_s, f"{len(parts)}", answers=True)
-        self._others = Peers(bus, f"{group}.member.", member, on_dead=self._on_dead)
+        self._others: Peers = Peers(
+            bus,
+            f"{group}.member.",
+            member,
+            on_dead=self._on_dead,
+            answers_with=beside._others if beside is not None else None,
+        )
         self._renew_at = 0.0
         self._is_renewed = False  # whether the last attempt renewed all leases
         self._held: dict[int, Lease] = {}

@@ -65,6 +65,9 @@ class Peers:
     of this member. `on_gone` is awaited after `TIMES` "no responders" in a row. `on_dead` is
     awaited when the "no responders" have continued for `confirm_s` seconds more and the member's
     lease was deleted. A member that returns and ends again is reported again.
+
+    With `answers_with`, that object answers for this member, too: a process that is a member of
+    several groups must answer each request once.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Peers:
         on_dead: Callable[[str], Awaitable[None]] = _nothing,
         on_gone: Callable[[str], Awaitable[None]] = _nothing,
         confirm_s: float = 0.0,
+        answers_with: Peers | None = None,
     ) -> None:
         self._bus = bus
         self._leases = bus.bucket("leases")
@@ -90,7 +94,9 @@ class Peers:
         self._suspects: set[str] = set()  # members that have work but no lease
         self._absent: dict[str, int] = {}  # "no responders" in a row, by member
         self._dead: set[str] = set()
+        self._answers_with = answers_with
         self._answering: Subscription | None = None
+        self._beginning = asyncio.Lock()
 
     async def answer(self) -> None:
         """Begin to answer the requests of other members.
@@ -101,8 +107,11 @@ class Peers:
         Raises:
             BusUnavailable: the server did not take the subscription.
         """
-        if self._answering is None:
-            self._answering = await self._bus.jetstream.subscribe(alive(self._me), self._here)
+        if self._answers_with is not None:
+            return await self._answers_with.answer()
+        async with self._beginning:
+            if self._answering is None:
+                self._answering = await self._bus.jetstream.subscribe(alive(self._me), self._here)
 
     def saw(self, stored: Stored) -> None:
         """Process a message of the bucket `leases`. Call this with every message of the bucket."""

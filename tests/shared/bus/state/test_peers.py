@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -307,7 +308,7 @@ async def test_the_parts_of_a_dead_member_are_shared_at_once(
     group = f"test{secrets.token_hex(4)}"
 
     def member(of: Bus, name: str) -> FairShare:
-        times = {"ttl_s": LONG_S, "renew_s": 10.0}
+        times: dict[str, Any] = {"ttl_s": LONG_S, "renew_s": 10.0}
         return FairShare(of, group, name, range(8), start=nothing, stop=nothing, **times)
 
     async with connected(nats_server.url) as victims:

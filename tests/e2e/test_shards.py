@@ -1,0 +1,139 @@
+"""Shards are added while runs go on and normalizers are killed: no run is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.bus import Bus
+from penstock.bus.admin.ensure import shards_of
+from penstock.bus.admin.resharding import reshard
+from penstock.bus.shards import Shards, new_run_id
+from penstock.bus.streams import Retention
+from penstock.bus.subjects import shard_of
+from penstock_edge.service import EdgeService
+from support.drive.bus import connected
+from support.drive.clients import Stream
+from support.drive.pipeline import PIPELINE, pipeline
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import agents, misbehaving, plays
+from support.fakes.raw import agno_approved, agno_pause, agno_text
+from support.fakes.steady import holders, moved_on, steady
+from support.real.deployment import deployment
+from support.real.nats import NatsServer
+
+FAST = {"partition_ttl_s": 2.0, "partition_renew_s": 0.5, "checkpoint_s": 0.1}
+
+
+async def penstock(*arguments: str, nats: NatsServer) -> asyncio.subprocess.Process:
+    """The command line."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock_cli", *arguments, "--nats", nats.url),
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+
+
+async def held(bus: Bus, shards: int) -> None:
+    """Until all partitions of these shards are worked on."""
+
+    async def are() -> bool:
+        found = [await holders(bus, shard) for shard in range(shards)]
+        return all(set(each) == set(range(16)) for each in found)
+
+    await eventually(are, 30, "all partitions are held")
+
+
+@pytest.mark.timeout(180)
+async def test_shards_are_added_under_runs_and_kill_9_and_all_runs_are_right(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    """It takes more than 10 s, since it starts two processes and kills one under load."""
+    async with (
+        connected(fresh_nats.url) as bus,
+        deployment(fresh_nats.url, tmp_path, [], {"normalizer": 2}, **FAST) as fleet,
+        steady(bus, 10, 0.2, timeout_s=60) as old,
+    ):
+        await held(bus, 1)
+        adding = asyncio.create_task(reshard(bus, 3, Retention(), settle_s=0))
+        await fleet.kill(fleet.of("normalizer")[0])
+        assert await adding == Shards(3, 3)
+        async with steady(bus, 12, 0.2, timeout_s=60, shards=3) as new:
+            await held(bus, 3)
+            await moved_on(bus, [*old, *new], 0, 30)
+            assert {shard_of(run.run_id) for run in new} == {0, 1, 2}
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+async def test_the_command_may_be_killed_at_any_time_and_is_completed_by_the_next(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    """The command waits for 12 s until all edges know of the shards."""
+    async with (
+        connected(fresh_nats.url) as bus,
+        deployment(fresh_nats.url, tmp_path, [], {"normalizer": 1}, **FAST),
+        steady(bus, 10, 0.4, timeout_s=60),
+    ):
+        await held(bus, 1)
+        for _ in range(3):
+            half_done = await penstock("streams", "migrate", "--shards", "3", nats=fresh_nats)
+            await asyncio.sleep(random.uniform(0.5, 5))
+            with contextlib.suppress(ProcessLookupError):
+                half_done.kill()
+            await half_done.communicate()
+            assert (await shards_of(bus)).used == 1
+        done = await penstock("streams", "migrate", "--shards", "3", nats=fresh_nats)
+        out, _ = await done.communicate()
+        assert "shards: 1 → 3" in out.decode()
+        assert await shards_of(bus) == Shards(3, 3)
+        await held(bus, 3)
+        async with steady(bus, 9, 0.1, shards=3):
+            pass
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+async def test_runs_of_every_shard_are_approved_and_read_to_their_end(
+    fresh_nats: NatsServer, shards: int
+) -> None:
+    """The whole way: the edge, the connector, the normalizer and approvals."""
+    async with connected(fresh_nats.url, retention=Retention(shards=shards)):
+        pass
+    async with (
+        misbehaving() as upstream,
+        pipeline(fresh_nats.url, agents(upstream), (*PIPELINE, EdgeService)) as penstock_,
+    ):
+        found: set[int] = set()
+        while len(found) < shards:
+            upstream.script(plays(agno_text("Hello", " you")))
+            body = {"agent": "agno", "message": "Hello"}
+            client = penstock_.http
+            async with Stream(client, "POST", "/v1/runs", json=body, headers=SSE) as stream:
+                frames = await stream.rest()
+            assert frames[-1].event == "lifecycle.completed"
+            found.add(shard_of(stream.run_id))
+            path = f"/v1/runs/{stream.run_id}/events"
+            for cut, frame in enumerate(frames[:-1], 1):
+                after = {"Last-Event-ID": frame.id or ""}
+                async with Stream(client, "GET", path, headers=after) as rest:
+                    assert await rest.rest() == frames[cut:]
+            async with Stream(client, "GET", path, params={"dialect": "raw"}) as raw:
+                assert b"RunCompleted" in (await raw.rest())[-1].data
+        assert found == set(range(shards))
+        for shard in range(shards):
+            upstream.script(plays(agno_pause()), plays(agno_approved()))
+            run_id = await penstock_.start_run("agno", run_id=new_run_id(shard, time.time()))
+            *_, paused = await penstock_.events_until(run_id, "lifecycle.paused")
+            await penstock_.decide(paused.data["approval_id"], "approve")
+            assert (await penstock_.ended(run_id))[-1].type == "lifecycle.completed"
+
+
+SSE = {"accept": "text/event-stream"}
