@@ -9,6 +9,7 @@ order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.web.auth import identity_of
 from penstock_edge.stream.client import Client, End
 from penstock_edge.stream.credential import while_valid
+from penstock_edge.stream.direct_write import DROPPED_S, dropped
 from penstock_edge.stream.leaving import until_closed
 from penstock_edge.stream.open_streams import retry_ms
 from penstock_edge.stream.response import head
@@ -47,22 +49,18 @@ class AllShards:
         The response also ends when the caller's credential becomes invalid.
         """
         first = self._clients[0]
+        for client in self._clients:
+            client.resumable = True
+            client.read_for(identity_of(scope))
         try:
-            for client in self._clients:
-                client.resumable = True
-                client.read_for(identity_of(scope))
-                client.task = asyncio.current_task()
             with while_valid(scope, first.expire, first.warn):
                 await send(head(200))
                 await self._write_all(receive, send)
-                await send({"type": "http.response.body"})
-        except asyncio.CancelledError:
-            if not any(client.end is End.SLOW for client in self._clients):
-                raise
-            # `Client.maintain` has cancelled this task to drop a slow client. The connection is
-            # closed in the middle of the response, so the client reconnects.
-            if task := asyncio.current_task():
-                task.uncancel()
+            slow = next((client for client in self._clients if client.end is End.SLOW), None)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DROPPED_S):
+                    body = dropped(slow) if slow is not None else b""
+                    await send({"type": "http.response.body", "body": body})
         finally:
             for client in self._clients:
                 client.leave()
@@ -84,7 +82,8 @@ class AllShards:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         for task in done:
-            task.result()
+            if not task.cancelled():  # `Client.maintain` cancels the task of a slow client
+                task.result()
 
     async def _write(self, shard: int, client: Client, send: Send) -> None:
         marker = client.hub.view.framing.live_marker
