@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: dist dist-check help setup upstreams node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
+.PHONY: dist dist-check help setup upstreams bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
@@ -90,7 +90,10 @@ dist: setup ## Build the wheels and sdists of all members into dist/, with the l
 dist-check: setup upstreams ## Install the wheels into an empty environment, and run penstock from there
 	@$(BIN)/python -m pytest tests/test_dist.py -m dist -p no:xdist --timeout 900 -rs
 
-bench: setup ## Measure, and print a table (ARGS="edge.w3 path" for a part, ROUNDS=n, ARGS=--long)
+bench-peers: ## Make the environment of the peer that `make bench` measures beside the edge
+	@deploy/venv.sh .penstock/venvs/bench_naive deploy/upstreams/bench_naive.txt
+
+bench: setup bench-peers ## Measure, and print a table (ARGS="edge.w3 path" for a part, ROUNDS=n, ARGS=--long)
 	@PYTHONPATH=tests ROUNDS=$(ROUNDS) $(BIN)/python -m bench $(ARGS)
 
 chaos: setup upstreams ## Kill, stop and cut everything for minutes, check every run; fuzz (SEED=n replays)
@@ -114,7 +117,7 @@ COMPILE := CUSTOM_COMPILE_COMMAND="make lock" ../.venv/bin/pip-compile --quiet -
 lock: setup ## Resolve the locks again, with hashes (ARGS=--upgrade for newer versions)
 	@cd deploy && $(COMPILE) $(ARGS) requirements.in
 	@cd deploy && $(COMPILE) $(ARGS) requirements-dev.in
-	@for name in $(UPSTREAMS); do \
+	@for name in $(UPSTREAMS) bench_naive; do \
 		(cd deploy && $(COMPILE) $(ARGS) upstreams/$$name.in) || exit 1; \
 	done
 

@@ -27,6 +27,7 @@ LOCKS = [
     "deploy/upstreams/langgraph.txt",
     "deploy/upstreams/pydantic_ai.txt",
     "deploy/upstreams/agno_agui.txt",
+    "deploy/upstreams/bench_naive.txt",
 ]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()

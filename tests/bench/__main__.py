@@ -8,11 +8,11 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import machine
-from bench.pieces import PIECES
+from bench.pieces import PIECES, by_default
 from bench.results import Results, markdown
 from bench.session import Options, Session
 from support.drive.repository import ROOT
@@ -39,10 +39,10 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _asked(names: Iterable[str]) -> dict[str, frozenset[str]]:
+def _asked(names: Sequence[str], long: bool) -> dict[str, frozenset[str]]:
     """Each piece that is asked for, with its workloads: none means all."""
     found: dict[str, set[str]] = {}
-    for name in names or PIECES:
+    for name in names or by_default(long):
         piece, _, workload = name.partition(".")
         if piece not in PIECES:
             raise SystemExit(f"no piece {piece!r}: there are {', '.join(PIECES)}")
@@ -54,7 +54,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> Results:
     results = Results(machine.described())
     rounds = arguments.rounds or int(os.environ.get("ROUNDS") or 0)
     codes = dict(code.split("=", 1) for code in arguments.code)
-    for name, workloads in _asked(arguments.pieces).items():
+    for name, workloads in _asked(arguments.pieces, arguments.long).items():
         print(f"{name}:", flush=True)
         options = Options(
             rounds=rounds or (LONG_ROUNDS if arguments.long else ROUNDS),

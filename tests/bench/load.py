@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from support.real import servers
 HERE = Path(__file__).parent
 SEQUENCE_KEY, TIME_KEY = "@n=", "@t="
 _ANSWER_S = 300.0
+_END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ class Clients:
 class Window:
     """When it is measured: for `duration_s`, after `warmup_s` with all connections open.
 
-    `fresh`: from the first connection on; the latency is that of events sent since a client's
-    request. `stop_after`: until each connection has so many events, from the first connection on.
+    `fresh`: from the first connection on, until `duration_s` after all are open; the latency is
+    that of events sent since a client's request. `stop_after`: from the first connection on, until
+    each has so many events.
     """
 
     duration_s: float = 4.0
@@ -67,6 +69,9 @@ class Seen:
     p99_ms: float
     events_per_read: float
     cpu_s: dict[str, float]
+    connect_s: float  # until all connections were open
+    connect_events: int  # delivered until then
+    connect_cpu_s: dict[str, float]
     rss_kib_first: dict[str, int]  # before the first connection
     rss_kib: dict[str, int]  # at the window's end
 
@@ -135,9 +140,7 @@ async def measure(
                 await once_open()
             rest = await process.stdout.read()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await _ended(process)
     return _seen(json.loads((line + rest).splitlines()[-1]))
 
 
@@ -155,6 +158,9 @@ def _seen(told: dict[str, Any]) -> Seen:
         p99_ms=told["lat_us"]["p99"] / 1000,
         events_per_read=told["loadgen"]["events_per_read"],
         cpu_s={name: each["cpu_s"] for name, each in watched.items()},
+        connect_s=told["connect_s"],
+        connect_events=told["connect_events"],
+        connect_cpu_s={name: each["connect_cpu_s"] for name, each in watched.items()},
         rss_kib_first={name: each["rss_kb_first"] for name, each in watched.items()},
         rss_kib={name: each["rss_kb_after"] for name, each in watched.items()},
     )
@@ -208,6 +214,15 @@ class Publishing:
         self.behind_ms = (await _answer(self._process))["behind_ms"]
 
 
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait for a process that ends by itself; kill one that does not."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _END_S)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
 async def _answer(process: asyncio.subprocess.Process) -> dict[str, Any]:
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), _ANSWER_S)
@@ -230,6 +245,6 @@ async def publishing(plan: Plan, python: str = sys.executable) -> AsyncIterator[
     try:
         yield Publishing(process, (await _answer(process))["runs"])
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        assert process.stdin is not None
+        process.stdin.close()  # which ends it
+        await _ended(process)

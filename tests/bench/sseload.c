@@ -37,11 +37,11 @@ static struct sockaddr_in addr; static char host[256] = "127.0.0.1"; static int 
 static char **paths, *method = "GET", *body = ""; static char hdrs[8192]; static int seqdata, nocheck;
 static double duration = 10, warmup = 1, maxconnect = 60; static int connrate = 2000, inflight_max = 256, inflight;
 static u64 stop_after, drop_every; static int quiet; static char *seqkey = "\"seq\":", *tskey = "\"t\":";
-typedef struct { char name[64]; int pids[16], npids; double cpu0, cpu1; long rss_first, rss0, rss1; } watched;
+typedef struct { char name[64]; int pids[16], npids; double cpu_first, cpu_open, cpu0, cpu1; long rss_first, rss0, rss1; } watched;
 static watched W[32]; static int nw;
 // counters
 static u64 ev, bytes, reads, gaps, dups, comments, errs, closed, bad_status, noid, reconn, wake; static int counting;
-static u64 tot_ev;
+static u64 tot_ev, open_ev;
 static volatile int stopflag;
 static void onsig(int s) { (void)s; stopflag = 1; }
 static u64 now_ns(clockid_t c) { struct timespec t; clock_gettime(c, &t); return (u64)t.tv_sec * 1000000000ull + t.tv_nsec; }
@@ -65,11 +65,12 @@ static long rss_kb(int pid) {
   if (fscanf(f, "%*d %ld", &pages) != 1) pages = 0;
   fclose(f); return pages * (sysconf(_SC_PAGESIZE) / 1024);
 }
-static void account(int when) { // 0: before the first connection, 1: the window begins, 2: it ends
+static void account(int when) { // 0: before the first connection, 1: the window begins, 2: it ends, 3: all connections are open
   for (int i = 0; i < nw; i++) {
     double cpu = 0; long rss = 0;
     for (int k = 0; k < W[i].npids; k++) { cpu += cpu_of(W[i].pids[k]); rss += rss_kb(W[i].pids[k]); }
-    if (when == 0) W[i].rss_first = rss;
+    if (when == 0) { W[i].rss_first = rss; W[i].cpu_first = W[i].cpu_open = cpu; }
+    if (when == 3) W[i].cpu_open = cpu;
     if (when == 1) { W[i].cpu0 = cpu; W[i].rss0 = rss; }
     if (when == 2) { W[i].cpu1 = cpu; W[i].rss1 = rss; }
   }
@@ -229,10 +230,11 @@ int main(int argc, char **argv) {
     while (next < N && inflight < inflight_max && next < el * connrate + 1) start(&C[next++]);
     if (!tall && ((next == N && inflight == 0) || el > maxconnect)) {
       if (connected < N) fprintf(stderr, "only %d of %d connected in %.0f s\n", connected, N, el);
-      tall = t; printf("{\"connected\":%d}\n", connected); fflush(stdout);
+      tall = t; open_ev = tot_ev; account(3); printf("{\"connected\":%d}\n", connected); fflush(stdout);
     }
     if (tall && !tw && (t - tall) / 1e9 >= warmup) { counting = 1; tw = t; account(1); getrusage(RUSAGE_SELF, &r0); }
-    if (tw && !stop_after && (t - tw) / 1e9 >= duration) break;
+    u64 from = fresh ? tall : tw; // a fresh window lasts so long after all connections are open
+    if (from && !stop_after && t > from && (t - from) / 1e9 >= duration) break;
     if (stop_after && (t - t0) / 1e9 >= maxconnect) break;
     if (next == N && doneconns == N) break;
     int n = epoll_wait(ep, evs, 1024, next < N ? 1 : 20); wake++;
@@ -246,14 +248,14 @@ int main(int argc, char **argv) {
   double win = tw ? (tend - tw) / 1e9 : 0;
   double me = (r1.ru_utime.tv_sec - r0.ru_utime.tv_sec) + (r1.ru_utime.tv_usec - r0.ru_utime.tv_usec) / 1e6 + (r1.ru_stime.tv_sec - r0.ru_stime.tv_sec) + (r1.ru_stime.tv_usec - r0.ru_stime.tv_usec) / 1e6;
   u64 mn = ~0ull, mx = 0; int zero = 0; for (int i = 0; i < N; i++) { if (C[i].nev < mn) mn = C[i].nev; if (C[i].nev > mx) mx = C[i].nev; zero += !C[i].nev; }
-  printf("{\"conns\":%d,\"connected\":%d,\"established\":%d,\"window_s\":%.3f,\"connect_s\":%.3f,\"events\":%llu,\"events_per_s\":%.1f,\"bytes\":%llu,\"comments\":%llu,\"gaps\":%llu,\"dups\":%llu,\"no_id\":%llu,\"errors\":%llu,\"closed_by_server\":%llu,\"bad_status\":%llu,\"reconnects\":%llu,"
+  printf("{\"conns\":%d,\"connected\":%d,\"established\":%d,\"window_s\":%.3f,\"connect_s\":%.3f,\"connect_events\":%llu,\"events\":%llu,\"events_per_s\":%.1f,\"bytes\":%llu,\"comments\":%llu,\"gaps\":%llu,\"dups\":%llu,\"no_id\":%llu,\"errors\":%llu,\"closed_by_server\":%llu,\"bad_status\":%llu,\"reconnects\":%llu,"
     "\"conn_events_min\":%llu,\"conn_events_max\":%llu,\"conns_without_event\":%d,\"lat_us\":{\"n\":%llu,\"p50\":%llu,\"p99\":%llu,\"p999\":%llu,\"max\":%llu},\"ttfb_us\":{\"p50\":%llu,\"p99\":%llu,\"max\":%llu},\"first_event_us\":{\"p50\":%llu,\"p99\":%llu,\"max\":%llu},"
     "\"loadgen\":{\"cpu_s\":%.3f,\"events_per_read\":%.2f},\"watched\":{",
-    N, connected, established, win, tall ? (tall - t0) / 1e9 : -1.0, (unsigned long long)ev, win ? ev / win : 0, (unsigned long long)bytes, (unsigned long long)comments, (unsigned long long)gaps, (unsigned long long)dups, (unsigned long long)noid, (unsigned long long)errs, (unsigned long long)closed, (unsigned long long)bad_status, (unsigned long long)reconn,
+    N, connected, established, win, tall ? (tall - t0) / 1e9 : -1.0, (unsigned long long)open_ev, (unsigned long long)ev, win ? ev / win : 0, (unsigned long long)bytes, (unsigned long long)comments, (unsigned long long)gaps, (unsigned long long)dups, (unsigned long long)noid, (unsigned long long)errs, (unsigned long long)closed, (unsigned long long)bad_status, (unsigned long long)reconn,
     (unsigned long long)mn, (unsigned long long)mx, zero, (unsigned long long)hlat.n, (unsigned long long)hq(&hlat, .5), (unsigned long long)hq(&hlat, .99), (unsigned long long)hq(&hlat, .999), (unsigned long long)hlat.max, (unsigned long long)hq(&httfb, .5), (unsigned long long)hq(&httfb, .99), (unsigned long long)httfb.max, (unsigned long long)hq(&hfirst, .5), (unsigned long long)hq(&hfirst, .99), (unsigned long long)hfirst.max,
     me, reads ? (double)tot_ev / reads : 0);
   for (int i = 0; i < nw; i++)
-    printf("%s\"%s\":{\"cpu_s\":%.6f,\"rss_kb_first\":%ld,\"rss_kb_before\":%ld,\"rss_kb_after\":%ld}", i ? "," : "", W[i].name, W[i].cpu1 - W[i].cpu0, W[i].rss_first, W[i].rss0, W[i].rss1);
+    printf("%s\"%s\":{\"cpu_s\":%.6f,\"connect_cpu_s\":%.6f,\"rss_kb_first\":%ld,\"rss_kb_before\":%ld,\"rss_kb_after\":%ld}", i ? "," : "", W[i].name, W[i].cpu1 - W[i].cpu0, W[i].cpu_open - W[i].cpu_first, W[i].rss_first, W[i].rss0, W[i].rss1);
   printf("}}\n");
   return (gaps || dups || errs || bad_status || connected < N) ? 3 : 0;
 }

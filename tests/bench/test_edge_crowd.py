@@ -21,9 +21,9 @@ from penstock.bus import Bus, BusSettings
 from support.drive.figures import report
 from support.fakes.pretend import PretendRun
 from support.real.cpu import cpu_s
+from support.real.deployment import Instance, deployment
 from support.real.nats import NatsServer
-
-from .test_edge import Edge, edge
+from support.real.processes import pid_of, rss_bytes
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 
@@ -68,6 +68,13 @@ class Crowd:
 
 
 @asynccontextmanager
+async def edge(url: str, folder: Path) -> AsyncIterator[Instance]:
+    async with deployment(url, folder, [], {"edge": 1}) as penstock:
+        [instance] = penstock.of("edge")
+        yield instance
+
+
+@asynccontextmanager
 async def crowd(port: int) -> AsyncIterator[Crowd]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -85,10 +92,7 @@ async def crowd(port: int) -> AsyncIterator[Crowd]:
 
 def rss_mib(pid: int) -> float:
     """Resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise AssertionError(f"process {pid} has no memory")
+    return rss_bytes(pid) / 1024**2
 
 
 async def begin(bus: Bus, count: int) -> list[PretendRun]:
@@ -121,12 +125,12 @@ async def speak(runs: list[PretendRun], number: int) -> int:
     return number * len(runs)
 
 
-async def idle(served: Edge, clients: Crowd) -> tuple[float, float]:
+async def idle(pid: int, clients: Crowd) -> tuple[float, float]:
     """The part of a core that the edge uses, and the keep-alives of each stream in a minute."""
     await clients.measure()
-    before, began = cpu_s(served.pid), time.monotonic()
+    before, began = cpu_s(pid), time.monotonic()
     await asyncio.sleep(IDLE_S)
-    share = (cpu_s(served.pid) - before) / (time.monotonic() - began)
+    share = (cpu_s(pid) - before) / (time.monotonic() - began)
     seen = await clients.measure()
     assert not seen["closed"]
     return share, seen["comments"] / IDLE * 60 / IDLE_S
@@ -148,21 +152,22 @@ async def test_ten_thousand_idle_and_a_thousand_busy_streams(
     bus = await Bus.connect(BusSettings(url=fresh_nats.url))
     quiet, busy = await begin(bus, runs), await begin(bus, BUSY)
     async with edge(fresh_nats.url, tmp_path) as served, crowd(served.port) as clients:
-        empty_mib = rss_mib(served.pid)
-        before, began = cpu_s(served.pid), time.monotonic()
+        pid = pid_of(served.process)
+        empty_mib = rss_mib(pid)
+        before, began = cpu_s(pid), time.monotonic()
         broker_before = cpu_s(fresh_nats.pid)
         await clients.open([quiet[number % runs] for number in range(IDLE)])
-        opened_s, opening_s = time.monotonic() - began, cpu_s(served.pid) - before
+        opened_s, opening_s = time.monotonic() - began, cpu_s(pid) - before
         broker = cpu_s(fresh_nats.pid) - broker_before
-        idle_mib = rss_mib(served.pid)
-        share, comments = await idle(served, clients)
+        idle_mib = rss_mib(pid)
+        share, comments = await idle(pid, clients)
         await clients.open(busy)
         await clients.measure()
-        before = cpu_s(served.pid)
+        before = cpu_s(pid)
         said = await speak(busy, BUSY_S * RATE)
         seen = await clients.heard(said)
-        cpu = cpu_s(served.pid) - before
-        busy_mib = rss_mib(served.pid)
+        cpu = cpu_s(pid) - before
+        busy_mib = rss_mib(pid)
     await bus.close()
     kib_per_idle_stream = (idle_mib - empty_mib) * 1024 / IDLE
     report(

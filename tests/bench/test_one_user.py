@@ -25,9 +25,8 @@ from support.drive.clients import Stream
 from support.drive.figures import report
 from support.fakes.issuer import SECRET, token
 from support.fakes.pretend import PretendRun
+from support.real.deployment import deployment
 from support.real.nats import NatsServer
-
-from .test_edge import edge
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 
@@ -111,7 +110,10 @@ async def test_sixty_deep_pages_of_one_user_do_not_slow_others(
 ) -> None:
     bus = await Bus.connect(BusSettings(url=fresh_nats.url))
     try:
-        async with edge(fresh_nats.url, tmp_path, auth_jwt_secret=SECRET) as served:
+        async with deployment(
+            fresh_nats.url, tmp_path, [], {"edge": 1}, auth_jwt_secret=SECRET
+        ) as penstock:
+            [served] = penstock.of("edge")
             headers = {"authorization": f"Bearer {token(sub='alice')}"}
             url = f"http://127.0.0.1:{served.port}"
             async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as http:

@@ -7,12 +7,13 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
-from bench.peers import nchan, penstock
+from bench.peers import naive, nchan, penstock
 from bench.peers.served import Served
 
 # What is compared with Penstock's edge.
 EDGES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Served]]]] = {
     "nchan": nchan.edge,
+    "naive": naive.edge,
 }
 
-__all__ = ["EDGES", "nchan", "penstock"]
+__all__ = ["EDGES", "naive", "nchan", "penstock"]

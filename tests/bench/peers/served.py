@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from bench.publisher import Plan
 
@@ -26,3 +27,6 @@ class Served:
     broker_pids: Sequence[int] = ()
     python: str = sys.executable  # what the publisher runs on
     dialects: frozenset[str] = frozenset({"canonical"})
+    # What it can take: more would measure how it is overrun.
+    max_events_per_s: float = inf
+    max_connections: int = 100_000

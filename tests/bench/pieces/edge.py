@@ -42,6 +42,7 @@ FOLLOWED: Final = {
 IDLE: Final = {"w4": Workload(10, 10_000, 0), "w4-each": Workload(10_000, 10_000, 0)}
 REPLAYED: Final = {"w5-cold": Workload(1, 1000, 0), "w5-warm": Workload(1, 1000, 0)}
 REPLAY: Final = 1000  # events
+REPLAY_S: Final = 10.0  # that a replay should take at most
 
 
 async def run(session: Session) -> None:
@@ -62,7 +63,8 @@ async def run(session: Session) -> None:
 
 def _clients(served: Served, workload: Workload, runs: list[str]) -> Clients:
     paths = [served.path(run_id, workload.dialect) for run_id in runs]
-    return Clients(served.url, paths, workload.clients, served.headers)
+    count = min(workload.clients, served.max_connections)
+    return Clients(served.url, paths, count, served.headers)
 
 
 def _watched(served: Served) -> dict[str, list[int]]:
@@ -90,7 +92,8 @@ async def _followed(
     served = await fleet.get(system)
     if served is None or workload.dialect not in served.dialects:
         return
-    plan = replace(served.plan, runs=workload.runs, rate=workload.rate)
+    rate = min(workload.rate, served.max_events_per_s / workload.clients)
+    plan = replace(served.plan, runs=workload.runs, rate=rate)
     async with publishing(plan, served.python) as published:
         folder = session.new_folder("clients")
         clients = _clients(served, workload, published.runs)
@@ -142,7 +145,8 @@ async def _replayed(
 ) -> None:
     await published.publish(REPLAY - 1)
     paths = [served.replay_path(run_id, workload.dialect) for run_id in published.runs]
-    clients = replace(_clients(served, workload, published.runs), paths=paths)
+    count = int(min(workload.clients, served.max_events_per_s * REPLAY_S / REPLAY))
+    clients = Clients(served.url, paths, count, served.headers)
     window = Window(stop_after=REPLAY)
     if name == "w5-warm":
         one = replace(clients, connections=1)
@@ -152,6 +156,6 @@ async def _replayed(
         "us_per_event": seen.us_per_event("edge"),
         "events_per_s": seen.events / seen.window_s,
     }
-    if seen.events < workload.clients * REPLAY:
-        figures["missing"] = workload.clients * REPLAY - seen.events
+    if seen.events < count * REPLAY:
+        figures["missing"] = count * REPLAY - seen.events
     session.add(NAME, name, system, **figures, **seen.faults())

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.drive.repository import ROOT
 from support.drive.waiting import eventually
 from support.real import servers
 from support.real.deployment import Deployment, Event
 from support.real.ports import free_port
 
-_STREAMER = ROOT / "tests" / "bench" / "streamer.py"
+_STREAMER = Path(__file__).parents[1] / "real" / "streamer.py"
 
 
 @dataclass

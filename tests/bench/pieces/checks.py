@@ -1,0 +1,41 @@
+"""The tests of this folder, which measure and also fail: each module `test_<name>.py` is a piece.
+
+They measure the code of this checkout only. What they `report` comes into the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from bench.session import OURS, Session
+from support.drive.repository import ROOT
+
+HERE: Final = Path(__file__).parents[1]
+TIMEOUT_S: Final = 900
+# These take 20 minutes and more, so that they run only when they are named, or with --long.
+LONG: Final = frozenset({"soak"})
+
+
+def names() -> list[str]:
+    """The modules, without `test_`."""
+    return sorted(path.stem.removeprefix("test_") for path in HERE.glob("test_*.py"))
+
+
+async def run(name: str, session: Session) -> None:
+    """Run the tests of one module once, and keep their figures."""
+    file = session.new_folder(name) / "figures.json"
+    command = [sys.executable, "-m", "pytest", f"tests/bench/test_{name}.py", "-m", "bench"]
+    command += ["-p", "no:xdist", "--timeout", f"{TIMEOUT_S}", "-s", "-q"]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, env={**os.environ, "PENSTOCK_BENCH_FILE": str(file)}
+    )
+    if await process.wait():
+        session.results.skipped[name] = "its test failed"
+    for line in file.read_text().splitlines() if file.exists() else ():
+        figures = json.loads(line)
+        session.add(name, str(figures.pop("what")), OURS, **figures)

@@ -1,0 +1,57 @@
+"""1,000 clients that join while 10,000 events/s flow: each reads its run's past, then goes on.
+
+The latency is that of events sent after their client had asked for the stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from bench.load import Clients, Window, measure, publishing
+from bench.session import Fleet, Session
+
+NAME: Final = "joins"
+LEAD: Final = "p99_ms"
+COMPARED: Final = ("nchan",)
+RUNS: Final = 1000
+RATE: Final = 10.0
+PAST: Final = 20  # events of each run before the clients come
+# name: new clients a second
+WORKLOADS: Final = {"1000": 1000}
+WINDOW: Final = Window(duration_s=6.0, fresh=True)
+
+
+async def run(session: Session) -> None:
+    """Measure what is asked for."""
+    async with Fleet(session) as fleet:
+        for _ in range(session.options.rounds):
+            for name, per_second in WORKLOADS.items():
+                for system in fleet.names if session.wants(name) else ():
+                    served = await fleet.get(system)
+                    if served is None or served.max_events_per_s < RUNS * RATE:
+                        continue
+                    plan = replace(served.plan, runs=RUNS, rate=RATE)
+                    async with publishing(plan, served.python) as published:
+                        await published.publish(PAST)
+                        await published.begin()
+                        paths = [served.replay_path(run, "canonical") for run in published.runs]
+                        clients = Clients(
+                            served.url, paths, RUNS, served.headers, per_second=per_second
+                        )
+                        watched = {"edge": served.pids, "broker": served.broker_pids}
+                        folder = session.new_folder("clients")
+                        seen = await measure(clients, WINDOW, watched, folder)
+                        await published.end()
+                    session.add(
+                        NAME,
+                        name,
+                        system,
+                        p50_ms=seen.p50_ms,
+                        p99_ms=seen.p99_ms,
+                        connect_s=seen.connect_s,
+                        us_per_event=seen.us_per_event("edge"),
+                        broker_us_per_event=seen.us_per_event("broker"),
+                        events_per_s=seen.events / seen.window_s,
+                        **seen.faults(),
+                    )
