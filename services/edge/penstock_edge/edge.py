@@ -17,6 +17,7 @@ from penstock_edge.sources.feed import Feeds
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.run_list import RunList
+from penstock_edge.sources.session_list import SessionList
 from penstock_edge.sources.session_shards import SessionShards
 from penstock_edge.sources.sessions import RunRecords
 from penstock_edge.stream.hubs import Hubs
@@ -44,6 +45,7 @@ class Edge:
     turns: ReadScheduler
     open_runs: OpenRuns
     run_list: RunList
+    session_list: SessionList
     shards: SessionShards
 
     @classmethod
@@ -53,6 +55,7 @@ class Edge:
         shards = SessionShards(bus, tuple(agent.id for agent in config.agents))
         names = AguiNames(bus, many.records)
         turns = ReadScheduler()
+        run_list = RunList(bus)
         open_runs = OpenRuns(
             bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
         )
@@ -68,7 +71,8 @@ class Edge:
             agui_names=names,
             turns=turns,
             open_runs=open_runs,
-            run_list=RunList(bus),
+            run_list=run_list,
+            session_list=SessionList(bus, run_list),
             shards=shards,
         )
 

@@ -55,6 +55,7 @@ class EdgeService(Service):
         self.spawn("maintain-streams", self._edge.hubs.maintain)
         self.spawn("open-runs", self._edge.open_runs.follow)
         self.spawn("list-runs", self._edge.run_list.index.run)
+        self.spawn("list-sessions", self._edge.session_list.index.run)
 
     def _on_loss(self, loss: Loss) -> None:
         self._edge.many.feeds.forget(loss.stream)
@@ -66,7 +67,7 @@ class EdgeService(Service):
 
     async def stop(self) -> None:
         """End all streams between two frames, so that clients can reconnect with their cursors."""
-        await self.cancel("maintain-streams", "open-runs", "list-runs")
+        await self.cancel("maintain-streams", "open-runs", "list-runs", "list-sessions")
         await self._edge.hubs.close()
         await self._edge.many.feeds.close()
         for surface in self._surfaces:

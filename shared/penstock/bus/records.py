@@ -117,6 +117,9 @@ class SessionRecord(Record):
 
     agent: str
     session_id: str
+    user_id: str | None = Field(
+        None, description="The owner; records of older versions have none until their next run"
+    )
     thread_id: str | None = Field(
         None,
         description="The agent server's id of the session; empty until a connector has chosen it. "

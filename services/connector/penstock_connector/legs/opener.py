@@ -114,6 +114,7 @@ class LegOpener:
             order.command.session_id,
             self._runner.new_thread_id(order, agent),
             order.turn(self._stores.pod),
+            owner=order.command.user_id,
             lists_open_runs=agent.protocol == "agui",  # see `state/paused_session.py`
         )
 

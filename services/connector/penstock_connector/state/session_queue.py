@@ -47,6 +47,7 @@ class SessionQueue:
         thread_id: str,
         mine: Turn,
         *,
+        owner: str | None = None,
         lists_open_runs: bool = False,
     ) -> bool:
         """Put the leg into the queue; True when no other leg is in front of it.
@@ -56,6 +57,8 @@ class SessionQueue:
         """
 
         def change(record: SessionRecord) -> None:
+            if owner is not None:
+                record.user_id = owner  # records of older versions have none
             if record.thread_id == "":
                 record.thread_id = thread_id
             if mine not in record.queue:

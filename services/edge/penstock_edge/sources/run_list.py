@@ -15,10 +15,11 @@ from datetime import datetime
 from typing import Any, Final, get_args
 
 import orjson
+from pydantic import ValidationError
 
 from penstock import telemetry
 from penstock.bus import Bus
-from penstock.bus.records import RunStatus
+from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.state.bucket_index import BucketIndex, Change
 from penstock.bus.state.index_rows import SLICE, IndexRows, number_of
 from penstock.bus.subjects import is_run_id
@@ -72,7 +73,7 @@ class RunRows(IndexRows):
             if row is not None:
                 rows.append(row)
             elif is_run_id(change.key):
-                gone.append((_packed(change.key),))
+                gone.append((packed(change.key),))
         self.write("DELETE FROM runs WHERE key = ?", gone)
         self.write(
             _PUT,
@@ -83,7 +84,7 @@ class RunRows(IndexRows):
 
     def drop(self, key: str, sequence: int) -> None:
         """Drop the row of a run, unless the row is of a later sequence."""
-        self.write("DELETE FROM runs WHERE key = ? AND seq < ?", [(_packed(key), sequence)])
+        self.write("DELETE FROM runs WHERE key = ? AND seq < ?", [(packed(key), sequence)])
 
     def slice(
         self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int
@@ -161,11 +162,11 @@ class RunList:
         """
         await self.index.caught_up()
         found: list[JsonObject] = []
-        place = _packed(before) if before is not None else _AFTER_ALL
+        place = packed(before) if before is not None else _AFTER_ALL
         while len(found) <= limit:
             missing = limit + 1 - len(found)
             keys = await self._keys(owners, wanted, place, missing)
-            ids = [_run_id(key) for key in keys]
+            ids = [run_id_of(key) for key in keys]
             values = await self.index.values(ids)
             for run_id in ids:
                 record = _record(values[run_id].value) if run_id in values else None
@@ -177,6 +178,20 @@ class RunList:
                 break
             place = keys[-1]
         return found[:limit], len(found) > limit
+
+    async def records(self, run_ids: Sequence[str]) -> dict[str, RunRecord]:
+        """Return the records of those runs that have a readable one, by run id.
+
+        Raises:
+            BusError: the records cannot be read now.
+        """
+        found: dict[str, RunRecord] = {}
+        for run_id, entry in (await self.index.bucket.many(run_ids)).items():
+            try:
+                found[run_id] = RunRecord.model_validate_json(entry.value)
+            except ValidationError as error:
+                log.warning("the record of run %s cannot be read: %s", run_id, error)
+        return found
 
     async def _keys(
         self, owners: Collection[str] | None, wanted: Mapping[str, str], before: bytes, limit: int
@@ -210,12 +225,12 @@ def _row(change: Change) -> Row | None:
         )
         return None
     return Row(
-        _packed(change.key),
+        packed(change.key),
         number_of(record["user_id"]),
         number_of(str(record.get("agent"))),
         number_of(str(record.get("session_id"))),
         _code("status", str(record.get("status"))),
-        _unix_ms(record.get("updated_at")),
+        unix_ms(record.get("updated_at")),
         change.sequence,
     )
 
@@ -233,16 +248,18 @@ def _code(name: str, value: str) -> int:
     return STATUSES.get(value, -1) if name == "status" else number_of(value)
 
 
-def _packed(run_id: str) -> bytes:
+def packed(run_id: str) -> bytes:
+    """Return a run id as 16 bytes, in the order of run ids."""
     return bytes.fromhex(run_id.replace("-", ""))
 
 
-def _run_id(key: bytes) -> str:
+def run_id_of(key: bytes) -> str:
+    """Return the run id of 16 bytes."""
     text = key.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _unix_ms(timestamp: object) -> int:
+def unix_ms(timestamp: object) -> int:
     """Return the time in Unix milliseconds; 0 for a value that is no time of RFC 3339."""
     try:
         return int(datetime.fromisoformat(str(timestamp)).timestamp() * 1000)

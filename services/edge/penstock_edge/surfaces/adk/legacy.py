@@ -53,7 +53,7 @@ class Legacy:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._sessions = SessionStore(edge.bus)
+        self._sessions = SessionStore(edge.bus, edge.session_list)
 
     @serves(
         _operation(

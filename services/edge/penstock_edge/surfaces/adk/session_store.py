@@ -26,8 +26,8 @@ from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.read_run import read_run
+from penstock_edge.sources.session_list import SessionList
 from penstock_edge.sources.sessions import LISTED, Session, idle_since
-from penstock_edge.surfaces.session_records import records_of_user
 from penstock_edge.views.items import type_of
 
 # The limits for the response that shows a session. ADK's API has no pages for a session. So only
@@ -59,9 +59,10 @@ class Named:
 class SessionStore:
     """Reads and writes the records of sessions."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, sessions: SessionList) -> None:
         self._bus = bus
         self._bucket = bus.bucket("sessions")
+        self._sessions = sessions
 
     async def get(self, named: Named) -> SessionRecord | None:
         """Return the record of the session; None if the session has no record."""
@@ -74,13 +75,14 @@ class SessionStore:
             {
                 "agent": named.agent.id,
                 "session_id": named.id,
+                "user_id": named.user_id,
                 "thread_id": "",
                 CREATED_AT: self._bus.clock.stamp(),
             }
         )
         if await self._bucket.create(named.key, record.dump()) is None:
             raise Problem(409, f"Session already exists: {named.id}")
-        return await self._shown(named, record)
+        return _shown(named, record, ())
 
     async def show(self, named: Named, turn: Turn) -> dict[str, Any]:
         """Return the session with the events of its last runs, within the limits.
@@ -91,7 +93,7 @@ class SessionStore:
         record = await self.get(named)
         if record is None:
             raise Problem(404, "Session not found")
-        shown = await self._shown(named, record)
+        shown = _shown(named, record, await self._runs(record.runs[-1:]))
         runs = await self._runs(record.runs[-RUNS_READ:])
         allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
         read: list[list[Any]] = []
@@ -108,11 +110,10 @@ class SessionStore:
     ) -> list[dict[str, Any]]:
         """Return the user's sessions with the agent, without events, as ADK lists sessions."""
         async with turn():
-            entries = await self._bucket.entries()
+            listed, _ = await self._sessions.page(user_id, [agent.id])
         return [
-            await self._shown(Named(agent, app, user_id, record.session_id), record)
-            for record in records_of_user(entries, user_id)
-            if record.agent == agent.id
+            _shown(Named(agent, app, user_id, each.record.session_id), each.record, each.ends[-1:])
+            for each in listed
         ]
 
     async def add_run(self, named: Named, run_id: str) -> None:
@@ -125,6 +126,7 @@ class SessionStore:
                 # the connector sets the thread id when it claims the run
                 else SessionRecord(agent=named.agent.id, session_id=named.id, thread_id="")
             )
+            record.user_id = named.user_id
             if run_id not in record.runs:
                 record.runs = [*record.runs, run_id][-LISTED:]
                 revision = entry.revision if entry is not None else 0
@@ -152,18 +154,6 @@ class SessionStore:
         if entry is not None and not SessionRecord.model_validate_json(entry.value).queue:
             await self._bucket.delete(named.key, entry.revision)
 
-    async def _shown(self, named: Named, record: SessionRecord) -> dict[str, Any]:
-        last = await self._runs(record.runs[-1:])
-        at = last[0].updated_at if last else getattr(record, CREATED_AT, None)
-        return {
-            "id": named.id,
-            "appName": named.app,
-            "userId": named.user_id,
-            "state": {},
-            "events": [],
-            "lastUpdateTime": _epoch_s(at) if at else 0.0,
-        }
-
     async def _runs(self, run_ids: Sequence[str]) -> list[RunRecord]:
         entries = await asyncio.gather(*(self._bus.bucket("runs").get(id) for id in run_ids))
         return [RunRecord.model_validate_json(entry.value) for entry in entries if entry]
@@ -180,6 +170,19 @@ class SessionStore:
         await read_run(self._bus, run, allowance, turn, take)
         # Error frames have no author. They are not part of a session.
         return [event for event in encoded if "author" in event]
+
+
+def _shown(named: Named, record: SessionRecord, last: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return the session without events; `last` is the record of its last run, if it is kept."""
+    at = last[0].updated_at if last else getattr(record, CREATED_AT, None)
+    return {
+        "id": named.id,
+        "appName": named.app,
+        "userId": named.user_id,
+        "state": {},
+        "events": [],
+        "lastUpdateTime": _epoch_s(at) if at else 0.0,
+    }
 
 
 def _users_event(started: dict[str, Any]) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ class Sessions:
     def __init__(self, edge: Edge, servers: AdkServers) -> None:
         self._edge = edge
         self._servers = servers
-        self._sessions = SessionStore(edge.bus)
+        self._sessions = SessionStore(edge.bus, edge.session_list)
 
     @serves(
         _of_user(

@@ -75,18 +75,10 @@ class Kept:
         return shape
 
 
-def page_of(
-    sessions: Sequence[Kept], sort_by: str, *, descending: bool, page: int, limit: int
-) -> JsonObject:
-    """Return one page of the sessions as Agno's PaginatedResponse.
-
-    A page has at most `limit` sessions. The first page has the number 1.
-    """
-    ordered = sorted(sessions, key=lambda each: str(getattr(each, sort_by)), reverse=descending)
-    first = (max(page, 1) - 1) * limit
-    count = len(ordered)
+def page_of(sessions: Sequence[Kept], count: int, *, page: int, limit: int) -> JsonObject:
+    """Return one page as Agno's PaginatedResponse; `count` is how many sessions all pages have."""
     return {
-        "data": [each.listed() for each in ordered[first : first + limit]],
+        "data": [each.listed() for each in sessions],
         "meta": {
             "page": page,
             "limit": limit,

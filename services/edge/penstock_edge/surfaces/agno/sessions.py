@@ -7,7 +7,7 @@ sessions of one user.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -35,6 +35,7 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.access import run_of
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.read_run import read_run
+from penstock_edge.sources.session_list import Listed, SortedBy
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agno.request import KINDS
 from penstock_edge.surfaces.agno.session_shapes import (
@@ -49,12 +50,11 @@ from penstock_edge.surfaces.agno.views import EdgeFrames
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.query import number
 from penstock_edge.surfaces.responses import json_response
-from penstock_edge.surfaces.session_records import records_of_user
 
 READ_ONLY: Final = (
     "sessions are read only here: a run begins one, and Penstock keeps no names and no state"
 )
-SORTED_BY: Final = ("created_at", "updated_at")
+SORTED_BY: Final[Mapping[str, SortedBy]] = {"created_at": "created", "updated_at": "updated"}
 LISTED: Final = 20
 MAX_LISTED: Final = 1000
 MAX_PAGE: Final = 1_000_000
@@ -79,7 +79,7 @@ _PAGED: Final = (
     Parameter("session_name", "Only sessions whose first message contains this text"),
     by.limit(MAX_LISTED),
     Parameter("page", "The number of the page, from 1", {"type": "integer", "minimum": 0}),
-    Parameter("sort_by", "The time by which sessions are sorted", one_of(SORTED_BY)),
+    Parameter("sort_by", "The time by which sessions are sorted", one_of(tuple(SORTED_BY))),
     Parameter("sort_order", "The direction of the order", one_of(("asc", "desc"))),
 )
 _UNIX_TIME: Final = {"type": "integer", "minimum": 0}
@@ -156,16 +156,11 @@ class Sessions:
         component = query.get("component_id")
         by_id = {each.id: each for each in agents if component in (None, each.id, each.agent)}
         async with self._edge.turns.of(who.user_id):
-            entries = await self._edge.bus.bucket("sessions").entries()
-        found = [each for each in records_of_user(entries, owner) if each.agent in by_id]
-        kept = await _some_at_once(
-            found, lambda record: self._kept(by_id[record.agent], owner, record)
-        )
-        name = query.get("session_name", "").casefold()
-        fitting = [each for each in kept if name in each.name.casefold()]
-        return json_response(
-            page_of(fitting, sort_by, descending=order == "desc", page=page, limit=limit)
-        )
+            listed, count = await self._listed(
+                owner, list(by_id), query.get("session_name", ""), sort_by, order, page, limit
+            )
+        found = [_kept(by_id[each.record.agent], owner, each) for each in listed]
+        return json_response(page_of(found, count, page=page, limit=limit))
 
     @serves(
         _operation(
@@ -183,7 +178,7 @@ class Sessions:
         who, owner, agents = self._asked(request)
         session_id = request.path_params["session_id"]
         records = await self._records(who, owner, session_id, agents)
-        kept = [await self._kept(agent, owner, record) for agent, record in records]
+        kept = [_kept(agent, owner, await self._ends(record)) for agent, record in records]
         if not kept:
             raise Problem(404, f"Session with id '{shortened(session_id)}' not found")
         latest = max(kept, key=lambda each: each.updated_at)
@@ -326,19 +321,35 @@ class Sessions:
         entry = await self._edge.bus.bucket("runs").get(run_id)
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
-    async def _kept(self, agent: AgentConfig, owner: str, record: SessionRecord) -> Kept:
-        """Return the session; its first run and its last run provide the name and the times."""
+    async def _listed(
+        self,
+        owner: str,
+        agents: Sequence[str],
+        name: str,
+        sort_by: str,
+        order: str,
+        page: int,
+        limit: int,
+    ) -> tuple[list[Listed], int]:
+        """Return a page of the owner's sessions, and how many sessions there are in all."""
+        sessions, by = self._edge.session_list, SORTED_BY[sort_by]
+        descending, first = order == "desc", (max(page, 1) - 1) * limit
+        if name:
+            return await sessions.named(
+                *(owner, agents, name.casefold(), by),
+                descending=descending,
+                first=first,
+                limit=limit,
+            )
+        return await sessions.page(
+            owner, agents, by, descending=descending, first=first, limit=limit
+        )
+
+    async def _ends(self, record: SessionRecord) -> Listed:
+        """Return the session with the records of its first and its last run."""
         ids = [*record.runs[:1], *record.runs[-1:]]
         ends = [each for each in [await self._record(id) for id in ids] if each is not None]
-        begun = ends[0].created_at if ends else getattr(record, "created_at", "")
-        return Kept(
-            agent,
-            owner,
-            record.session_id,
-            ends[0].message if ends else "",
-            begun,
-            ends[-1].updated_at if ends else begun,
-        )
+        return Listed(record, tuple(ends))
 
     async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         """Map run ids to the last runs as Agno's objects, the newest first, within the limits.
@@ -358,6 +369,20 @@ class Sessions:
                 encoder = EdgeFrames(agent, record.run_id).encoder()
                 outputs[record.run_id] = run_output(events, encoder)
         return outputs
+
+
+def _kept(agent: AgentConfig, owner: str, listed: Listed) -> Kept:
+    """Return the session; its first run and its last run provide the name and the times."""
+    record, ends = listed.record, listed.ends
+    begun = ends[0].created_at if ends else getattr(record, "created_at", "")
+    return Kept(
+        agent,
+        owner,
+        record.session_id,
+        ends[0].message if ends else "",
+        begun,
+        ends[-1].updated_at if ends else begun,
+    )
 
 
 async def _some_at_once(

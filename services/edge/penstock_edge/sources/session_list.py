@@ -1,0 +1,315 @@
+"""Lists the sessions of a user by an index in memory.
+
+A record names its session's owner since release 0.2; the key of an older record is a hash that
+includes the owner. The owner of an older record is learned from the session's runs. If these have
+expired, the record is compared with each user who lists, once in each process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import orjson
+from pydantic import ValidationError
+
+from penstock import telemetry
+from penstock.bus import Bus
+from penstock.bus.records import RunRecord, SessionRecord
+from penstock.bus.state.bucket_index import BucketIndex, Change
+from penstock.bus.state.index_rows import IndexRows, number_of
+from penstock.bus.subjects import is_run_id, session_key
+from penstock_edge.sources.run_list import Row, RunList, RunRows, packed, run_id_of, unix_ms
+
+log = logging.getLogger(__name__)
+
+BUCKET: Final = "sessions"
+COMPARED: Final = 500  # records that are compared with a user in one go, in 2 ms
+NAMED: Final = 100  # sessions whose names are read by one request
+KNOWN_USERS: Final = 10_000
+_PUT: Final = (
+    "INSERT INTO sessions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
+    " SET owner = coalesce(excluded.owner, owner), agent = excluded.agent,"
+    " agent_id = excluded.agent_id, session_id = excluded.session_id, created = excluded.created,"
+    " updated = excluded.updated, first = excluded.first, last = excluded.last, seq = excluded.seq"
+)
+
+SortedBy = Literal["created", "updated"]
+
+
+class SessionRows(IndexRows):
+    """The rows of all sessions, beside the rows of all runs.
+
+    `updated` is when the session's last run changed, in Unix milliseconds. `owner` is NULL if it is
+    not known. Only then are `agent_id` and `session_id` used.
+    """
+
+    def __init__(self, runs: RunRows) -> None:
+        super().__init__(
+            "sessions",
+            "CREATE TABLE sessions(n INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB UNIQUE,"
+            " owner INT, agent INT, agent_id TEXT, session_id TEXT, created INT, updated INT,"
+            " first BLOB, last BLOB, seq INT)",
+            "CREATE INDEX sessions_by_created ON sessions(owner, created, n, agent)",
+            "CREATE INDEX sessions_by_updated ON sessions(owner, updated, n, agent)",
+            "CREATE INDEX sessions_by_last ON sessions(last)",
+            "CREATE INDEX sessions_without_owner ON sessions(n) WHERE owner IS NULL",
+            beside=runs,
+        )
+        # AUTOINCREMENT: a new row never gets the number of a deleted row, which may have been
+        # compared with a user already (`assign`).
+        runs.on_rows.append(self._on_runs)
+
+    def put(self, changes: Sequence[Change]) -> None:
+        """Take over the changes; report values that are no records of sessions."""
+        rows, gone = [], []
+        for change in changes:
+            row = self._row(change) if change.value is not None else None
+            if row is not None:
+                rows.append(row)
+            else:
+                gone.append((_key(change.key),))
+        self.write("DELETE FROM sessions WHERE key = ?", gone)
+        self.write(_PUT, rows)
+
+    def drop(self, key: str, sequence: int) -> None:
+        """Drop the row of a session, unless the row is of a later sequence."""
+        self.write("DELETE FROM sessions WHERE key = ? AND seq < ?", [(_key(key), sequence)])
+
+    def of(
+        self,
+        owner: str,
+        agents: Collection[str],
+        sort_by: SortedBy,
+        *,
+        descending: bool,
+        first: int = 0,
+        limit: int = -1,
+    ) -> list[tuple[str, str | None, str | None]]:
+        """Return sessions in order as (key, first run, last run); a limit of -1 means no limit."""
+        order = "DESC" if descending else "ASC"
+        found = self.rows(
+            f"SELECT key, first, last FROM sessions {_BY[sort_by]} WHERE {_of_agents(agents)}"
+            f" ORDER BY {sort_by} {order}, n {order} LIMIT ? OFFSET ?",
+            (number_of(owner), *map(number_of, agents), limit, first),
+        )
+        return [
+            (key.hex(), *(run_id_of(run) if run else None for run in runs)) for key, *runs in found
+        ]
+
+    def count(self, owner: str, agents: Collection[str]) -> int:
+        """Return how many sessions the owner has with these agents."""
+        sql = f"SELECT count(*) FROM sessions {_BY['created']} WHERE {_of_agents(agents)}"
+        return int(self.rows(sql, (number_of(owner), *map(number_of, agents)))[0][0])
+
+    def assign(self, user_id: str, after: int) -> int | None:
+        """Compare some rows without an owner with this user; return the number of the last one.
+
+        `after` is the result of the call before. Returns None if there are no more rows.
+        """
+        some = self.rows(
+            "SELECT n, key, agent_id, session_id FROM sessions INDEXED BY sessions_without_owner"
+            " WHERE owner IS NULL AND n > ? ORDER BY n LIMIT ?",
+            (after, COMPARED),
+        )
+        owner = number_of(user_id)
+        mine = [
+            (owner, n)
+            for n, key, agent, session in some
+            if session_key(user_id, agent, session) == key.hex()
+        ]
+        self.write("UPDATE sessions SET owner = ? WHERE n = ?", mine)
+        return int(some[-1][0]) if some else None
+
+    def _on_runs(self, runs: Sequence[Row]) -> None:
+        self.write(
+            "UPDATE sessions SET updated = ? WHERE last = ?",
+            [(run.updated, run.key) for run in runs],
+        )
+
+    def _row(self, change: Change) -> tuple[Any, ...] | None:
+        record = _record(change)
+        if record is None:
+            telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
+            log.warning(
+                "the record %s in KV %s cannot be read; lists of sessions leave the session out. "
+                "Repair or delete the record",
+                *(change.key, BUCKET),
+            )
+            return None
+        agent, session = record["agent"], record["session_id"]
+        runs = [packed(run) for run in record.get("runs") or ()]
+        known = self._run(runs[-1]) or self._run(runs[0]) if runs else None
+        user_id = record.get("user_id")
+        owner = known[0] if known else None
+        if isinstance(user_id, str) and session_key(user_id, agent, session) == change.key:
+            owner = number_of(user_id)
+        created = _time_ms(runs[0]) if runs else unix_ms(record.get("created_at"))
+        last = self._run(runs[-1]) if runs else None
+        updated = last[1] if last else _time_ms(runs[-1]) if runs else created
+        ends = (runs[0], runs[-1]) if runs else (None, None)
+        ids = (None, None) if owner is not None else (agent, session)
+        key, number = _key(change.key), number_of(agent)
+        return (key, owner, number, *ids, created, updated, *ends, change.sequence)
+
+    def _run(self, key: bytes) -> tuple[int, int] | None:
+        """Return the owner of a run, and when the run changed; None if the run has no row."""
+        found = self.rows("SELECT owner, updated FROM runs WHERE key = ?", (key,))
+        return (int(found[0][0]), int(found[0][1])) if found else None
+
+
+_BY: Final = {
+    "created": "INDEXED BY sessions_by_created",
+    "updated": "INDEXED BY sessions_by_updated",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A session with the records of its first and its last run, as far as these are kept."""
+
+    record: SessionRecord
+    ends: tuple[RunRecord, ...]
+
+
+class SessionList:
+    """The lists of sessions of one edge."""
+
+    def __init__(self, bus: Bus, runs: RunList) -> None:
+        self._runs = runs
+        self.rows = SessionRows(runs.rows)
+        self.index = BucketIndex(bus, BUCKET, self.rows)
+        self._compared: dict[str, int] = {}  # the last row that was compared with each user
+
+    async def page(
+        self,
+        owner: str,
+        agents: Collection[str],
+        sort_by: SortedBy = "created",
+        *,
+        descending: bool = False,
+        first: int = 0,
+        limit: int = -1,
+    ) -> tuple[list[Listed], int]:
+        """Return a page of the owner's sessions with these agents, and how many there are in all.
+
+        `first` is the number of sessions before the page. A limit of -1 means no limit.
+
+        Raises:
+            BusError: the sessions cannot be read now.
+        """
+        await self._caught_up(owner)
+        while True:
+            found = self.rows.of(
+                owner, agents, sort_by, descending=descending, first=first, limit=limit
+            )
+            shown = await self._read(owner, found)
+            if shown is not None:
+                return shown, self.rows.count(owner, agents)
+
+    async def named(
+        self,
+        owner: str,
+        agents: Collection[str],
+        name: str,
+        sort_by: SortedBy,
+        *,
+        descending: bool,
+        first: int,
+        limit: int,
+    ) -> tuple[list[Listed], int]:
+        """Return the same as `page`, for sessions whose first message contains this text.
+
+        The first run of each session of the owner is read, so this takes longer.
+
+        Raises:
+            BusError: the sessions cannot be read now.
+        """
+        await self._caught_up(owner)
+        fitting: list[tuple[str, str | None, str | None]] = []
+        every = self.rows.of(owner, agents, sort_by, descending=descending)
+        for begin in range(0, len(every), NAMED):
+            some = every[begin : begin + NAMED]
+            messages = await self._ends(some)
+            fitting += [
+                each
+                for each, ends in zip(some, messages, strict=True)
+                if name in (ends[0].message.casefold() if ends else "")
+            ]
+        shown = await self._read(owner, fitting[first : first + limit])
+        return shown or [], len(fitting)
+
+    async def _caught_up(self, owner: str) -> None:
+        await self.index.caught_up()
+        await self._runs.index.caught_up()
+        place: int | None = self._compared.get(owner, 0)
+        while place is not None:
+            if len(self._compared) >= KNOWN_USERS:
+                self._compared.clear()
+            self._compared[owner] = place
+            place = self.rows.assign(owner, place)
+            await asyncio.sleep(0)
+
+    async def _read(
+        self, owner: str, found: Sequence[tuple[str, str | None, str | None]]
+    ) -> list[Listed] | None:
+        """Read the records; None if some are gone, so that the rows must be looked up again."""
+        values = await self.index.values([key for key, *_ in found])
+        if len(values) < len(found):
+            return None
+        ends = await self._ends(found)
+        shown = []
+        for (key, *_), runs in zip(found, ends, strict=True):
+            try:
+                record = SessionRecord.model_validate_json(values[key].value)
+            except ValidationError as error:
+                log.warning("the record %s in KV %s cannot be read: %s", key, BUCKET, error)
+                continue
+            # The key decides who may see the session: rows may have wrong owners, and a record of
+            # an older version does not name its owner.
+            if key == session_key(owner, record.agent, record.session_id):
+                shown.append(Listed(record, runs))
+        return shown
+
+    async def _ends(
+        self, found: Sequence[tuple[str, str | None, str | None]]
+    ) -> list[tuple[RunRecord, ...]]:
+        ids = {run for _, *ends in found for run in ends if run is not None}
+        runs = await self._runs.records(sorted(ids))
+        return [
+            tuple(runs[run] for run in ends if run is not None and run in runs)
+            for _, *ends in found
+        ]
+
+
+def _of_agents(agents: Collection[str]) -> str:
+    return f"owner = ? AND agent IN ({', '.join('?' * len(agents))})"
+
+
+def _record(change: Change) -> dict[str, Any] | None:
+    try:
+        record = orjson.loads(change.value or b"")
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(record, dict) or _key(change.key) is None:
+        return None
+    runs = record.get("runs") or []
+    texts = all(isinstance(record.get(name), str) for name in ("agent", "session_id"))
+    listed = isinstance(runs, list) and all(isinstance(run, str) and is_run_id(run) for run in runs)
+    return record if texts and listed else None
+
+
+def _key(key: str) -> bytes | None:
+    """Return the key as bytes; None if it is no key of a session."""
+    try:
+        return bytes.fromhex(key)
+    except ValueError:
+        return None
+
+
+def _time_ms(run: bytes) -> int:
+    """Return when a run was created: the first 48 bits of its id are Unix milliseconds."""
+    return int.from_bytes(run[:6])
