@@ -12,6 +12,7 @@ import pytest
 from penstock.bus import RawWriter
 from penstock.bus.budget import Budget
 from penstock_connector.legs.body import Body
+from penstock_connector.legs.flush import Flush
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, pipeline
@@ -140,13 +141,12 @@ async def _is_empty(budget: Budget) -> bool:
 
 async def test_a_leg_gives_back_what_it_held_however_it_ends() -> None:
     budget = Budget(1000)
-    body = Body(10, budget)
-    reading = asyncio.create_task(body.put(b"x" * 100))
+    body = Body(10, budget, Flush())
+    body.feed(b"x" * 100)
     _, chunk = await body.take()
     assert len(chunk) == 100
     assert budget.used_bytes == 100  # while it is being written
-    reading.cancel()
-    await asyncio.wait([reading])
+    assert not body.has_room
     body.drop()
     assert budget.used_bytes == 0
     body.close()
@@ -156,11 +156,11 @@ async def test_a_leg_gives_back_what_it_held_however_it_ends() -> None:
 
 async def test_tiny_chunks_that_wait_take_what_they_count() -> None:
     budget, chunks = Budget(KIB * KIB), 100_000
-    body = Body(KIB * KIB, budget)
+    body = Body(KIB * KIB, budget, Flush())
     tracemalloc.start()
     try:
         for n in range(chunks):
-            await body.put((n % 65536).to_bytes(2, "big"))  # each an object, as from httpx
+            body.feed((n % 65536).to_bytes(2, "big"))  # each an object, as from a parser
         taken_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -45,8 +45,16 @@ class Receiver(Protocol):
         ...
 
 
-class Exchange(asyncio.Protocol):
+# All connections read into this buffer, because what was read is parsed before the next read. A
+# buffer for each connection would take 640 MB for 10,000 legs. `bytes` of any size, as a plain
+# `asyncio.Protocol` gets them, would go past the limit of a leg by 256 KiB at a time.
+_BUFFER: Final = memoryview(bytearray(64 * 1024))
+
+
+class Exchange(asyncio.BufferedProtocol):
     """The protocol of one connection. Whoever gets one must call `close`."""
+
+    _transport: asyncio.Transport  # set by `connection_made`, before anything else is called
 
     def __init__(self) -> None:
         self.status = 0
@@ -54,7 +62,6 @@ class Exchange(asyncio.Protocol):
         self.headers: list[tuple[bytes, bytes]] = []
         self._state = State.HEAD
         self._error: httpx.HTTPError | None = None
-        self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         # The connection carries one response, so what these leniencies endanger (two responses that
         # are taken for one) cannot happen. Without them, servers would fail that httpx has read.
@@ -87,7 +94,6 @@ class Exchange(asyncio.Protocol):
             httpx.WriteTimeout: the server does not take the request.
             httpx.HTTPError: the connection broke.
         """
-        assert self._transport is not None
         self._transport.write(request)
         try:
             async with asyncio.timeout(timeout_s):
@@ -151,38 +157,40 @@ class Exchange(asyncio.Protocol):
 
     def pause(self) -> None:
         """Leave the rest of the body in the socket, so that the server is held back."""
-        if not self._is_paused and self._transport is not None:
+        if not self._is_paused and not self._transport.is_closing():
             self._is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read on after `pause`."""
-        if self._is_paused and self._transport is not None:
+        if self._is_paused and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
 
     def close(self) -> None:
         """Close the connection: in order after a complete response, else at once."""
-        if self._transport is None:
-            return
         if self._state is State.COMPLETE:
             self._transport.close()
         else:
             self._transport.abort()
 
-    # asyncio.Protocol
+    # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
 
-    def data_received(self, data: bytes) -> None:
-        """Parse what came."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes are read to."""
+        return _BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Parse what was read."""
         if self._state not in (State.HEAD, State.BODY):
             return  # bytes after the end of the response mean nothing
         self._has_body = False
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(_BUFFER[:nbytes])
         except httptools.HttpParserUpgrade:
             self.on_message_complete()
         except httptools.HttpParserError as error:
@@ -191,7 +199,7 @@ class Exchange(asyncio.Protocol):
         if self._has_body:
             self._overhead_bytes = 0
             return
-        self._overhead_bytes += len(data)
+        self._overhead_bytes += nbytes
         if self._overhead_bytes > MAX_OVERHEAD_BYTES:
             self._broken(
                 httpx.RemoteProtocolError(

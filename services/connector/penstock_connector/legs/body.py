@@ -12,74 +12,106 @@ from collections.abc import Callable
 from penstock.bus import messages
 from penstock.bus.budget import Budget
 from penstock.sse import Frame, FrameTooLarge, Parser
+from penstock_connector.legs.flush import Flush
 
 SMALL_FRAME_BYTES = 1024 * 1024  # an unfinished frame of this size is always allowed
+AT_ONCE_BYTES = 256 * 1024  # unwritten bytes that do not wait for others
 
 
 class Body:
     """Holds the bytes of one leg between its reader and its writer, until they are stored.
 
     One limit applies to the bytes of this leg, and a common budget to the bytes of all legs. A
-    reader that waits for room continues when its own writer has stored bytes. Even when other legs
+    reader that is held back continues when its own writer has stored bytes. Even when other legs
     use up the budget, a leg without unstored bytes may read one more chunk. All chunks are in one
     buffer, since a list of tiny chunks would take many times the memory that is counted.
+
+    `on_room` is called when there is room again after `has_room` was False.
     """
 
     def __init__(
-        self, limit_bytes: int, budget: Budget, stamp: Callable[[], str] = messages.now
+        self,
+        limit_bytes: int,
+        budget: Budget,
+        flush: Flush,
+        stamp: Callable[[], str] = messages.now,
+        on_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._stamp = stamp  # the time of receipt, RFC 3339
         self._limit_bytes = limit_bytes
         self._budget = budget
+        self._flush = flush
+        self._on_room = on_room
         self._unwritten = bytearray()
         self._held_bytes = 0  # bytes in `_unwritten`, and bytes that are being written
         self._writing_bytes = 0
         self._received = ""  # when the first byte of `_unwritten` came
-        self._closed = False
-        self._changed = asyncio.Event()
-        self._room = asyncio.Event()
+        self._is_due = False  # the bytes in `_unwritten` are to be written now
+        self._is_closed = False
+        self._was_full = False
+        self._taker: asyncio.Future[None] | None = None
 
-    async def put(self, chunk: bytes) -> None:
-        """Add a chunk; return when there is room for more."""
-        if not self._unwritten:
+    @property
+    def has_room(self) -> bool:
+        """Whether the reader may go on."""
+        return self._held_bytes <= self._limit_bytes and self._budget.admits(self._held_bytes)
+
+    def feed(self, chunk: bytes) -> None:
+        """Add a chunk."""
+        is_first = not self._unwritten
+        if is_first:
             self._received = self._stamp()
         self._unwritten += chunk
         self._held_bytes += len(chunk)
         self._budget.take(len(chunk))
-        self._changed.set()
-        while self._held_bytes > self._limit_bytes or not self._budget.admits(self._held_bytes):
-            self._room.clear()
-            await self._room.wait()
+        self._was_full = self._was_full or not self.has_room
+        self._flush.count()
+        if is_first:
+            self._flush.request(self._set_due)
+        elif len(self._unwritten) > AT_ONCE_BYTES:
+            self._set_due()
 
     async def take(self) -> tuple[str, bytes]:
-        """Wait for bytes, and take all bytes that are not stored; no bytes at the body's end.
+        """Wait until bytes are to be written, and take all; no bytes at the body's end.
 
         Return the time of receipt of the first byte, and the bytes. The caller stores the bytes
         before it calls again, since each call counts the bytes of the previous call as stored.
         """
         self._give_back(self._writing_bytes)
         self._writing_bytes = 0
-        while not self._unwritten and not self._closed:
-            self._changed.clear()
-            await self._changed.wait()
+        while not (self._is_due or self._is_closed):
+            self._taker = asyncio.get_running_loop().create_future()
+            await self._taker
+        self._is_due = False
         self._writing_bytes = self._held_bytes
         taken, self._unwritten = bytes(self._unwritten), bytearray()
         return self._received, taken
 
     def close(self) -> None:
-        """Note that no more chunks come."""
-        self._closed = True
-        self._changed.set()
+        """Note that no more chunks come, and let what has come be written at once."""
+        self._is_closed = True
+        self._wake()
 
     def drop(self) -> None:
         """Give all bytes back to the budget, also unstored ones."""
         self._writing_bytes = 0
         self._give_back(self._held_bytes)
 
+    def _set_due(self) -> None:
+        if self._unwritten:  # else they were written before their turn came
+            self._is_due = True
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._taker is not None and not self._taker.done():
+            self._taker.set_result(None)
+
     def _give_back(self, size_bytes: int) -> None:
         self._held_bytes -= size_bytes
         self._budget.give_back(size_bytes)
-        self._room.set()
+        if self._was_full and self.has_room:
+            self._was_full = False
+            self._on_room()
 
 
 class FramesTooLarge(FrameTooLarge):

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx
 
 from penstock.bus.budget import Budget
 from penstock.settings import AgentConfig
-from penstock.sse import Frame, FrameTooLarge
+from penstock.sse import FrameTooLarge
+from penstock_connector.http.reading import reading_of
 from penstock_connector.legs.body import Body, Frames
+from penstock_connector.legs.flush import Flush
 from penstock_connector.legs.not_a_stream import MAX_BYTES, Beginning
 from penstock_connector.legs.outcome import Outcome, ended, lost
 from penstock_connector.legs.progress import Progress
-from penstock_connector.legs.tasks import stop
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams.base import Upstream
 
@@ -46,6 +47,7 @@ class Resources:
     budget: Budget  # bytes that are read and not yet stored
     frame_budget: Budget  # bytes of unfinished frames
     stamp: Callable[[], str]  # the time of receipt, RFC 3339
+    flush: Flush = field(default_factory=Flush)
 
 
 # Stores one chunk of the body, with its time of receipt.
@@ -55,9 +57,9 @@ Store = Callable[[bytes, str], Awaitable[None]]
 class ResponseBody:
     """Reads a response and stores it at the same time.
 
-    Bytes that come during a write are written together in the next write. `reattached` is true if
-    the response continues an earlier response. In that case, the server may refuse to continue, and
-    the response may contain events after the last event of the leg.
+    What comes during a write, or before the flush, is written together in the next write.
+    `reattached` is true if the response continues an earlier response. In that case, the server may
+    refuse to continue, and the response may contain events after the last event of the leg.
     """
 
     def __init__(
@@ -79,8 +81,18 @@ class ResponseBody:
         self._progress = progress
         self._store = store
         self._reattached = reattached
-        self._body = Body(resources.settings.max_buffered_bytes, resources.budget, resources.stamp)
+        self._reading = reading_of(response)
+        self._body = Body(
+            resources.settings.max_buffered_bytes,
+            resources.budget,
+            resources.flush,
+            resources.stamp,
+            self._reading.resume,
+        )
         self._frames = Frames(resources.settings.max_frame_bytes, resources.frame_budget)
+        self._beginning = Beginning(response.headers.get("content-type", ""))
+        self._read_bytes = 0
+        self._error: httpx.HTTPError | None = None  # how the connection broke
 
     async def pump(self) -> Outcome | ReattachRefused:
         """Read and store the whole response.
@@ -89,85 +101,88 @@ class ResponseBody:
             Cut: the connection broke.
             FenceConflict: another connector has taken the leg over.
         """
+        storing = asyncio.create_task(self._store_all())
         try:
-            return await self._pump()
-        finally:
-            self._body.drop()
-
-    async def _pump(self) -> Outcome | ReattachRefused:
-        reading = asyncio.create_task(self._read())
-        writing = asyncio.create_task(self._write())
-        try:
-            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            self._reading.start(self)
+            await asyncio.wait({storing})
         finally:
             try:
-                await stop(reading)
+                await self._reading.stop()
                 await self._response.aclose()
             finally:
                 # A write is never cancelled. After a cancelled write, the next write could not tell
-                # whether the cancelled one was stored.
-                await asyncio.wait({writing})
-        writing.result()
-        return reading.result()
+                # whether the cancelled one was stored. What was read before is written, too.
+                self._body.close()
+                await asyncio.wait({storing})
+                storing.exception()  # asyncio would log one that nobody retrieves
+                self._body.drop()
+                self._frames.drop()
+        return storing.result()
 
-    async def _write(self) -> None:
+    # How a body comes: see `Receiver`
+
+    def feed(self, chunk: bytes) -> None:
+        """Take a piece of the body, and hold the server back if it is too much."""
+        self._body.feed(chunk)
+        if not self._body.has_room:
+            self._reading.pause()
+
+    def end(self, error: httpx.HTTPError | None) -> None:
+        """Note the end of the body, or why it broke."""
+        self._error = error
+        self._body.close()
+
+    # How it is stored
+
+    async def _store_all(self) -> Outcome | ReattachRefused:
         while True:
             received, chunk = await self._body.take()
             if not chunk:
-                return
-            await self._store(chunk, received)
-            self._progress.answered = True
+                return self._at_end()
+            outcome, stored = self._look_at(chunk)
+            if stored:
+                await self._store(stored, received)
+                self._progress.answered = True
+            if outcome is not None:
+                return outcome
 
-    async def _read(self) -> Outcome | ReattachRefused:
+    def _look_at(self, chunk: bytes) -> tuple[Outcome | ReattachRefused | None, bytes]:
+        """Parse the chunk. Return the outcome if nothing is read after it, and what is stored."""
+        limit_bytes, before = self._settings.max_response_bytes, self._read_bytes
+        self._read_bytes += len(chunk)
+        if self._read_bytes > limit_bytes:
+            error = f"the upstream sent too much: a response is larger than {limit_bytes} bytes"
+            return lost("limit", error), chunk[: limit_bytes - before]
+        beginning, seen = self._beginning, self._progress.seen
+        beginning.feed(chunk)
+        if beginning.is_other:
+            is_enough = self._read_bytes >= MAX_BYTES
+            return self._not_a_stream() if is_enough else None, chunk[: MAX_BYTES - before]
         try:
-            return await self._read_chunks()
+            frames = self._frames.feed(chunk)
         except FrameTooLarge as error:
-            return lost("limit", f"the upstream sent too much: {error}")
-        except httpx.HTTPError as error:
-            raise Cut(text_of(error)) from error
-        finally:
-            self._frames.drop()
-            self._body.close()
+            # RAW gets also the bytes over the limit
+            return lost("limit", f"the upstream sent too much: {error}"), chunk
+        for frame in frames:
+            self.has_frames = True
+            self._progress.watch(self._upstream.watch, frame)
+        if self._reattached and seen.refusal is not None:
+            return ReattachRefused(seen.refusal), b""
+        # After the run's last event, the stream may go on with the run's next leg.
+        return ended("eof") if self._reattached and seen.over else None, chunk
 
-    async def _read_chunks(self) -> Outcome | ReattachRefused:
-        response, seen = self._response, self._progress.seen
-        limit_bytes, read_bytes = self._settings.max_response_bytes, 0
-        beginning = Beginning(response.headers.get("content-type", ""))
-        async for chunk in response.aiter_bytes():
-            read_bytes += len(chunk)
-            if read_bytes > limit_bytes:
-                error = f"the upstream sent too much: a response is larger than {limit_bytes} bytes"
-                return lost("limit", error)
-            beginning.feed(chunk)
-            if beginning.is_other:
-                await self._body.put(chunk[: MAX_BYTES + len(chunk) - read_bytes])
-                if read_bytes >= MAX_BYTES:
-                    break
-                continue
-            for frame in await self._parsed(chunk):
-                self.has_frames = True
-                self._progress.watch(self._upstream.watch, frame)
-            if self._reattached and seen.refusal is not None:
-                return ReattachRefused(seen.refusal)
-            await self._body.put(chunk)
-            if self._reattached and seen.over:
-                return ended("eof")  # the stream may go on with the run's next leg
-        beginning.end()
-        return self._not_a_stream(beginning) if beginning.is_other else ended("eof")
+    def _at_end(self) -> Outcome | ReattachRefused:
+        if self._error is not None:
+            raise Cut(text_of(self._error)) from self._error
+        self._beginning.end()
+        return self._not_a_stream() if self._beginning.is_other else ended("eof")
 
-    async def _parsed(self, chunk: bytes) -> list[Frame]:
-        try:
-            return self._frames.feed(chunk)
-        except FrameTooLarge:
-            await self._body.put(chunk)  # RAW gets also the bytes over the limit
-            raise
-
-    def _not_a_stream(self, beginning: Beginning) -> Outcome | ReattachRefused:
+    def _not_a_stream(self) -> Outcome | ReattachRefused:
         status_code, agent = self._response.status_code, self._agent
-        error = beginning.error(status_code, agent.protocol, agent.url)
+        error = self._beginning.error(status_code, agent.protocol, agent.url)
         if self._reattached:
             return ReattachRefused(error)
-        return lost("not_a_stream", error, detail=beginning.detail)
+        return lost("not_a_stream", error, detail=self._beginning.detail)
 
 
 async def detail_of(response: httpx.Response) -> str:
