@@ -17,12 +17,14 @@ class SlowStore(MemoryStore):
         super().__init__()
         self.under_way = self.most = 0
 
-    async def entries(self, pattern: str = ">") -> list[Kept]:
+    async def page(
+        self, user_id: str | None, after: tuple[float, str], now: float, limit: int
+    ) -> list[Kept]:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         await asyncio.sleep(0.01)
         self.under_way -= 1
-        return await super().entries(pattern)
+        return await super().page(user_id, after, now, limit)
 
 
 def user(name: str) -> Identity:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, BusError, BusSettings
+from penstock.service.token_index import TokenIndex
 from penstock.web.auth import Auth, AuthConfig, StreamTokens
 from penstock.web.auth.identity import Identity, act_as
 from penstock.web.auth.scopes import Permission
@@ -54,7 +56,7 @@ async def test_a_token_is_told_once_with_what_it_is_limited_to(guarded: Guarded)
     assert {name: shown[name] for name in body} == body
     assert shown["user_id"] == "alice"
     listed = await guarded.as_bearer(token(), "/v1/tokens")
-    assert listed.json() == {"tokens": [shown]}
+    assert listed.json() == {"tokens": [shown], "next": None}
 
 
 async def test_the_store_never_sees_the_token(guarded: Guarded) -> None:
@@ -146,7 +148,7 @@ async def test_one_that_has_expired_is_refused_though_the_store_has_it_still(
     record = orjson.loads(guarded.store.values[token_id])
     guarded.store.values[token_id] = orjson.dumps(record | {"expires_at": 1.0})
     assert await opens(guarded, secret) == 401
-    assert (await guarded.as_bearer(token(), "/v1/tokens")).json() == {"tokens": []}
+    assert (await guarded.as_bearer(token(), "/v1/tokens")).json() == {"tokens": [], "next": None}
 
 
 async def test_a_stream_ends_when_its_stream_token_expires(guarded: Guarded) -> None:
@@ -188,7 +190,10 @@ async def test_a_stream_goes_on_while_nobody_can_say_whether_its_token_holds(
 async def test_another_users_token_is_neither_listed_nor_revoked(guarded: Guarded) -> None:
     secret, token_id = await new(guarded)
     bob = bearer(token(sub="bob"))
-    assert (await guarded.http.get("/v1/tokens", headers=bob)).json() == {"tokens": []}
+    assert (await guarded.http.get("/v1/tokens", headers=bob)).json() == {
+        "tokens": [],
+        "next": None,
+    }
     assert (await guarded.http.delete(f"/v1/tokens/{token_id}", headers=bob)).status_code == 404
     assert await opens(guarded, secret) == 200
 
@@ -267,9 +272,34 @@ async def test_while_the_store_is_away_the_answer_is_503(guarded: Guarded) -> No
     assert (await guarded.http.delete(f"/v1/tokens/{token_id}", headers=mine)).status_code == 503
 
 
-async def test_a_bucket_of_the_bus_is_a_store(nats_server: NatsServer) -> None:
+async def test_tokens_are_listed_in_pages(guarded: Guarded) -> None:
+    made = [(await guarded.tokens.issue(ALICE, f"{n}", 60, runs=["r1"]))[1].id for n in range(5)]
+    await guarded.tokens.issue(replace(ALICE, user_id="bob"), "", 60, runs=["r1"])
+    mine, found = bearer(token()), []
+    query = {"limit": "2"}
+    while "after" not in query or query["after"] is not None:
+        page = (await guarded.http.get("/v1/tokens", params=query, headers=mine)).json()
+        assert len(page["tokens"]) <= 2
+        found += [each["id"] for each in page["tokens"]]
+        query["after"] = page["next"]
+    assert found == made
+    everything = bearer(token(scope="administer"))
+    page = (await guarded.http.get("/v1/tokens", headers=everything)).json()
+    assert (len(page["tokens"]), page["next"]) == (6, None)
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=1001", "limit=x", "after=", "after=x", "after=WzFd", "after=é"]
+)
+async def test_a_page_of_tokens_that_cannot_be_is_422(guarded: Guarded, query: str) -> None:
+    answer = await guarded.http.get(f"/v1/tokens?{query}", headers=bearer(token()))
+    assert answer.status_code == 422
+    assert query.partition("=")[0] in answer.json()["detail"]
+
+
+async def test_the_bucket_of_the_bus_is_a_store(nats_server: NatsServer) -> None:
     bus = await Bus.connect(BusSettings(url=nats_server.url))
-    tokens = StreamTokens(bus.bucket("tokens"), BusError)
+    tokens = StreamTokens(TokenIndex(bus), BusError)
     secret, known = await tokens.issue(ALICE, "n8n", 60, sessions=["s1"])
     identity = await tokens.identify(secret)
     assert identity.grant is not None

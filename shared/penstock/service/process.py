@@ -21,6 +21,7 @@ from penstock.bus import BusError, StartUpError
 from penstock.service.connecting import Waiting, connect
 from penstock.service.service import Service
 from penstock.service.stopping import Stop, drain, stop, stop_on_signals
+from penstock.service.token_index import TokenIndex
 from penstock.settings import Config, ConfigurationError, Settings, load_config, read_settings
 from penstock.telemetry import configure_logging
 from penstock.web.auth import Auth, AuthConfig, StreamTokens, redact_logs
@@ -31,6 +32,8 @@ from penstock.web.server import BindRefused, Server
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+CANCEL_S = 2.0  # how long a task may take to end after its cancellation
 
 
 async def serve(
@@ -54,6 +57,7 @@ async def serve(
     server: Server | None = None
     probes: Server | None = None
     auth: Auth | None = None
+    listing: asyncio.Task[None] | None = None
     insecure = settings.insecure_bind == "yes"
     auth_config = AuthConfig(**settings.auth.model_dump())
     waiting = [Waiting(service_type.name) for service_type in service_types]
@@ -90,7 +94,9 @@ async def serve(
             # Use the bus of a service with routes: the NATS users of other services may not read
             # the bucket `tokens`.
             bus = [service.bus for service in services if service.routes][-1]
-            tokens = StreamTokens(bus.bucket("tokens"), BusError, bus.clock.time)
+            store = TokenIndex(bus)
+            listing = asyncio.create_task(store.index.run(), name="list-tokens")
+            tokens = StreamTokens(store, BusError, bus.clock.time)
             auth = Auth(auth_config, tokens)
             everything = [*routes, *auth_routes(auth)]
             ping_s = min(service.ws_ping_s for service in services)
@@ -111,6 +117,9 @@ async def serve(
                 await http.stop()
         if auth is not None:
             await auth.close()
+        if listing is not None:
+            listing.cancel()
+            await asyncio.wait([listing], timeout=CANCEL_S)
         for service in services:
             await service.bus.close()
 

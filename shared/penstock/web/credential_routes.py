@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +18,7 @@ from penstock.web.auth.auth import Auth
 from penstock.web.auth.credentials import find
 from penstock.web.auth.grants import EVERYBODY
 from penstock.web.auth.identity import Identity, identity_of
-from penstock.web.auth.stream_tokens import StreamToken, StreamTokens
+from penstock.web.auth.stream_tokens import FIRST, StreamToken, StreamTokens
 from penstock.web.bodies import ignore_body, read_model
 from penstock.web.operation import (
     NULLABLE,
@@ -25,6 +26,7 @@ from penstock.web.operation import (
     Answer,
     Json,
     Operation,
+    Parameter,
     Route,
     a_list,
     an_object,
@@ -39,6 +41,8 @@ from penstock.web.problems import Problem
 DAY_S: Final = 24 * 3600.0
 MAX_LIFETIME_S: Final = 366 * DAY_S
 MAX_BODY_BYTES: Final = 64 * 1024
+LISTED: Final = 100  # the tokens of a page; a user has no more
+MAX_LISTED: Final = 1000
 LAST_S: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 Id = Annotated[str, Field(min_length=1, max_length=512)]
@@ -190,17 +194,31 @@ class Tokens:
         _operation(
             method="GET",
             path="/v1/tokens",
-            summary="The caller's stream tokens",
-            answers={200: json("The tokens", an_object(tokens=a_list(_TOKEN)))},
+            summary="The caller's stream tokens, the oldest first",
+            answers={200: json("A page", an_object(tokens=a_list(_TOKEN), next=NULLABLE))},
             scopes=(),
             any_scope=("read", "administer"),
+            parameters=(
+                Parameter(
+                    "limit",
+                    "How many tokens a page has at most",
+                    {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": LISTED},
+                ),
+                Parameter("after", "`next` of the page before"),
+            ),
             refusals=(409,),
         )
     )
     async def index(self, request: Request) -> Response:
-        """Return the caller's tokens, or with the scope `administer` the tokens of all users."""
-        found = await self._tokens.listed(_manager(request))
-        return _json({"tokens": [_shown(token) for token in found]})
+        """Return a page of the caller's tokens; with the scope `administer`, of all tokens."""
+        identity = _manager(request)
+        query = request.query_params
+        limit = _limit(query.get("limit"))
+        after = _place(query["after"]) if "after" in query else FIRST
+        found = await self._tokens.listed(identity, after, limit + 1)
+        page = found[:limit]
+        following = _cursor(page[-1]) if len(found) > limit else None
+        return _json({"tokens": [_shown(token) for token in page], "next": following})
 
     @serves(
         _operation(
@@ -249,6 +267,34 @@ def auth_routes(auth: Auth) -> list[Route]:
     """Return the routes of credentials; the routes of stream tokens only if `auth` has tokens."""
     tokens = routes_of(Tokens(auth.tokens)) if auth.tokens is not None else []
     return [*routes_of(Sessions(auth)), *tokens]
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return LISTED
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_LISTED):
+        raise Problem(422, f"limit: must be a number from 1 to {MAX_LISTED}")
+    return int(text)
+
+
+def _cursor(token: StreamToken) -> str:
+    """Return the place of a token in the list, as text for a client."""
+    place = orjson.dumps([token.created_at, token.id])
+    return base64.urlsafe_b64encode(place).decode().rstrip("=")
+
+
+def _place(cursor: str) -> tuple[float, str]:
+    """Return the place of a cursor. Raises Problem 422 for any other text."""
+    try:
+        created_at, token_id = orjson.loads(
+            base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        )
+        if type(token_id) is not str:
+            raise ValueError
+        return float(created_at), token_id
+    except (ValueError, TypeError, OverflowError) as error:
+        text = "after: must be `next` of an earlier page; leave it out for the first page"
+        raise Problem(422, text) from error
 
 
 def _manager(request: Request) -> Identity:

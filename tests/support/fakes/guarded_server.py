@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import orjson
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.websockets import WebSocket
@@ -84,9 +85,21 @@ class MemoryStore:
         self._reach()
         return self.values.pop(key, None) is not None
 
-    async def entries(self, pattern: str = ">") -> list[Kept]:
+    async def page(
+        self, user_id: str | None, after: tuple[float, str], now: float, limit: int
+    ) -> list[Kept]:
         self._reach()
-        return [Kept(value, self.revisions[key]) for key, value in self.values.items()]
+        found = []
+        for key, value in self.values.items():
+            record = orjson.loads(value)
+            place = (record["created_at"], record["id"])
+            if (
+                user_id in (None, record["user_id"])
+                and place > after
+                and record["expires_at"] > now
+            ):
+                found.append((place, Kept(value, self.revisions[key])))
+        return [kept for _, kept in sorted(found, key=lambda each: each[0])[:limit]]
 
     def _reach(self) -> None:
         self.asked += 1

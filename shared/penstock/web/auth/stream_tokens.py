@@ -23,6 +23,7 @@ from penstock.web.read_scheduler import ReadScheduler
 
 PREFIX: Final = "pst_"
 MAX_PER_USER: Final = 100
+FIRST: Final = (float("-inf"), "")  # the place before all tokens
 USED_EVERY_S: Final = 60.0  # seconds between two updates of a token's `last_used_at`
 _ID_CHARS: Final = 32
 _TOKEN = re.compile(r"pst_[A-Za-z0-9_-]{43}")
@@ -64,8 +65,14 @@ class TokenStore(Protocol):
         """Delete the key."""
         ...
 
-    async def entries(self, pattern: str = ">") -> Sequence[StoredValue]:
-        """Return the values of all keys that match the pattern."""
+    async def page(
+        self, user_id: str | None, after: tuple[float, str], now: float, limit: int
+    ) -> Sequence[StoredValue]:
+        """Return up to `limit` values of tokens, in the order of (`created_at`, id).
+
+        The values are of tokens of this user (None: of all users) that come after this place and
+        expire after `now`, in Unix seconds. There are fewer than `limit` only if there are no more.
+        """
         ...
 
 
@@ -135,7 +142,7 @@ class StreamTokens:
         if the owner may not see the runs of these users, 409 if the owner has too many tokens.
         """
         _check_reach(owner, users)
-        if len([t for t in await self._read(owner) if t.user_id == owner.user_id]) >= MAX_PER_USER:
+        if len(await self._read(owner, owner.user_id, FIRST, MAX_PER_USER)) >= MAX_PER_USER:
             raise Problem(409, f"there are {MAX_PER_USER} tokens of this user; revoke some")
         token = PREFIX + secrets.token_urlsafe(32)
         digest = _digest(token)
@@ -175,10 +182,15 @@ class StreamTokens:
             Grant(record.id, record.subjects, record.runs, record.sessions, record.users),
         )
 
-    async def listed(self, identity: Identity) -> list[StreamToken]:
-        """Return the caller's tokens, the oldest first; with the scope `administer` all tokens."""
-        found = [token for token in await self._read(identity) if _manages(identity, token)]
-        return sorted(found, key=lambda token: token.created_at)
+    async def listed(
+        self, identity: Identity, after: tuple[float, str] = FIRST, limit: int = MAX_PER_USER
+    ) -> list[StreamToken]:
+        """Return the caller's tokens, the oldest first; with the scope `administer` all tokens.
+
+        Only tokens after the place `after` are returned: (`created_at`, id) of another token.
+        """
+        user_id = None if identity.may("administer") else identity.user_id
+        return await self._read(identity, user_id, after, limit)
 
     async def revoke(self, identity: Identity, token_id: str) -> None:
         """Revoke a token. Raises Problem 404 for an unknown token, or another user's."""
@@ -251,19 +263,18 @@ class StreamTokens:
         # The store deletes expired keys with a precision of a second, or not at all.
         return None if record.expires_at <= self.now() else _Found(record, digest, stored.revision)
 
-    async def _read(self, who: Identity) -> list[StreamToken]:
-        """Return all tokens of all users; the reads for one user are done one after another."""
+    async def _read(
+        self, who: Identity, user_id: str | None, after: tuple[float, str], limit: int
+    ) -> list[StreamToken]:
+        """Return tokens of a user, or of all users; the reads for `who` are done in turn."""
         async with self._turns.of(who.user_id):
-            return await self._all()
-
-    async def _all(self) -> list[StreamToken]:
-        try:
-            stored = await self._store.entries()
-        except self._unavailable_on as error:
-            raise _out_of_reach() from error
-        now = self.now()
+            try:
+                stored = await self._store.page(user_id, after, self.now(), limit)
+            except self._unavailable_on as error:
+                raise _out_of_reach() from error
         records = [_read(entry.value)[0] for entry in stored]
-        return [record for record in records if record.expires_at > now]
+        # A change may have come between the index and the value.
+        return [each for each in records if user_id in (None, each.user_id)]
 
 
 def _manages(identity: Identity, token: StreamToken) -> bool:
