@@ -48,6 +48,18 @@ class Parser:
     The parser discards a frame without a `data` line, as the specification demands.
     """
 
+    __slots__ = (
+        "_after_cr",
+        "_at_start",
+        "_data",
+        "_event",
+        "_id",
+        "_max_frame_bytes",
+        "_retry_ms",
+        "_size",
+        "_tail",
+    )
+
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
         # `_tail` is a bytearray, because a list of single-byte chunks would take many times the
@@ -102,11 +114,11 @@ class Parser:
             self._tail = bytearray()
         unfinished = lines.pop()
         for line in lines:
-            if line:
-                self._grow(len(line) + 1, frames)
-                self._field(line)
-            else:
+            if not line:
                 self._dispatch(frames)
+                continue
+            self._grow(len(line) + 1, frames)
+            self._field(line)
         if unfinished:
             self._tail += unfinished
             self._grow(len(unfinished), frames)
@@ -129,6 +141,9 @@ class Parser:
             raise FrameTooLarge(self._max_frame_bytes, frames)
 
     def _field(self, line: bytes) -> None:
+        if self._data is None and line[:6] == b"data: ":
+            self._data = line[6:]  # most lines; the code below takes twice the time
+            return
         colon = line.find(b":")
         if not colon:
             return  # a comment line

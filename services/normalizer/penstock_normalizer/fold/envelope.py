@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import orjson
 
@@ -40,13 +41,12 @@ def canonical_event(
     `facts` is the payload of the run's first `open` frame. Raises NotEncodable.
     """
     data = redacted(draft.type, draft.data, facts.get("hosts", ()))
-    category, _, action = draft.type.partition(".")
     body: JsonObject = {
         "run_id": run_id,
         "timestamp": timestamp,
         "sequence": sequence,
         "source": draft.source,
-        "event": {"category": category, "action": action},
+        "event": _event_name(draft.type),
         "data": data,
         "session_id": facts.get("session_id", ""),
         "leg": leg,
@@ -68,6 +68,12 @@ def canonical_event(
         encoded = encoded.replace(thread_id.encode(), _within_quotes(facts["session_id"]))
     unredacted = None if data is draft.data else draft.data
     return CanonicalEvent(draft.type, sequence, timestamp, data, encoded, unredacted)
+
+
+@lru_cache(maxsize=256)
+def _event_name(type_: str) -> JsonObject:
+    category, _, action = type_.partition(".")
+    return {"category": category, "action": action}
 
 
 def _within_quotes(text: str) -> bytes:

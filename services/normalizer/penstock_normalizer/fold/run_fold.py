@@ -101,22 +101,22 @@ class RunFold:
         if handler is None:
             log.warning("run %s: the source frame kind %s is unknown", self.run_id, frame.kind)
             return
-        drafts = self._allowed_by_end(handler(self, frame))
-        while (event := self._next(drafts)) is not None:
-            yield event
-        if self.error is not None:
-            text = f"the frame cannot be read: {self.error!r}"
-            failed = self._failed(code="internal", error=text)
-            yield from map(self._placed, self._allowed_by_end([failed]))
-
-    def _next(self, drafts: Iterator[Draft]) -> CanonicalEvent | None:
-        try:
-            draft = next(drafts, None)
-        except Exception as error:
-            # A decoder must not raise. If a decoder raises, only this run fails.
-            self.error = error
-            return None
-        return self._placed(draft) if draft is not None else None
+        drafts = iter(handler(self, frame))
+        while True:
+            try:
+                draft = next(drafts, None)
+            except Exception as error:
+                # A decoder must not raise. If a decoder raises, only this run fails.
+                self.error = error
+                break
+            if draft is None:
+                return
+            if self._admits(draft):
+                yield self._placed(draft)
+        text = f"the frame cannot be read: {self.error!r}"
+        failed = self._failed(code="internal", error=text)
+        if self._admits(failed):
+            yield self._placed(failed)
 
     # kinds of source frames
 
@@ -167,7 +167,11 @@ class RunFold:
             except FrameTooLarge as error:
                 frames, too_large = error.frames, error
             for parsed in frames:
-                yield from self._decoded(decoder.feed(parsed))
+                for draft in decoder.feed(parsed):
+                    if type(draft) is Draft and draft.type != "lifecycle.resumed":
+                        yield draft  # as `_decoded` does, without a further generator
+                    else:
+                        yield from self._decoded((draft,))
             if too_large is not None:
                 self._response = None
                 yield from self._decoded(decoder.abort())
@@ -300,16 +304,14 @@ class RunFold:
             ),
         )
 
-    def _allowed_by_end(self, drafts: Iterable[Draft]) -> Iterator[Draft]:
-        """Yield the drafts up to the first terminal draft, and then only drafts of the epilogue."""
-        for draft in drafts:
-            if not self.ended:
-                if draft.type in TERMINAL:
-                    self.ended = draft.type
-                    self.pending = None
-                yield draft
-            elif is_epilogue(draft.type):
-                yield draft
+    def _admits(self, draft: Draft) -> bool:
+        """Return whether the run takes a draft: after a terminal draft, only an epilogue."""
+        if self.ended:
+            return is_epilogue(draft.type)
+        if draft.type in TERMINAL:
+            self.ended = draft.type
+            self.pending = None
+        return True
 
     def _placed(self, draft: Draft) -> CanonicalEvent:
         """Return the draft as the run's next event; an error event if it cannot be encoded."""
@@ -346,7 +348,7 @@ class RunFold:
         drafts = [self._failed(code=code, error=error)]
         if not self.sequence:
             drafts.insert(0, self._started())
-        return [self._placed(draft) for draft in self._allowed_by_end(drafts)]
+        return [self._placed(draft) for draft in drafts if self._admits(draft)]
 
     # the state that is stored for a pause, which may last longer than frames and events are kept
 

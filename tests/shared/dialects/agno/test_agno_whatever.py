@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dialects.agno.decode import AgnoDecoder
+from penstock.dialects.agno.decode.decoder import _HANDLERS
 from penstock.dialects.base import AgentFacts, AgentKind, Draft, Pause
 from penstock.events import TERMINAL, typed_data
 from penstock.sse import Frame
@@ -20,7 +21,7 @@ _ENDS = {"RunCompleted", "RunError", "RunCancelled", "RunPaused"}
 _ENDS |= {f"Team{name}" for name in _ENDS}
 _ENDS |= {"WorkflowCompleted", "WorkflowError", "WorkflowCancelled", "WorkflowPaused"}
 _ENDS |= {"WorkflowRunOutput", "error"}
-_COURSE = [*sorted(decoder()._handlers.keys() - _ENDS), "Whatever", "metrics_update", "message"]
+_COURSE = [*sorted(_HANDLERS.keys() - _ENDS), "Whatever", "metrics_update", "message"]
 _PAUSES = ["RunPaused", "TeamRunPaused", "WorkflowPaused"]
 
 _JSON = st.recursive(

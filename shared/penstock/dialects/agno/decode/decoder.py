@@ -10,7 +10,6 @@ objects.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Final, Literal
 
 from penstock.dialects.agno.decode import steps
@@ -40,7 +39,6 @@ from penstock.dialects.json import OBJECT, loads, obj, present, string, text
 from penstock.sse import Frame
 
 Drafts = Sequence[Draft | Pause]
-Handler = Callable[[Run, AgnoFrame], Drafts]
 
 _Section = Literal["tools", "requirements", "step_requirements"]
 _SECTIONS: Final[tuple[_Section, ...]] = ("tools", "requirements", "step_requirements")
@@ -68,7 +66,6 @@ class AgnoDecoder:
         self._agents = Agents(agent, self._steps)
         self._messages = Messages(self._agents)
         self._tools = Tools(self._agents, self._messages)
-        self._handlers = self._table()
 
     def open(self, leg: int) -> Drafts:
         """Begins a leg.
@@ -112,14 +109,14 @@ class AgnoDecoder:
 
     def _handled(self, name: str, body: AgnoFrame) -> Drafts:
         run = self._agents.of(name, body)
-        handle = self._handlers.get(name)
+        handle = _HANDLERS.get(name)
         if handle is None:
             return self._unknown(run, name, body)
         if run.inner and not run.dispatched and name not in BEGIN:
             # The stream did not contain the start of this inner run, and every inner run needs a
             # `dispatch.worker`.
-            return [self._dispatched(run, body), *handle(run, body)]
-        return handle(run, body)
+            return [self._dispatched(run, body), *handle(self, run, body)]
+        return handle(self, run, body)
 
     def end(self) -> Drafts:
         """Ends a leg whose response ended. An outer run that neither ended nor paused is lost."""
@@ -146,47 +143,6 @@ class AgnoDecoder:
         self._agents.load(state["runs"])
         self._tools.load(state["tools"])
         self._steps.load(state["steps"])
-
-    def _table(self) -> dict[str, Handler]:
-        """Returns the handler of each known event. Any other event becomes a `custom.event`."""
-        messages, tools = self._messages, self._tools
-        of_runs: dict[str, Handler] = {
-            "RunStarted": self._started,
-            "RunContinued": self._continued,
-            "RunContent": messages.content,
-            "RunContentCompleted": messages.completed,
-            "RunPaused": self._paused,
-            "RunCompleted": self._completed,
-            "RunError": self._failed,
-            "RunCancelled": self._cancelled,
-            "ToolCallStarted": tools.started,
-            "ToolCallCompleted": tools.completed,
-            "ToolCallError": tools.failed,
-            "ReasoningStarted": messages.reasoning_started,
-            "ReasoningStep": messages.reasoning_step,
-            "ReasoningContentDelta": messages.reasoning_delta,
-            "ReasoningCompleted": messages.reasoning_completed,
-        }
-        return {
-            **of_runs,
-            # the events of a team have the names of an agent's events with the prefix `Team`
-            **{f"Team{name}": handle for name, handle in of_runs.items()},
-            **{name: partial(self._step, name) for name in steps.EVENTS},
-            "WorkflowStarted": self._started,
-            "WorkflowPaused": self._workflow_paused,
-            "WorkflowRunOutput": self._workflow_paused,
-            "WorkflowCompleted": self._completed,
-            "WorkflowError": self._failed,
-            "WorkflowCancelled": self._cancelled,
-            "WorkflowAgentStarted": self._workflow_agent_started,
-            "WorkflowAgentCompleted": self._workflow_agent_completed,
-            "StepContinued": self._continued,
-            "StepExecutorContinued": self._continued,
-            "CustomEvent": self._custom_event,
-            "error": self._resume_failed,
-            **dict.fromkeys(_REPEATED, _nothing),
-            **dict.fromkeys(_CONTROL, _nothing),
-        }
 
     # Starts.
 
@@ -469,20 +425,6 @@ class AgnoDecoder:
         return self._agents.draft(run, "custom.event", data)
 
 
-# The names of events that the decoder ignores, because other events have the same content:
-# StepCompleted has the content of StepOutput, and WorkflowPaused has the pauses of single steps.
-_REPEATED = (
-    "StepOutput",
-    "StepPaused",
-    "StepExecutorPaused",
-    "StepOutputReview",
-    "ConditionPaused",
-    "RouterPaused",
-)
-
-# Frames of /resume about the connection itself. The connector handles them.
-_CONTROL = ("replay", "catch_up", "subscribed", "heartbeat", "stream_expired")
-
 # Keys that every frame may have, so that they are not part of a custom event's value.
 _COMMON = frozenset(
     {
@@ -492,10 +434,6 @@ _COMMON = frozenset(
         *("step_id", "step_name", "step_index", "parent_step_id"),
     }
 )
-
-
-def _nothing(_run: Run, _body: AgnoFrame) -> Drafts:
-    return []
 
 
 def _answer(run: Run, body: AgnoFrame) -> JsonObject:
@@ -544,3 +482,79 @@ def _canonical(name: str, body: AgnoFrame, name_key: str) -> Draft | None:
     values.append({k: item for k, item in body.items() if k not in _COMMON and k != name_key})
     drafts = (from_custom(name, value) for value in values)
     return next((draft for draft in drafts if draft is not None), None)
+
+
+# The names of events that the decoder ignores, because other events have the same content:
+# StepCompleted has the content of StepOutput, and WorkflowPaused has the pauses of single steps.
+_REPEATED = (
+    "StepOutput",
+    "StepPaused",
+    "StepExecutorPaused",
+    "StepOutputReview",
+    "ConditionPaused",
+    "RouterPaused",
+)
+
+# Frames of /resume about the connection itself. The connector handles them.
+_CONTROL = ("replay", "catch_up", "subscribed", "heartbeat", "stream_expired")
+
+
+Handler = Callable[[AgnoDecoder, Run, AgnoFrame], Drafts]
+
+
+def _by_messages(handle: Callable[[Messages, Run, AgnoFrame], Drafts]) -> Handler:
+    return lambda decoder, run, body: handle(decoder._messages, run, body)
+
+
+def _by_tools(handle: Callable[[Tools, Run, AgnoFrame], Drafts]) -> Handler:
+    return lambda decoder, run, body: handle(decoder._tools, run, body)
+
+
+def _by_steps(name: str) -> Handler:
+    return lambda decoder, run, body: decoder._step(name, run, body)
+
+
+def _nothing(_decoder: AgnoDecoder, _run: Run, _body: AgnoFrame) -> Drafts:
+    return []
+
+
+_OF_RUNS: Final[Mapping[str, Handler]] = {
+    "RunStarted": AgnoDecoder._started,
+    "RunContinued": AgnoDecoder._continued,
+    "RunContent": _by_messages(Messages.content),
+    "RunContentCompleted": _by_messages(Messages.completed),
+    "RunPaused": AgnoDecoder._paused,
+    "RunCompleted": AgnoDecoder._completed,
+    "RunError": AgnoDecoder._failed,
+    "RunCancelled": AgnoDecoder._cancelled,
+    "ToolCallStarted": _by_tools(Tools.started),
+    "ToolCallCompleted": _by_tools(Tools.completed),
+    "ToolCallError": _by_tools(Tools.failed),
+    "ReasoningStarted": _by_messages(Messages.reasoning_started),
+    "ReasoningStep": _by_messages(Messages.reasoning_step),
+    "ReasoningContentDelta": _by_messages(Messages.reasoning_delta),
+    "ReasoningCompleted": _by_messages(Messages.reasoning_completed),
+}
+
+# The handler of each known event. Any other event becomes a `custom.event`. All decoders share this
+# table: a table of bound methods would take 7 KB for each open run.
+_HANDLERS: Final[Mapping[str, Handler]] = {
+    **_OF_RUNS,
+    # the events of a team have the names of an agent's events with the prefix `Team`
+    **{f"Team{name}": handle for name, handle in _OF_RUNS.items()},
+    **{name: _by_steps(name) for name in steps.EVENTS},
+    "WorkflowStarted": AgnoDecoder._started,
+    "WorkflowPaused": AgnoDecoder._workflow_paused,
+    "WorkflowRunOutput": AgnoDecoder._workflow_paused,
+    "WorkflowCompleted": AgnoDecoder._completed,
+    "WorkflowError": AgnoDecoder._failed,
+    "WorkflowCancelled": AgnoDecoder._cancelled,
+    "WorkflowAgentStarted": AgnoDecoder._workflow_agent_started,
+    "WorkflowAgentCompleted": AgnoDecoder._workflow_agent_completed,
+    "StepContinued": AgnoDecoder._continued,
+    "StepExecutorContinued": AgnoDecoder._continued,
+    "CustomEvent": AgnoDecoder._custom_event,
+    "error": AgnoDecoder._resume_failed,
+    **dict.fromkeys(_REPEATED, _nothing),
+    **dict.fromkeys(_CONTROL, _nothing),
+}
