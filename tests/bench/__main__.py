@@ -13,7 +13,8 @@ from pathlib import Path
 
 from bench import machine
 from bench.pieces import PIECES, by_default
-from bench.results import Results, markdown
+from bench.plots import plot
+from bench.results import Results, load, markdown, merged
 from bench.session import Options, Session
 from support.drive.repository import ROOT
 from support.real.nats import write_passwords
@@ -34,6 +35,16 @@ def _arguments() -> argparse.Namespace:
         default=[],
         metavar="NAME=PYTHON",
         help="another version of Penstock beside this one, e.g. before=../before/.venv/bin/python",
+    )
+    parser.add_argument(
+        "--show",
+        type=Path,
+        nargs="+",
+        metavar="RESULTS",
+        help="measure nothing: the table of these results; --plots then writes their plots",
+    )
+    parser.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="write bench-<piece>.svg there"
     )
     parser.add_argument("--out", type=Path, help="the file of the results")
     return parser.parse_args()
@@ -67,8 +78,21 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> Results:
     return results
 
 
+def _show(results: Results, plots: Path | None) -> None:
+    leads = {name: (piece.lead, piece.compared) for name, piece in PIECES.items()}
+    print(f"\n{markdown(results, leads)}")
+    for name in results.pieces():
+        if plots is not None and name in PIECES and PIECES[name].plot:
+            file = plots / f"bench-{name}.svg"
+            file.write_text(plot(results, name, PIECES[name].plot, PIECES[name].about))
+            print(f"plot: {file}")
+
+
 def main() -> None:
     arguments = _arguments()
+    if arguments.show:
+        _show(merged([load(path) for path in arguments.show]), arguments.plots)
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
     os.environ.pop("PYTHONPATH", None)  # what is measured sees its own modules only
@@ -79,8 +103,8 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     out = arguments.out or OUT / time.strftime("%Y%m%d-%H%M%S.json")
     out.write_text(results.dump())
-    leads = {name: (piece.lead, piece.compared) for name, piece in PIECES.items()}
-    print(f"\n{markdown(results, leads)}\nresults: {out}")
+    _show(results, arguments.plots or OUT)
+    print(f"results: {out}")
 
 
 if __name__ == "__main__":

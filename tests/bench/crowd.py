@@ -1,9 +1,10 @@
 """Many clients of one edge, as a process of their own: bare sockets that check what they are given.
 
-`python crowd.py PORT`, then on its standard input one line for each thing to be done: a JSON list
-of run ids opens a stream of each and answers `{"open": n}` once each has its first event;
-`show` answers with the figures: events, gaps, repeats, comments, and the latency of the events that
-have a time (`t=<ns since the epoch>`) in them; `measure` too, and begins anew.
+`python crowd.py PORT`, then on its standard input one line for each thing to be done: a JSON object
+with the fields of `Opening` opens streams and answers `{"open": n}`; `show` answers with the
+figures: events, gaps, repeats, comments, and the latency of the events that have a time in them;
+`measure` too, and begins anew. `load.py` uses it where there is no C compiler: it costs ten times
+the CPU of the C program, so that it delays what it measures earlier.
 """
 
 from __future__ import annotations
@@ -18,8 +19,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 AT_ONCE = 200
-_SEQUENCE = re.compile(rb'"sequence":(\d+)')
-_SENT = re.compile(rb"t=(\d+)")
+# Text of the events as `publisher.py`, `flooder.py` and the tests of this folder make it.
+_SEQUENCE = re.compile(rb'(?:@n=|"sequence":)(\d+)')
+_SENT = re.compile(rb"@t=(\d+)")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Streams to be opened, one for each path."""
+
+    paths: list[str]
+    headers: dict[str, str] = field(default_factory=dict)
+    method: str = "GET"
+    body: str = ""
+    until: str = "event"  # when a stream counts as open: `head`, or `event` for its first one
+    per_second: float = 2000
 
 
 @dataclass
@@ -54,38 +68,48 @@ class Crowd:
         self.port = port
         self.figures = Figures()
 
-    async def open(self, runs: list[str]) -> None:
+    async def open(self, opening: Opening) -> None:
         loop = asyncio.get_running_loop()
         turns = asyncio.Semaphore(AT_ONCE)
+        begun = loop.time()
 
-        async def one(run_id: str) -> None:
+        async def one(number: int, path: str) -> None:
+            await asyncio.sleep(begun + number / opening.per_second - loop.time())
             async with turns:
                 _, client = await loop.create_connection(
-                    lambda: Client(self, run_id), "127.0.0.1", self.port
+                    lambda: Client(self, opening, path), "127.0.0.1", self.port
                 )
                 await client.begun
 
-        await asyncio.gather(*(one(run_id) for run_id in runs))
+        await asyncio.gather(*(one(*each) for each in enumerate(opening.paths)))
 
 
 class Client(asyncio.Protocol):
-    """One stream, from its run's start."""
+    """One stream."""
 
-    def __init__(self, crowd: Crowd, run_id: str) -> None:
+    def __init__(self, crowd: Crowd, opening: Opening, path: str) -> None:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._crowd = crowd
-        self._run_id = run_id
+        self._opening = opening
+        self._path = path
+        self._asked_ns = 0
         self._sequence = 0
         self._left = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        path = f"/v1/runs/{self._run_id}/events"
-        transport.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        opening = self._opening
+        head = [f"{opening.method} {self._path} HTTP/1.1", "Host: localhost"]
+        head += ["Accept: text/event-stream", f"Content-Length: {len(opening.body)}"]
+        head += [f"{name}: {value}" for name, value in opening.headers.items()]
+        self._asked_ns = time.time_ns()
+        transport.write("\r\n".join([*head, "", opening.body]).encode())
 
     def data_received(self, data: bytes) -> None:
         now_ns = time.time_ns()
         figures = self._crowd.figures
+        if self._opening.until == "head":
+            self._has_begun()
         *frames, self._left = (self._left + data).split(b"\n\n")
         for frame in frames:
             found = _SEQUENCE.search(frame)
@@ -94,13 +118,17 @@ class Client(asyncio.Protocol):
                 continue
             sequence = int(found[1])
             figures.events += 1
-            figures.gaps += max(0, sequence - self._sequence - 1)
+            if self._sequence or self._opening.until == "event":
+                figures.gaps += max(0, sequence - self._sequence - 1)
             figures.repeats += sequence <= self._sequence
             self._sequence = sequence
-            if sent := _SENT.search(frame):
+            if (sent := _SENT.search(frame)) and int(sent[1]) >= self._asked_ns:
                 figures.latencies_ms.append((now_ns - int(sent[1])) / 1e6)
-            if not self.begun.done():
-                self.begun.set_result(None)
+            self._has_begun()
+
+    def _has_begun(self) -> None:
+        if not self.begun.done():
+            self.begun.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._crowd.figures.closed += 1
@@ -119,9 +147,9 @@ async def main(port: int) -> None:
             if line == b"measure":
                 crowd.figures = Figures()
         else:
-            runs = json.loads(line)
-            await crowd.open(runs)
-            answer = {"open": len(runs)}
+            opening = Opening(**json.loads(line))
+            await crowd.open(opening)
+            answer = {"open": len(opening.paths)}
         print(json.dumps(answer), flush=True)
 
 

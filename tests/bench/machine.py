@@ -10,6 +10,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from bench import load
 from support.drive.repository import ROOT
 from support.real.nats import binary
 
@@ -18,10 +19,12 @@ def described() -> dict[str, str]:
     """What has an influence on the figures, by name."""
     cores = os.cpu_count()
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    clients = "sseload.c" if load.program() else "crowd.py, since there is no C compiler"
     found = {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": f"{cores} cores of {_processor()}, {gib:.0f} GiB, Linux {platform.release()}",
         "load of the last minute": f"{os.getloadavg()[0]:.1f}",
+        "clients": clients,
         "Python": platform.python_version(),
         "Penstock": _said("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"),
         "NATS": _said(binary(), "--version").removeprefix("nats-server: "),

@@ -18,10 +18,8 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import quote_plus
+from typing import Any, Final, Literal
 
 import orjson
 import uuid_utils
@@ -41,12 +39,11 @@ PATIENCE_S: Final = 5.0
 class Plan:
     """What is published, and where."""
 
-    wire: str  # nats, nchan, mercure
+    wire: Literal["nats", "nchan"]
     url: str  # nats://127.0.0.1:4222, or 127.0.0.1:80 for HTTP
     runs: int
     rate: float  # events a second, of each run; 0: as fast as they are taken
     user_id: str = "anonymous"
-    token: str = ""
 
 
 def event(run_id: str, number: int) -> bytes:
@@ -159,8 +156,6 @@ class HttpWire:
 
     def __init__(self, plan: Plan) -> None:
         host, port = plan.url.split(":")
-        self._plan = plan
-        self._request: Callable[[str, int], bytes] = getattr(self, f"_{plan.wire}")
         self._sockets = [
             socket.create_connection((host, int(port))) for _ in range(self.CONNECTIONS)
         ]
@@ -197,20 +192,13 @@ class HttpWire:
             assert good == text.count(b"HTTP/1.1 "), text
             self._answered += good
 
-    def _nchan(self, run_id: str, number: int) -> bytes:
+    @staticmethod
+    def _request(run_id: str, number: int) -> bytes:
         body = event(run_id, number)
         return b"POST /pub/%b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
             run_id.encode(),
             len(body),
             body,
-        )
-
-    def _mercure(self, run_id: str, number: int) -> bytes:
-        body = f"topic={run_id}&data={quote_plus(event(run_id, number))}".encode()
-        return (
-            b"POST /.well-known/mercure HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b\r\n"
-            b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: %d\r\n\r\n%b"
-            % (self._plan.token.encode(), len(body), body)
         )
 
 

@@ -96,9 +96,11 @@ class Fleet:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    @property
-    def names(self) -> Sequence[str]:
-        return list(self._starts)
+    def names(self, turn: int) -> Sequence[str]:
+        """The names, in another order each turn: who comes after a heavy load must vary."""
+        names = list(self._starts)
+        at = turn % len(names) if names else 0
+        return names[at:] + names[:at]
 
     async def get(self, name: str) -> Served | None:
         """The edge; None if it is not on this machine."""

@@ -43,7 +43,8 @@ class Crowd:
     process: asyncio.subprocess.Process
 
     async def open(self, runs: list[PretendRun]) -> None:
-        answer = await self._ask(json.dumps([run.run_id for run in runs]))
+        paths = [f"/v1/runs/{run.run_id}/events" for run in runs]
+        answer = await self._ask(json.dumps({"paths": paths}))
         assert answer == {"open": len(runs)}
 
     async def measure(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ async def speak(runs: list[PretendRun], number: int) -> int:
         for said in range(number):
             due = begun + (said + at / len(runs)) / RATE
             await asyncio.sleep(max(0.0, due - loop.time()))
-            await run.text(f"{words} t={time.time_ns()}")
+            await run.text(f"{words} @t={time.time_ns()}")
 
     await asyncio.gather(*(one(at, run) for at, run in enumerate(runs)))
     return number * len(runs)

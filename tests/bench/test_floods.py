@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -21,12 +19,11 @@ from typing import Any
 
 import pytest
 
+from bench.peers.whole import upstream
 from penstock.bus import Bus, BusSettings, Msg, streams, subjects
-from support.real import servers
 from support.real.cpu import cpu_s
 from support.real.deployment import SERVICES, Deployment, deployment, frames
 from support.real.nats import NatsServer
-from support.real.ports import free_port
 from support.real.processes import forget_peak, peak_rss_bytes, pid_of, rss_bytes
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
@@ -99,16 +96,7 @@ async def flooded(
 ) -> AsyncIterator[Watched]:
     """Everything at work, with one run done, so that nothing is loaded for the first time."""
     async with AsyncExitStack() as stack:
-        port = free_port()
-        process = servers.start(
-            "flooder",
-            [sys.executable, str(HERE / "flooder.py"), str(port)],
-            log=folder / "flooder.log",
-            owner_pid=os.getpid(),
-        )
-        stack.callback(process.stop)
-        servers.await_log(process, "ready", 20)
-        url = f"http://127.0.0.1:{port}"
+        url = await stack.enter_async_context(upstream(folder))
         penstock = await stack.enter_async_context(
             deployment(
                 nats.url,

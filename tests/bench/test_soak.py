@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -21,13 +20,12 @@ from statistics import linear_regression
 
 import pytest
 
+from bench.peers.whole import upstream
 from penstock.bus import Bus, BusSettings
 from support.drive.plot import charts
-from support.real import servers
 from support.real.cpu import cpu_s
 from support.real.deployment import SERVICES, Deployment, deployment
 from support.real.nats import NatsServer
-from support.real.ports import free_port
 from support.real.processes import open_files, pid_of, rss_bytes, threads
 
 SOAK_S = float(os.environ.get("PENSTOCK_SOAK_S", "1200"))
@@ -133,18 +131,8 @@ async def test_a_steady_load_takes_no_more_of_anything_with_time(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
     async with AsyncExitStack() as stack:
-        port = free_port()
-        flooder = servers.start(
-            "flooder",
-            [sys.executable, str(HERE / "flooder.py"), str(port)],
-            log=tmp_path / "flooder.log",
-            owner_pid=os.getpid(),
-        )
-        stack.callback(flooder.stop)
-        servers.await_log(flooder, "ready", 20)
-        agents = [
-            {"id": id, "protocol": "agno", "url": f"http://127.0.0.1:{port}"} for id in AGENTS
-        ]
+        url = await stack.enter_async_context(upstream(tmp_path))
+        agents = [{"id": id, "protocol": "agno", "url": url} for id in AGENTS]
         kept_s = SOAK_S / 5
         penstock = await stack.enter_async_context(
             deployment(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.load import Clients, script
 from bench.peers.penstock import bearer, broker, services
+from bench.processes import script
+from bench.seen import Clients
 from support.real.deployment import SERVICES, Deployment
 from support.real.nats import NatsServer
 from support.real.ports import free_port

@@ -1,8 +1,8 @@
-"""The pieces of `make bench`, each a module with NAME, LEAD, COMPARED and `run`; and the tests."""
+"""The pieces of `make bench`, each a module with NAME, LEAD, COMPARED, PLOT, ABOUT and `run`."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,12 +18,14 @@ class Piece:
     run: Callable[[Session], Awaitable[None]]
     lead: str  # its most important figure
     compared: Sequence[str]  # the systems to which it is compared
+    plot: Mapping[str, str]  # the figures of its plot, with their titles; none: no plot
+    about: Mapping[str, str]  # a description of each workload
 
 
 PIECES: Final = {
-    each.NAME: Piece(each.run, each.LEAD, each.COMPARED)
+    each.NAME: Piece(each.run, each.LEAD, each.COMPARED, each.PLOT, each.ABOUT)
     for each in (edge, path, normalizer, saturation, growth, joins, startup)
-} | {name: Piece(partial(checks.run, name), "", ()) for name in checks.names()}
+} | {name: Piece(partial(checks.run, name), "", (), {}, {}) for name in checks.names()}
 
 
 def by_default(long: bool) -> list[str]:

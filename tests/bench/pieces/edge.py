@@ -10,13 +10,32 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bench.load import Clients, Publishing, Seen, Window, measure, publishing
+from bench.load import measure
 from bench.peers.served import NotHere, Served
+from bench.publishing import Publishing, publishing
+from bench.seen import Clients, Seen, Window
 from bench.session import Fleet, Session
 
 NAME: Final = "edge"
 LEAD: Final = "us_per_event"
 COMPARED: Final = ("nchan", "naive")
+
+
+PLOT: Final = {"us_per_event": "µs per event", "kib_per_connection": "KiB per connection"}
+ABOUT: Final = {
+    "w1": "1 run, 1,000 clients, 50 events/s",
+    "w1-100": "the same, 100 events/s",
+    "w1-200": "the same, 200 events/s",
+    "w2": "1,000 runs with a client each, 10 events/s",
+    "w3": "100 runs with a client each, 100 events/s",
+    "w3-10": "the same, 10 events/s",
+    "w3-agui": "the same, 50 events/s, dialect agui",
+    "w3-unified": "the same, 50 events/s, dialect unified",
+    "w4": "10,000 idle clients of 10 runs",
+    "w4-each": "10,000 idle clients with a run each",
+    "w5-cold": "1,000 clients replay 1,000 events, edge just started",
+    "w5-warm": "the same, replayed before",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +67,16 @@ REPLAY_S: Final = 10.0  # that a replay should take at most
 async def run(session: Session) -> None:
     """Measure what is asked for."""
     async with Fleet(session) as fleet:
-        for _ in range(session.options.rounds):
+        for turn in range(session.options.rounds):
             for name, workload in FOLLOWED.items():
                 if session.wants(name):
-                    for system in fleet.names:
+                    for system in fleet.names(turn):
                         await _followed(session, fleet, name, workload, system)
     async with Fleet(session) as fleet:
-        for _ in range(session.options.rounds):
+        for turn in range(session.options.rounds):
             for name, workload in {**IDLE, **REPLAYED}.items():
                 if session.wants(name):
-                    for system in fleet.names:
+                    for system in fleet.names(turn):
                         await _fresh(session, fleet, name, workload, system)
 
 

@@ -8,13 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from bench.load import Window, measure
+from bench.load import measure
 from bench.peers.whole import PATH, Whole, upstream, whole
+from bench.seen import Window
 from bench.session import Session
 
 NAME: Final = "growth"
 LEAD: Final = "us_per_frame"
 COMPARED: Final = ()
+PLOT: Final = {
+    "us_per_frame": "path, µs per frame",
+    "connector_ms_per_start": "connector, ms per start",
+}
+ABOUT: Final[dict[str, str]] = {}
 FRAMES_PER_S: Final = 1000
 RUNS: Final = (1, 10, 100, 1000)
 LONG_RUNS: Final = (*RUNS, 10_000)

@@ -8,12 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from bench.load import Clients, Window, measure, publishing
+from bench.load import measure
+from bench.publishing import publishing
+from bench.seen import Clients, Window
 from bench.session import Fleet, Session
 
 NAME: Final = "joins"
 LEAD: Final = "p99_ms"
 COMPARED: Final = ("nchan",)
+PLOT: Final = {"p99_ms": "p99 of the latency, ms", "us_per_event": "edge, µs per event"}
+ABOUT: Final = {"1000": "1,000 clients join 1,000 runs of 10 events/s"}
 RUNS: Final = 1000
 RATE: Final = 10.0
 PAST: Final = 20  # events of each run before the clients come
@@ -25,9 +29,9 @@ WINDOW: Final = Window(duration_s=6.0, fresh=True)
 async def run(session: Session) -> None:
     """Measure what is asked for."""
     async with Fleet(session) as fleet:
-        for _ in range(session.options.rounds):
+        for turn in range(session.options.rounds):
             for name, per_second in WORKLOADS.items():
-                for system in fleet.names if session.wants(name) else ():
+                for system in fleet.names(turn) if session.wants(name) else ():
                     served = await fleet.get(system)
                     if served is None or served.max_events_per_s < RUNS * RATE:
                         continue

@@ -11,8 +11,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from bench.load import Clients, Seen, Window, measure, script
+from bench.load import measure
 from bench.peers.whole import PATH, Whole, upstream, whole
+from bench.processes import script
+from bench.seen import Clients, Seen, Window
 from bench.session import Session
 from support.real.ports import free_port
 from support.real.processes import pid_of
@@ -20,6 +22,14 @@ from support.real.processes import pid_of
 NAME: Final = "path"
 LEAD: Final = "us_per_frame"
 COMPARED: Final = ("proxy",)
+PLOT: Final = {"us_per_frame": "µs per frame", "p50_ms": "p50, ms", "p99_ms": "p99, ms"}
+ABOUT: Final = {
+    "50": "10 runs of 5 frames/s",
+    "100": "10 runs of 10 frames/s",
+    "1000": "100 runs of 10 frames/s",
+    "1000-one": "1 run of 1,000 frames/s",
+    "5000": "100 runs of 50 frames/s",
+}
 WINDOW: Final = Window(duration_s=5.0, warmup_s=2.0)
 BESIDE_S: Final = 3.0  # of a run, before and after the window
 SETTLE_S: Final = 2.0  # until runs whose clients have left are over

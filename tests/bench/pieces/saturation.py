@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.load import Window, measure
+from bench.load import measure
 from bench.peers.whole import PATH, upstream, whole
+from bench.seen import Window
 from bench.session import Session
 
 NAME: Final = "saturation"
 LEAD: Final = "us_per_frame"
 COMPARED: Final = ()
+PLOT: Final = {"frames_per_s": "frames/s", "us_per_frame": "µs per frame"}
+ABOUT: Final = {"1-normalizer": "20 runs at full speed", "2-normalizers": "the same"}
 RUNS: Final = 20
 FRAMES: Final = 2000  # of each run
 # name: processes of the normalizer

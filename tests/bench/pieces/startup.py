@@ -14,6 +14,8 @@ from support.real.up import Up
 NAME: Final = "startup"
 LEAD: Final = "ready_s"
 COMPARED: Final = ()
+PLOT: Final = {"ready_s": "seconds until it is ready"}
+ABOUT: Final = {"empty": "penstock up for the first time", "again": "the second time"}
 WORKLOADS: Final = ("empty", "again")
 MIB: Final = 1024 * 1024
 
