@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+MAX_HEADS = 500
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -17,6 +18,9 @@ _BOM = b"\xef\xbb\xbf"
 # The value of a `retry` line, in milliseconds. A number of more than 15 digits is not a useful
 # waiting time, and Python converts long numbers slowly.
 _RETRY = re.compile(rb"[0-9]{1,15}")
+
+
+_HEADS: dict[str, bytes] = {}  # maps names of events to their lines
 
 
 class FrameTooLarge(ValueError):
@@ -191,12 +195,13 @@ def encode(
         ValueError: `event` or `id` contains a line end or a NUL. A line end would begin another
             field.
     """
-    head = b"event: " + _line(event) + b"\n" if event is not None else b""
-    tail = b"\n\n"
-    if id is not None and id_first:
-        head = b"id: " + _line(id) + b"\n" + head
-    elif id is not None:
-        tail = b"\nid: " + _line(id) + tail
+    head = b"" if event is None else _HEADS.get(event) or _head(event)
+    if id is None:
+        tail = b"\n\n"
+    elif id_first:
+        head, tail = b"id: %b\n%b" % (_line(id), head), b"\n\n"
+    else:
+        tail = b"\nid: %b\n\n" % _line(id)
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(_LINE_END.split(data))
     return b"".join((head, b"data: ", data, tail))  # `+` would copy a large frame several times
@@ -226,6 +231,14 @@ def retry(ms: int) -> bytes:
     The client gets no event.
     """
     return b"retry: %d\n\n" % ms
+
+
+def _head(event: str) -> bytes:
+    """Return the line of an event's name, and remember it: few names occur again and again."""
+    head = b"event: %b\n" % _line(event)
+    if len(_HEADS) < MAX_HEADS:
+        _HEADS[event] = head
+    return head
 
 
 def _line(text: str) -> bytes:

@@ -23,6 +23,7 @@ JOIN_MANY_S: Final = 0.02  # for a hub with `MANY` clients or more
 MANY: Final = 20
 # The number of writes after which other callbacks may run. 100 writes take about 0.6 ms.
 SLICE: Final = 100
+REPORT_S: Final = 0.1  # metrics may be this old; to set them for each event would take 3 µs
 # A timer may end this much too early, so that one timer serves several hubs.
 EARLY_S: Final = 0.001
 
@@ -45,7 +46,7 @@ class Flushes:
     """Flushes the hubs of one process."""
 
     def __init__(self, report: Callable[[], None]) -> None:
-        """`report` is called after the flushes of one turn of the loop, and sets metrics."""
+        """`report` sets metrics; it is called within `REPORT_S` after a flush."""
         self._report = report
         self._loop = asyncio.get_running_loop()
         self.time: Callable[[], float] = self._loop.time
@@ -55,6 +56,7 @@ class Flushes:
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._delivered: dict[str, int] = {}
+        self._reporting: asyncio.TimerHandle | None = None
 
     def add(self, hub: Flushable) -> None:
         """Flush a hub that has new messages, at once or when its next flush is due.
@@ -76,7 +78,9 @@ class Flushes:
             self._loop.call_soon(self._flush)
 
     def delivered(self, dialect: str, events: int) -> None:
-        """Count events that a flush has delivered; the metric is set once in a turn of the loop."""
+        """Count events that a flush has delivered; the metric follows within `REPORT_S`."""
+        if self._reporting is None:
+            self._reporting = self._loop.call_later(REPORT_S, self._set_metrics)
         self._delivered[dialect] = self._delivered.get(dialect, 0) + events
 
     def close(self) -> None:
@@ -86,6 +90,9 @@ class Flushes:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._set_metrics()
 
     def _flush(self) -> None:
         due, writes = self._due, 0
@@ -96,10 +103,12 @@ class Flushes:
         self._is_scheduled = bool(due)
         if due:
             self._loop.call_soon(self._flush)
-        if self._delivered:
-            for dialect, events in self._delivered.items():
-                DELIVERED.labels(dialect).inc(events)
-            self._delivered.clear()
+
+    def _set_metrics(self) -> None:
+        self._reporting = None
+        for dialect, events in self._delivered.items():
+            DELIVERED.labels(dialect).inc(events)
+        self._delivered.clear()
         self._report()
 
     def _set_timer(self) -> None:

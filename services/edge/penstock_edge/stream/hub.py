@@ -21,7 +21,7 @@ from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.run_source import source_of
 from penstock_edge.stream.flushes import JOIN_MANY_S, JOIN_S, MANY, SLICE, Flushes
 from penstock_edge.stream.in_step import InStep, Member, Write
-from penstock_edge.stream.ring import CHUNK_BYTES, Ring
+from penstock_edge.stream.ring import CHUNK_BYTES, Ring, http_chunk
 from penstock_edge.stream.ring_budget import RingBudget
 from penstock_edge.views.items import Encoding, Item
 from penstock_edge.views.positions import RingPosition, StreamSequence
@@ -241,17 +241,17 @@ class Hub:
         self._is_queued = False
         group = self.in_step
         try:
-            if not group.is_writing:
+            if not group.behind:
                 if self._working is None:
                     self._take_arrivals()
                 self._begin_fan_out()
-            writes = group.write(SLICE)
+            writes = group.write(SLICE) if group.behind else 0
         except Exception:  # without this, the clients would wait for events for ever
             self._fail()
             return SLICE
         if writes:
             self._flushes.delivered(self.view.dialect, writes * group.events)
-        if group.is_writing or group.at != self.ring.end:
+        if group.behind or group.at != self.ring.end:
             self._flush_again()
         elif self._arrivals.waiting:
             self._on_arrival()
@@ -317,36 +317,43 @@ class Hub:
     def _begin_fan_out(self) -> None:
         """Begin to write the new items to the group, and wake the other clients."""
         ring, group, now = self.ring, self.in_step, self._flushes.time()
-        self.flush_at = now + (JOIN_MANY_S if len(self.clients) >= MANY else JOIN_S)
-        if group.at == ring.end:
+        self.flush_at = now + (JOIN_S if len(self.clients) < MANY else JOIN_MANY_S)
+        end = ring.end
+        if group.at == end:
             return
-        if len(group):
-            self._give_to_group(now)
-        if not len(group):
+        if group.level:
+            self._give_to_group(end, now)
+        if not (group.level or group.behind):
             newest = ring.newest
-            group.move(ring.end, StreamSequence(newest.sequence + 1) if newest else group.next)
+            group.move(end, StreamSequence(newest.sequence + 1) if newest else group.next)
         if ring.held_bytes > self._ring_bytes:
-            self._evict(self._ring_bytes, least=1)
+            self._evict(self._ring_bytes * 7 // 8, least=1)  # not for each event a little
         self._budget.hold(self, ring.held_bytes)
-        for client in tuple(self._out_of_step):
-            client.wake()
+        if self._out_of_step:
+            for client in tuple(self._out_of_step):
+                client.wake()
 
-    def _give_to_group(self, now: float) -> None:
+    def _give_to_group(self, end: RingPosition, now: float) -> None:
         """Begin a fan-out of the group's next chunk.
 
         If the streams end with this chunk, if the chunk is large, or if the ring has evicted it,
         each client takes its next items by itself.
         """
-        ring, group = self.ring, self.in_step
-        chunk = ring.chunk(group.at) if group.at >= ring.base else None
-        if chunk is None or chunk.items[-1].last or len(chunk.body) > CHUNK_BYTES:
+        ring, group, newest = self.ring, self.in_step, self.ring.newest
+        if newest is not None and end - group.at == 1:  # nearly always; a chunk would cost 1 µs
+            at, body, last, events = end, newest.body, newest, 1
+        elif group.at >= ring.base and (chunk := ring.chunk(group.at)) is not None:
+            at, body, last, events = chunk.end, chunk.body, chunk.items[-1], len(chunk.items)
+        else:
             self._dissolve()
             return
-        next_ = StreamSequence(chunk.items[-1].sequence + 1)
-        if chunk.body:
-            group.begin(chunk.framed, chunk.end, next_, len(chunk.items), now)
+        next_ = StreamSequence(last.sequence + 1)
+        if last.last or len(body) > CHUNK_BYTES:
+            self._dissolve()
+        elif body:
+            group.begin(http_chunk(body), at, next_, events, now)
         else:
-            group.move(chunk.end, next_)
+            group.move(at, next_)
 
     def _dissolve(self) -> None:
         for client in self.in_step.members:

@@ -37,7 +37,8 @@ class Member(Protocol):
 class InStep:
     """The group. A fan-out writes the same bytes to each member, in slices.
 
-    During a fan-out, `_behind` has the members that have not got the bytes yet. A client that joins
+    During a fan-out, `behind` has the members that have not got the bytes yet, and `level` all
+    others. Only methods of this class may change them. A client that joins
     or leaves meanwhile gets the bytes once, because `remove` returns the client's own position.
     `at` is the position in the ring, and `next` one more than the sequence of the newest item, of
     the members that have got the bytes.
@@ -45,12 +46,12 @@ class InStep:
 
     __slots__ = (
         "_at_before",
-        "_behind",
         "_bytes",
-        "_level",
         "_next_before",
         "at",
+        "behind",
         "events",
+        "level",
         "next",
         "wrote_at",
     )
@@ -61,31 +62,28 @@ class InStep:
         self.events = 0  # the number of items of the last fan-out
         self.wrote_at = 0.0  # when the last fan-out began, by the clock of the loop
         self._bytes = b""
-        self._level: dict[Member, Write] = {}
-        self._behind: dict[Member, Write] = {}
-
-    def __len__(self) -> int:
-        return len(self._level) + len(self._behind)
+        self.level: dict[Member, Write] = {}
+        self.behind: dict[Member, Write] = {}
 
     @property
     def is_writing(self) -> bool:
         """Whether a fan-out is not complete."""
-        return bool(self._behind)
+        return bool(self.behind)
 
     @property
     def members(self) -> list[Member]:
         """All clients in step."""
-        return [*self._level, *self._behind]
+        return [*self.level, *self.behind]
 
     def add(self, member: Member, write: Write) -> None:
         """Add a client that has all items before `at`."""
-        self._level[member] = write
+        self.level[member] = write
 
     def remove(self, member: Member) -> tuple[RingPosition, StreamSequence]:
         """Remove a client; return its position in the ring, and its next stream sequence."""
-        if self._behind.pop(member, None) is not None:
+        if self.behind.pop(member, None) is not None:
             return self._at_before, self._next_before
-        del self._level[member]
+        del self.level[member]
         return self.at, self.next
 
     def move(self, at: RingPosition, next: StreamSequence) -> None:
@@ -103,7 +101,7 @@ class InStep:
         self.at, self.next = at, next
         self.events, self.wrote_at = events, now
         self._bytes = written
-        self._behind, self._level = self._level, self._behind
+        self.behind, self.level = self.level, self.behind
 
     def write(self, most: int) -> int:
         """Write to at most so many members; return the number of writes.
@@ -111,7 +109,7 @@ class InStep:
         If the `write` of one member raises an exception, only the stream of this member ends. A
         `write` may pause the connection, and then removes its member from this group.
         """
-        behind, level, written = self._behind, self._level, self._bytes
+        behind, level, written = self.behind, self.level, self._bytes
         writes = 0
         while behind and writes < most:
             member, write = behind.popitem()

@@ -23,14 +23,6 @@ class Chunk:
     body: bytes
     end: RingPosition
     items: tuple[Item, ...]
-    _framed: bytes = b""
-
-    @property
-    def framed(self) -> bytes:
-        """The body as an HTTP chunk, which is made once for all clients."""
-        if not self._framed:
-            self._framed = http_chunk(self.body)
-        return self._framed
 
 
 class Ring:
@@ -51,7 +43,8 @@ class Ring:
         self.held_bytes += size_bytes + ITEM_BYTES
         self.delivered_bytes = ByteOffset(self.delivered_bytes + size_bytes)
         item.offset = self.delivered_bytes
-        self._chunks.clear()
+        if self._chunks:
+            self._chunks.clear()
 
     def evict(self, limit_bytes: int, least: int) -> bool:
         """Evict the oldest items until the others fit in `limit_bytes`, or only `least` are left.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import orjson
@@ -17,25 +17,24 @@ from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.positions import StreamSequence
 
 
-@dataclass(slots=True)
 class Item:
     """One encoded message.
 
     `frames` are written as they are. The index of a frame in `frames` is part of the frame's
-    cursor.
+    cursor. `body` are the bytes of all frames.
 
     If `last` is True, the stream ends with this item. `offset` is the number of bytes of all items
     that the hub has encoded, up to the end of this item.
     """
 
-    sequence: int
-    frames: list[bytes]
-    last: bool = False
-    offset: int = 0
-    body: bytes = field(init=False)
+    __slots__ = ("body", "frames", "last", "offset", "sequence")
 
-    def __post_init__(self) -> None:
-        self.body = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
+    def __init__(self, sequence: int, frames: list[bytes], last: bool = False) -> None:
+        self.sequence = sequence
+        self.frames = frames
+        self.last = last
+        self.offset = 0
+        self.body = frames[0] if len(frames) == 1 else b"".join(frames)
 
     def after(self, cursor: Cursor) -> bytes:
         """Return the item's bytes that a client with this cursor does not have yet."""
