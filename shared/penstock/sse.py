@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MAX_HEADS = 500
+MAX_EVENT_LINES = 500
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -20,7 +20,7 @@ _BOM = b"\xef\xbb\xbf"
 _RETRY = re.compile(rb"[0-9]{1,15}")
 
 
-_HEADS: dict[str, bytes] = {}  # maps names of events to their lines
+_EVENT_LINES: dict[str, bytes] = {}  # maps names of events to their lines
 
 
 class FrameTooLarge(ValueError):
@@ -195,7 +195,7 @@ def encode(
         ValueError: `event` or `id` contains a line end or a NUL. A line end would begin another
             field.
     """
-    head = b"" if event is None else _HEADS.get(event) or _head(event)
+    head = b"" if event is None else event_line(event)
     if id is None:
         tail = b"\n\n"
     elif id_first:
@@ -205,6 +205,20 @@ def encode(
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(_LINE_END.split(data))
     return b"".join((head, b"data: ", data, tail))  # `+` would copy a large frame several times
+
+
+def event_line(event: str) -> bytes:
+    """Returns the line of an event's name, and remembers it: few names occur again and again.
+
+    Raises:
+        ValueError: The name contains a line end or a NUL.
+    """
+    line = _EVENT_LINES.get(event)
+    if line is None:
+        line = b"event: %b\n" % _line(event)
+        if len(_EVENT_LINES) < MAX_EVENT_LINES:
+            _EVENT_LINES[event] = line
+    return line
 
 
 def comment(text: str) -> bytes:
@@ -231,14 +245,6 @@ def retry(ms: int) -> bytes:
     The client gets no event.
     """
     return b"retry: %d\n\n" % ms
-
-
-def _head(event: str) -> bytes:
-    """Return the line of an event's name, and remember it: few names occur again and again."""
-    head = b"event: %b\n" % _line(event)
-    if len(_HEADS) < MAX_HEADS:
-        _HEADS[event] = head
-    return head
 
 
 def _line(text: str) -> bytes:

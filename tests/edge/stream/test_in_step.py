@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 
 from fuzz.cases import examples
 from penstock_edge.settings import EdgeSettings
+from penstock_edge.stream import flushes
 from penstock_edge.stream import hub as hub_module
 from penstock_edge.stream.client import End
 from penstock_edge.stream.open_streams import ReconnectReason
@@ -29,8 +30,7 @@ from support.fakes.connections import Connection, World
 @pytest.fixture(autouse=True)
 def no_joining(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each hub is flushed at once, and two writes are one slice of a fan-out."""
-    monkeypatch.setattr(hub_module, "JOIN_S", 0.0)
-    monkeypatch.setattr(hub_module, "JOIN_MANY_S", 0.0)
+    monkeypatch.setattr(flushes, "JOIN_S", 0.0)
     monkeypatch.setattr(hub_module, "SLICE", 2)
 
 

@@ -78,7 +78,7 @@ class World:
             (RUN_ID,),
             "canonical",
             ManyRuns(self._open),
-            lambda: Ending(NAMED_SSE.event),
+            lambda: Ending(NAMED_SSE.unchanged),
             lambda code, message: b": %b\n\n" % code.encode(),
         )
 

@@ -320,7 +320,7 @@ def _view(
 
     def encoding() -> Encoding:
         if known.unchanged:
-            return UnchangedEncoding(render, ends=False)
+            return UnchangedEncoding(framing.unchanged, types, ends=False)
         return ManyEncoding(known.encoder, render, reads_from)
 
     return View(

@@ -19,7 +19,7 @@ from penstock_edge.sources.encode import encode, encode_now
 from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.run_source import source_of
-from penstock_edge.stream.flushes import JOIN_MANY_S, JOIN_S, MANY, SLICE, Flushes
+from penstock_edge.stream.flushes import SLICE, Flushes
 from penstock_edge.stream.in_step import InStep, Member, Write
 from penstock_edge.stream.ring import CHUNK_BYTES, Ring, http_chunk
 from penstock_edge.stream.ring_budget import RingBudget
@@ -317,7 +317,7 @@ class Hub:
     def _begin_fan_out(self) -> None:
         """Begin to write the new items to the group, and wake the other clients."""
         ring, group, now = self.ring, self.in_step, self._flushes.time()
-        self.flush_at = now + (JOIN_S if len(self.clients) < MANY else JOIN_MANY_S)
+        self.flush_at = now + self._flushes.join_s
         end = ring.end
         if group.at == end:
             return

@@ -63,7 +63,9 @@ def run_view(
 
     def encoding() -> Encoding:
         return (
-            UnchangedEncoding(render) if known.unchanged else EventEncoding(known.encoder(), render)
+            UnchangedEncoding(framing.unchanged, types)
+            if known.unchanged
+            else EventEncoding(known.encoder(), render)
         )
 
     return View(

@@ -137,7 +137,8 @@ class UnchangedEncoding(Encoding):
     objects without a line end.
     """
 
-    render: Render
+    unchanged: Callable[[bytes, str, int], bytes]  # the method of a Framing
+    types: frozenset[str] | None = None  # frames of other types are not written
     ends: bool = True
 
     def feed(self, stored: Stored) -> Item:
@@ -146,12 +147,14 @@ class UnchangedEncoding(Encoding):
         Raises:
             ValueError: the body is not an event.
         """
-        body, sequence = stored.payload, stored.sequence
+        body = stored.payload
         if not (body.startswith(b"{") and body.endswith(b"}")):
             raise ValueError("the body is not a JSON object")
         type = type_of(stored)
-        frame = self.render(Frame(body, type), f"{sequence}-0")
-        return Item(sequence, [frame], self.ends and type in TERMINAL)
+        frame = b""
+        if self.types is None or type in self.types:
+            frame = self.unchanged(body, type, stored.sequence)
+        return Item(stored.sequence, [frame], type in TERMINAL and self.ends)
 
     def interruption(self) -> list[bytes]:
         """Return nothing: a client reconnects with its cursor."""
