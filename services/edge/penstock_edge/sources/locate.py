@@ -151,8 +151,12 @@ async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
     return await bus.tail(streams.events_for(run_id), subjects.event("lifecycle.*", run_id))
 
 
-async def locate(bus: Bus, view: View, after: Cursor | None) -> StartPosition:
+async def locate(
+    bus: Bus, view: View, after: Cursor | None, record: RunRecord | None = None
+) -> StartPosition:
     """Return the position from which a client reads a run; the run may have ended.
+
+    `record` is the run's record if the caller has just read it.
 
     Raises:
         Problem: 404 for an unknown run; 410 if all events of the run have expired, or if NATS has
@@ -160,7 +164,8 @@ async def locate(bus: Bus, view: View, after: Cursor | None) -> StartPosition:
         BusError: the streams cannot be read now.
     """
     run_id = view.run_id
-    record = await record_of(bus, run_id)
+    if record is None:
+        record = await record_of(bus, run_id)
     lifecycle = await lifecycle_of(bus, run_id)
     if lifecycle is None:
         position = await _not_begun(bus, view, record)

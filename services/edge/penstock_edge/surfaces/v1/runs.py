@@ -217,7 +217,7 @@ class Runs:
         if not as_page:
             edge.streams.require_room(request.scope)
         view = edge.view(record.run_id, dialect, PageItems() if as_page else Sse(named), types)
-        place = await locate(edge.bus, view, cursor_of(request))
+        place = await locate(edge.bus, view, cursor_of(request), record)
         if not as_page:
             if switch(request, "markers", default=False) and not place.ended:
                 place = await with_live_marker(
