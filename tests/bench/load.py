@@ -97,7 +97,7 @@ def _seen(told: dict[str, Any]) -> Seen:
         window_s=told["window_s"],
         gaps=told["gaps"],
         repeats=told["dups"],
-        errors=told["errors"] + told["bad_status"],
+        errors=told["errors"],
         closed=told["closed_by_server"],
         p50_ms=told["lat_us"]["p50"] / 1000,
         p99_ms=told["lat_us"]["p99"] / 1000,

@@ -22,8 +22,9 @@ LONG: Final = frozenset({"soak"})
 
 
 def names() -> list[str]:
-    """The modules, without `test_`."""
-    return sorted(path.stem.removeprefix("test_") for path in HERE.glob("test_*.py"))
+    """The modules that measure, without `test_`."""
+    measuring = (path for path in HERE.glob("test_*.py") if "mark.bench" in path.read_text())
+    return sorted(path.stem.removeprefix("test_") for path in measuring)
 
 
 async def run(name: str, session: Session) -> None:
