@@ -10,6 +10,8 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from penstock.bus.bus import Bus
+from penstock.bus.connection.incoming import Incoming
+from penstock.bus.connection.listener import Listener
 from penstock.bus.connection.settings import BusSettings
 from penstock.bus.errors import (
     BusError,
@@ -46,7 +48,9 @@ __all__ = [
     "Follow",
     "Followed",
     "HistoryLost",
+    "Incoming",
     "Lease",
+    "Listener",
     "Loss",
     "Message",
     "MessageTooLarge",

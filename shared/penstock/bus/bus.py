@@ -17,8 +17,10 @@ from penstock.bus.admin.ensure import ensure as ensure_streams
 from penstock.bus.connection.clock import Clock
 from penstock.bus.connection.dialing import Dialer
 from penstock.bus.connection.health import Health
+from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.jetstream import JetStream
 from penstock.bus.connection.leader_probe import LeaderProbe
+from penstock.bus.connection.listener import Listener
 from penstock.bus.connection.nats_client import Connection
 from penstock.bus.connection.refusals import Refusals
 from penstock.bus.connection.settings import BusSettings
@@ -175,6 +177,12 @@ class Bus:
     ) -> Subscription:
         """See `JetStream.subscribe`."""
         return await self.jetstream.subscribe(subject, callback, queue)
+
+    async def listen(
+        self, subject: str, deliver: Callable[[Incoming], None], queue: str = ""
+    ) -> Listener:
+        """See `JetStream.listen`."""
+        return await self.jetstream.listen(subject, deliver, queue)
 
     async def has(self, stream: str) -> bool:
         """See `JetStream.has`."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.bus import Bus, BusSettings, Stored
+from penstock.bus import Bus, BusSettings, Incoming, Stored
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.feed import Feed, Feeds
 from penstock_edge.sources.locate import start_from_now
@@ -328,16 +328,17 @@ async def test_messages_that_the_connection_loses_are_read_from_the_stream(
     floor = await feed.join(heard)
     assert feed._opening is not None
     follow = feed._opening.result()
-    arrive = follow._subscription._cb  # type: ignore[union-attr]  # it is subscribed
+    assert follow._listener is not None
+    arrive = follow._listener.deliver
     arrived = -1
 
-    async def lossy(msg: object) -> None:
+    def lossy(msg: Incoming) -> None:
         nonlocal arrived
         arrived += 1
         if arrived not in lost:
-            await arrive(msg)  # type: ignore[misc,arg-type]  # as nats-py calls it
+            arrive(msg)
 
-    monkeypatch.setattr(follow._subscription, "_cb", lossy)
+    monkeypatch.setattr(follow._listener, "deliver", lossy)
     await run.started()
     await run.text("a", "b", "c")
     await run.completed()

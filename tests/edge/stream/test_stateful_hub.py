@@ -21,10 +21,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from nats.aio.msg import Msg
 
 from fuzz.cases import examples
-from penstock.bus import Follow
+from penstock.bus import Follow, Incoming
 from penstock.sse import Frame, Parser
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import locate
@@ -171,10 +170,10 @@ def test_each_client_gets_each_frame_once_and_in_order(
     treat: list[str] = []
     take = Follow._on_live
 
-    async def on_live(self: Follow, msg: Msg) -> None:
+    def on_live(self: Follow, msg: Incoming) -> None:
         how = treat.pop(0) if treat else "deliver"
         for _ in range({"drop": 0, "repeat": 2}.get(how, 1)):
-            await take(self, msg)
+            take(self, msg)
 
     monkeypatch.setattr(Follow, "_on_live", on_live)
     monkeypatch.setattr(Follow.__init__, "__defaults__", (0.1,))  # the probe

@@ -8,6 +8,7 @@ import time
 from asyncio import timeout
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
+from importlib.metadata import version
 
 from nats.errors import Error as NatsError
 
@@ -20,6 +21,8 @@ from penstock.bus.errors import BusError, NotThereYet, StartUpError, refusal
 
 log = logging.getLogger(__name__)
 
+# The release of nats-py whose private names `Connection` uses. A later release may change them.
+NATS_PY = "2.16"
 MIN_SERVER = (2, 12)  # the first version with atomic batches and scheduled messages
 MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records have up to 512 KiB, and headers in addition
 
@@ -59,6 +62,11 @@ class Dialer:
             NotThereYet: no server took the connection within `connect_timeout_s`.
             StartUpError: the servers refuse the connection, or the settings cannot be used.
         """
+        if not (found := version("nats-py")).startswith(f"{NATS_PY}."):
+            raise StartUpError(
+                f"nats-py {found} is installed, and Penstock was tried with {NATS_PY} only: "
+                f"install nats-py=={NATS_PY}.*"
+            )
         settings = self._settings
         self._link = Link.DIALING
         servers = re.findall(r"[^,\s]+", settings.url)

@@ -15,6 +15,8 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 
 from penstock.bus.connection.health import Health, stream_of
+from penstock.bus.connection.incoming import Incoming
+from penstock.bus.connection.listener import Listener
 from penstock.bus.connection.nats_client import Connection
 from penstock.bus.errors import (
     NOT_ENABLED,
@@ -132,6 +134,31 @@ class JetStream:
                 await subscription.unsubscribe()
             raise BusUnavailable(f"{subject}: the server did not take it: {error}") from error
         return subscription
+
+    async def listen(
+        self, subject: str, deliver: Callable[[Incoming], None], queue: str = ""
+    ) -> Listener:
+        """Make a core subscription as `subscribe` does, whose messages need no task and no queue.
+
+        `deliver` is called with each message while the bytes from the server are parsed, so it
+        must not wait, and must bound the memory that it keeps (see `Listener`).
+
+        Raises:
+            BusUnavailable: the server did not take the subscription.
+        """
+        await self.connection.standing(self.timeout_s)
+        try:
+            listener = self.connection.listen(subject, deliver, queue)
+        except NatsError as error:
+            raise BusUnavailable(f"{subject}: {error}") from error
+        try:
+            await self.connection.flush()
+        except BaseException as error:
+            listener.stop()
+            if isinstance(error, NatsError):
+                raise BusUnavailable(f"{subject}: the server did not take it: {error}") from error
+            raise
+        return listener
 
     async def has(self, stream: str) -> bool:
         """Return whether the stream exists.

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.jetstream import HasJetStream, JetStream
 from penstock.bus.connection.retry import first_answer
 from penstock.bus.errors import BusUnavailable, OutcomeUnknown
@@ -91,11 +91,12 @@ async def _batch(
         BusUnavailable, OutcomeUnknown: as `read` does.
     """
     jetstream = bus.jetstream
+    payload = orjson.dumps(request)
     await jetstream.connection.standing(jetstream.timeout_s)
     try:
         async with asyncio.timeout(jetstream.timeout_s):
             for silence_s in itertools.chain(SILENCES_S, itertools.repeat(SILENCES_S[-1])):
-                if (answer := await _answer(jetstream, stream, request, silence_s)) is not None:
+                if (answer := await _answer(jetstream, stream, payload, silence_s)) is not None:
                     return answer
             raise AssertionError("the request is repeated until it is answered")
     except TimeoutError as error:
@@ -105,25 +106,23 @@ async def _batch(
 
 
 async def _answer(
-    jetstream: JetStream, stream: str, request: dict[str, Any], silence_s: float
+    jetstream: JetStream, stream: str, request: bytes, silence_s: float
 ) -> tuple[list[Stored], int] | None:
     """Return the answer's messages and how many follow; None without an answer in `silence_s`."""
     connection = jetstream.connection
-    inbox = connection.new_inbox()
+    loop = asyncio.get_running_loop()
     found: list[Stored] = []
-    begun = asyncio.Event()
-    done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    done: asyncio.Future[int | None] = loop.create_future()
 
-    async def collect(msg: Msg) -> None:
-        begun.set()
-        headers = msg.headers or {}
+    def collect(msg: Incoming) -> None:
+        if done.done():
+            return
+        headers = msg.headers
         status = headers.get("Status")
         if status is None:
             found.append(
                 Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, msg.data)
             )
-        elif done.done():
-            return
         elif status == "204":
             done.set_result(int(headers.get("Nats-Num-Pending", 0)))
         elif status == "404":
@@ -133,30 +132,21 @@ async def _answer(
                 BusUnavailable(f"{stream}: {status} {headers.get('Description', '')}")
             )
 
-    # A lost connection ends `done`. The callback then also ends the wait for the first message.
-    done.add_done_callback(lambda _: begun.set())
-    connection.unanswered.add(done)
+    def give_up() -> None:
+        if not found and not done.done():
+            done.set_result(None)
+
+    timer = loop.call_later(silence_s, give_up)
+    reply = connection.expect(collect)
+    connection.unanswered.add(done)  # so that a lost connection ends the wait
     try:
-        subscription = await connection.subscribe(inbox, cb=collect)
-        try:
-            await connection.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(request), inbox)
-            if not await _happens(begun, silence_s):
-                return None
-            return found, await done
-        finally:
-            await subscription.unsubscribe()
+        await connection.publish(f"$JS.API.DIRECT.GET.{stream}", request, reply)
+        pending = await done
+        return None if pending is None else (found, pending)
     finally:
-        connection.unanswered.discard(done)
-        done.cancel()
-
-
-async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
+        timer.cancel()
+        connection.give_up(done)
+        connection.forget(reply)
 
 
 async def last(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:

@@ -6,7 +6,6 @@ nats-py's `fetch` takes 25 to 46 µs for each message (see docs/decisions).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from enum import Enum, auto
 from typing import Protocol
 
 import orjson
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
+from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.jetstream import JetStream
+from penstock.bus.connection.listener import Listener
 from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
 
@@ -48,12 +47,12 @@ class Delivery:
     reply: str
 
 
-def _delivery(msg: Msg) -> Delivery:
+def _delivery(msg: Incoming) -> Delivery:
     # $JS.ACK.[domain.hash.]stream.consumer.delivered.stream_seq.consumer_seq.time.pending[.token]
     tokens = msg.reply.split(".")
     at = 4 if len(tokens) < 11 else 6
     return Delivery(
-        Stored(msg.subject, int(tokens[at + 1]), msg.headers or {}, msg.data, int(tokens[at])),
+        Stored(msg.subject, int(tokens[at + 1]), msg.headers, msg.data, int(tokens[at])),
         int(tokens[at + 2]),
         msg.reply,
     )
@@ -101,6 +100,7 @@ class PullLoop:
         look_s: float,
         what: str,
     ) -> None:
+        self._loop: asyncio.AbstractEventLoop
         self._jetstream = jetstream
         self._connection = jetstream.connection
         self._stream = stream
@@ -112,7 +112,7 @@ class PullLoop:
         self._phase = Phase.CLOSED
         self._outstanding = 0  # messages that were requested and have not come yet
         self._inbox = ""
-        self._subscription: Subscription | None = None
+        self._listener: Listener | None = None
         self._last_heard = 0.0
         self._looks = 0  # checks since `_last_heard`
         self.consumer = ""
@@ -120,12 +120,13 @@ class PullLoop:
 
     async def run(self) -> None:
         """Pull until cancelled, or until `use.work` raises anything but a BusError."""
+        self._loop = asyncio.get_running_loop()  # kept: to get it is a system call in Python 3.11
         stop = self._jetstream.on_reconnect(self.restart)
         failures = 0
         try:
             while True:
                 try:
-                    await self._open(await self._use.create())
+                    self._open(await self._use.create())
                     failures = 0
                     await self._pull()
                 except (BusError, NatsError) as error:
@@ -137,28 +138,27 @@ class PullLoop:
                     await asyncio.sleep(min(failures * RETRY_S, MAX_RETRY_S))
         finally:
             stop()
-            await self.close()
+            self.close()
 
     def restart(self) -> None:
         """Open the consumer anew."""
         self._phase = Phase.BROKEN
         self.wake.set()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Take no more messages from the present subscription."""
-        if self._subscription is not None:
-            with contextlib.suppress(NatsError):
-                await self._subscription.unsubscribe()
-            self._subscription = None
+        if self._listener is not None:
+            self._listener.stop()
+            self._listener = None
             self._phase = Phase.CLOSED
 
-    async def _open(self, consumer: str) -> None:
-        await self.close()
+    def _open(self, consumer: str) -> None:
+        self.close()
         self.consumer = consumer
         self._outstanding = 0
         self._phase = Phase.OPEN
         self._inbox = self._connection.new_inbox()
-        self._subscription = await self._connection.subscribe(self._inbox, cb=self._on_msg)
+        self._listener = self._connection.listen(self._inbox, self._on_msg)
         self._heard()
 
     async def _pull(self) -> None:
@@ -198,23 +198,22 @@ class PullLoop:
         )
 
     def _heard(self) -> None:
-        self._last_heard = asyncio.get_running_loop().time()
+        self._last_heard = self._loop.time()
         self._looks = 0
 
     def _is_silent(self) -> bool:
         """Return whether several checks in a row found that an open request gets no heartbeats."""
         self._looks += 1
-        silent_s = asyncio.get_running_loop().time() - self._last_heard
+        silent_s = self._loop.time() - self._last_heard
         return self._outstanding > 0 and silent_s > SILENCE_S and self._looks >= LOOKS
 
-    async def _on_msg(self, msg: Msg) -> None:
+    def _on_msg(self, msg: Incoming) -> None:
         self._heard()
-        status = msg.headers.get("Status") if msg.headers else None
-        if status is None or msg.reply:
+        if msg.reply:
             self._outstanding -= 1
             self._on_message(_delivery(msg))
             return
-        assert msg.headers is not None
+        status = msg.headers.get("Status", "")
         if status in ("404", "408") or msg.headers.get("Description") in _REQUEST_ENDS:
             left = int(msg.headers.get("Nats-Pending-Messages", self._outstanding))
             self._outstanding = max(0, self._outstanding - left)

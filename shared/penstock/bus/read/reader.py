@@ -61,7 +61,7 @@ class Reader:
     async def create(self) -> str:
         """Make the consumer; part of `PullUse`."""
         # Close first, so that no message of the old consumer arrives any more.
-        await self._pull.close()
+        self._pull.close()
         self._pending.clear()
         self._expected = 1
         # The name makes the request idempotent: `first_answer` may send it several times.

@@ -128,9 +128,20 @@ class Lease:
         if self._revision:
             revision, self._revision = self._revision, 0
             try:
-                await self._bucket.delete(self.key, revision)
+                if not await self._bucket.delete(self.key, revision):
+                    await self._release_unknown()
             except BusError as error:
                 log.warning("lease %s expires by itself: %s", self.key, error)
+
+    async def _release_unknown(self) -> None:
+        """Release a revision that this process wrote without learning of it.
+
+        A renewal that is cancelled may have been stored. Without this method, the lease would then
+        be held until its TTL has passed.
+        """
+        entry = await self._bucket.get(self.key)
+        if entry is not None and owner_of(entry) == self._owner:
+            await self._bucket.delete(self.key, entry.revision)
 
 
 def owner_of(entry: Entry) -> str:

@@ -16,7 +16,7 @@ import orjson
 from nats.errors import Error as NatsError
 
 from penstock.bus.connection.jetstream import JetStream
-from penstock.bus.connection.nats_client import PASSES, cancellations, obey_cancellation
+from penstock.bus.connection.nats_client import PASSES
 from penstock.bus.connection.stream_identity import StreamIdentity
 from penstock.bus.errors import (
     STREAM_NOT_FOUND,
@@ -107,11 +107,7 @@ class Recovery:
 
     async def watch(self) -> None:
         """Record how far the streams reach, and look for losses, until cancelled."""
-        before = cancellations()
         while True:
-            # nats-py may swallow a cancellation during a request. Without this call, the loop
-            # would then continue after `Bus.close`.
-            obey_cancellation(before)
             await asyncio.sleep(NOTE_S if self._repairs else LEARN_S)
             if not self._connection.usable:
                 continue

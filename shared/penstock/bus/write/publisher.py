@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 import orjson
-from nats.aio.msg import Msg
 from nats.errors import (
     ConnectionClosedError,
     ConnectionDrainingError,
@@ -19,6 +18,7 @@ from nats.errors import (
 
 from penstock.bus.budget import Gate, weight
 from penstock.bus.connection.health import Health, Kind, stream_of
+from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.nats_client import Connection
 from penstock.bus.errors import (
     BusError,
@@ -29,7 +29,7 @@ from penstock.bus.errors import (
     OutcomeUnknown,
     StreamFull,
 )
-from penstock.bus.messages import Message, header_lines
+from penstock.bus.messages import Message
 
 EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -93,7 +93,7 @@ class Publisher:
     async def start(self) -> None:
         """Subscribe to the inbox of all acknowledgements."""
         self._inbox = self._client.new_inbox()
-        await self._client.subscribe(f"{self._inbox}.*", cb=self._on_ack)
+        self._client.listen(f"{self._inbox}.*", self._on_ack)
 
     def connection_lost(self) -> None:
         """Raise OutcomeUnknown in all publishes in flight, since no acknowledgement can arrive."""
@@ -151,22 +151,26 @@ class Publisher:
 
         `settled` is called once, and never before `post` returns, with the stream sequence or the
         error. Returns False, and sends nothing, if the message cannot be sent now: there is no
-        connection, too many bytes are unacknowledged, or the message is too large. `publish` then
-        waits, or raises the error.
+        connection, too many bytes are unsent or unacknowledged, or the message is too large.
+        `publish` then waits, or raises the error.
         """
         size_bytes = weight(message.payload)
         if (
             not self._client.usable
+            or self._client.is_full
             or len(message.payload) > self._client.max_payload - HEADERS_BYTES
             or not self._gate.enter_now(size_bytes)
         ):
             return False
-        lines = message.headers
-        if not isinstance(lines, bytes):
-            lines = header_lines(lines)
         reply, ack = self._expect(message.subject)
         timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, ack, timeout_s)
-        self._client.send(message.subject, message.payload, reply, lines)
+        try:
+            self._client.send(message.subject, message.payload, reply, message.headers)
+        except BaseException:
+            timer.cancel()
+            self._forget(reply)
+            self._gate.leave(size_bytes)
+            raise
 
         def done(ack: asyncio.Future[int]) -> None:
             timer.cancel()
@@ -231,7 +235,7 @@ class Publisher:
                 await self._send(
                     message.with_headers(headers), reply if number in (1, last) else ""
                 )
-                if ack.done() or not self._client.is_connected:
+                if ack.done() or not self._client.is_up:
                     break  # the server stores nothing of a batch without its last message
             return await self._settled(ack, timeout_s)
         finally:
@@ -256,13 +260,11 @@ class Publisher:
                 f"{message.subject}: {len(message.payload)} bytes and headers are over the "
                 f"server's max_payload of {client.max_payload}"
             )
+        await client.room()
+        if not client.is_up:  # `send` would keep the message for the next connection
+            raise BusUnavailable(f"{message.subject}: not connected to NATS")
         try:
-            if isinstance(message.headers, bytes):
-                await client.publish_lines(message.subject, message.payload, reply, message.headers)
-            else:
-                await client.publish(
-                    message.subject, message.payload, reply, dict(message.headers) or None
-                )
+            client.send(message.subject, message.payload, reply, message.headers)
         except (
             OutboundBufferLimitError,
             ConnectionClosedError,
@@ -282,12 +284,12 @@ class Publisher:
         if not ack.done():
             ack.set_exception(OutcomeUnknown(f"no acknowledgement within {timeout_s:g} s"))
 
-    async def _on_ack(self, msg: Msg) -> None:
+    def _on_ack(self, msg: Incoming) -> None:
         _, ack = self._waiting.get(msg.subject, ("", None))
         if ack is None or ack.done():
             return
         if not msg.data:
-            if msg.headers and msg.headers.get("Status") == "503":
+            if msg.headers.get("Status") == "503":
                 ack.set_exception(BusUnavailable("no stream leader answered"))
             return  # an empty answer only means that the server accepts a batch's first message
         answer = orjson.loads(msg.data)

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nats.aio.msg import Msg
 
-from penstock.bus import Bus, Follow, Followed, RawWriter, Stored, streams, subjects
+from penstock.bus import Bus, Follow, Followed, Incoming, RawWriter, Stored, streams, subjects
 from penstock.bus.budget import weight
 from penstock.bus.read import direct
 from penstock.bus.read.follow import events, raw
@@ -168,17 +167,17 @@ class Lossy:
     """Drops live messages by their number, as a slow reader or a reconnect would."""
 
     def __init__(self, follow: Follow, monkeypatch: pytest.MonkeyPatch, lost: set[int]) -> None:
-        assert follow._subscription is not None
+        assert follow._listener is not None
         take = follow._on_live
         self.dropped: set[int] = set()
 
-        async def on_live(msg: Msg) -> None:
+        def on_live(msg: Incoming) -> None:
             if int(msg.data) in lost:
                 self.dropped.add(int(msg.data))
             else:
-                await take(msg)
+                take(msg)
 
-        monkeypatch.setattr(follow._subscription, "_cb", on_live)
+        monkeypatch.setattr(follow._listener, "deliver", on_live)
 
 
 @pytest.mark.parametrize("kind", ["events", "raw"])

@@ -17,10 +17,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from nats.aio.msg import Msg
 
 from fuzz.cases import examples
-from penstock.bus import Bus, Follow, Stored
+from penstock.bus import Bus, Follow, Incoming, Stored
 from penstock.bus.read import direct
 from penstock.bus.read import follow as following
 from support.drive.bus import event, new_run_id
@@ -37,22 +36,22 @@ class Line:
     def __init__(self, follow: Follow) -> None:
         self._take = follow._on_live
         self.treat: list[str] = []
-        self.held: list[Msg] = []
+        self.held: list[Incoming] = []
 
-    async def __call__(self, msg: Msg) -> None:
+    def __call__(self, msg: Incoming) -> None:
         how = self.treat.pop(0) if self.treat else "deliver"
         if how == "hold":
             self.held.append(msg)
         elif how != "drop":
-            await self._take(msg)
+            self._take(msg)
         if how == "repeat":
-            await self._take(msg)
+            self._take(msg)
 
     async def release(self, order: int) -> None:
         held, self.held = self.held, []
         random.Random(order).shuffle(held)
         for msg in held:
-            await self._take(msg)
+            self._take(msg)
 
 
 class Following(RuleBasedStateMachine):
@@ -75,9 +74,9 @@ class Following(RuleBasedStateMachine):
             self.world.bus, following.events(self.run_id), at, self._deliver, PROBE_S
         )
         self.world.runner.run(self.follow.start())
-        assert self.follow._subscription is not None
+        assert self.follow._listener is not None
         self.line = Line(self.follow)
-        self.follow._subscription._cb = self.line
+        self.follow._listener.deliver = self.line
 
     def _deliver(self, batch: list[Stored]) -> None:
         self.delivered += [int(stored.payload) for stored in batch]

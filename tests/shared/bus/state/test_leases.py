@@ -72,6 +72,21 @@ async def test_one_holder_at_a_time(bus: Bus, key: str) -> None:
     assert await two.acquire()
 
 
+async def test_a_lease_whose_renewal_was_cancelled_is_free_after_its_release(
+    bus: Bus, key: str
+) -> None:
+    """The renewal is stored, and its answer comes to nobody."""
+    one, two = Lease(bus, key, "one", 60), Lease(bus, key, "two", 60)
+    assert await one.acquire()
+    renewal = asyncio.create_task(one.renew())
+    await asyncio.sleep(0)  # it is sent, and cannot be answered yet
+    renewal.cancel()
+    await asyncio.wait([renewal])
+    assert renewal.cancelled()
+    await one.release()
+    assert await two.acquire()
+
+
 async def test_of_many_that_want_it_one_gets_it(nats_server: NatsServer, key: str) -> None:
     async with connected(nats_server.url) as one, connected(nats_server.url) as two:
         leases = [Lease((one, two)[n % 2], key, f"{n}", 60) for n in range(10)]

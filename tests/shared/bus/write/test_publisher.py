@@ -123,10 +123,10 @@ async def test_what_is_in_flight_when_the_connection_goes_is_unknown_at_once(
     async with connected(fresh_nats.url, publish_timeout_s=600) as bus:
         sent = asyncio.Event()
 
-        async def swallow(*message: object) -> None:
+        def swallow(*message: object) -> None:
             sent.set()
 
-        monkeypatch.setattr(bus.client, "publish", swallow)
+        monkeypatch.setattr(bus.client, "send", swallow)
         publishing = asyncio.create_task(bus.publisher.publish(event(run_id, 1)))
         await sent.wait()
         await asyncio.to_thread(fresh_nats.kill)
@@ -139,10 +139,10 @@ async def test_no_answer_in_time_is_an_unknown_outcome(
 ) -> None:
     async with connected(nats_server.url, publish_timeout_s=0.2) as bus:
 
-        async def swallow(*message: object) -> None:
+        def swallow(*message: object) -> None:
             return
 
-        monkeypatch.setattr(bus.client, "publish", swallow)
+        monkeypatch.setattr(bus.client, "send", swallow)
         with pytest.raises(OutcomeUnknown, match=r"within 0\.2 s"):
             await bus.publisher.publish(event(run_id, 1))
 
@@ -269,10 +269,10 @@ async def test_a_batch_to_a_stream_without_batches_is_refused(bus: Bus, run_id: 
 async def test_a_cancelled_publish_leaves_nothing_waiting(
     bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def swallow(*message: object) -> None:
+    def swallow(*message: object) -> None:
         return
 
-    monkeypatch.setattr(bus.client, "publish", swallow)
+    monkeypatch.setattr(bus.client, "send", swallow)
     publishing = asyncio.create_task(bus.publisher.publish(event(run_id, 1)))
     await asyncio.wait([publishing], timeout=0.01)
     publishing.cancel()
@@ -309,13 +309,13 @@ async def test_what_is_not_yet_acknowledged_is_bounded(
     limit = 64 * 1024
     async with connected(nats_server.url, max_unacked_bytes=limit) as bus:
         inside: list[int] = []
-        publish = bus.client.publish
+        send = bus.client.send
 
-        async def watched(*arguments: Any) -> None:
+        def watched(*arguments: Any) -> None:
             inside.append(bus.publisher._gate.inside_bytes)
-            await publish(*arguments)
+            send(*arguments)
 
-        monkeypatch.setattr(bus.client, "publish", watched)
+        monkeypatch.setattr(bus.client, "send", watched)
         sequences = await asyncio.gather(
             *(bus.publisher.publish(event(run_id, n, bytes(10_000))) for n in range(100)),
             bus.publisher.publish_batch([event(run_id, n, bytes(10_000)) for n in range(20)]),

@@ -9,7 +9,16 @@ import random
 import pytest
 from nats.aio.msg import Msg
 
-from penstock.bus import Bus, FenceConflict, RawWriter, Stored, messages, streams, subjects
+from penstock.bus import (
+    Bus,
+    FenceConflict,
+    Incoming,
+    RawWriter,
+    Stored,
+    messages,
+    streams,
+    subjects,
+)
 from penstock.bus.messages import raw_frame
 from penstock.bus.read import direct
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
@@ -149,11 +158,11 @@ class Deaf:
         self._on_ack = bus.publisher._on_ack
         inbox = f"{bus.publisher._inbox}.*"
         [acks] = [sub for sub in bus.client._subs.values() if sub.subject == inbox]
-        monkeypatch.setattr(acks, "_cb", self._hold)
+        monkeypatch.setattr(acks, "deliver", self._hold)
 
-    async def _hold(self, msg: Msg) -> None:
+    def _hold(self, msg: Incoming) -> None:
         if not self._deaf:
-            await self._on_ack(msg)
+            self._on_ack(msg)
             return
         if msg.data:
             self.heard.set()

@@ -1,0 +1,257 @@
+"""Carries the bytes of one connection to a NATS server.
+
+nats-py reads by a task of its own and writes by another one. Here the event loop hands arriving
+bytes to the parser at once, and written bytes go to the socket at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import cast
+from urllib.parse import ParseResult
+
+from nats.aio.transport import Transport
+from nats.errors import ProtocolError
+
+from penstock.bus.connection.parser import Parser
+
+# How long arriving messages are delivered before the event loop does its other work: a burst must
+# not delay everything else in this process.
+SLICE_S = 0.003
+MAX_GREETING_BYTES = 1024 * 1024  # the limit of the bytes before the first messages
+# The limit of bytes that were written and that the operating system has not taken. Above this
+# limit, a writer waits (`drain`), so that a slow server does not fill this process's memory.
+MAX_UNSENT_BYTES = 2 * 1024 * 1024
+CLOSE_S = 2.0  # how long the last bytes may take: a hanging server never takes them
+
+
+class Wire(asyncio.Protocol, Transport):
+    """A transport for nats-py's client, which connects and greets the server by `readline`.
+
+    After `begin`, the parser gets all bytes, until `ended` is called, with the error that ended the
+    connection, or None at its regular end.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop
+        self._transport: asyncio.Transport | None = None
+        self._greeting = bytearray()  # what has come before `begin`
+        self._parser: Parser | None = None
+        self._ended: Callable[[Exception | None], None] = lambda error: None
+        self._error: Exception | None = None  # what ended the connection
+        self._held = False  # `hold` was called, and `release` was not
+        self._is_behind = False  # the parser has not used everything that has come
+        self._is_paused = False  # the operating system keeps further bytes
+        self._changed: set[asyncio.Future[None]] = set()  # of `_change`
+        self.is_lost = False  # true once the connection has ended
+        self.is_full = False  # true above MAX_UNSENT_BYTES
+
+    # connecting
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
+        """Connect to a server, within `connect_timeout` seconds.
+
+        Raises:
+            OSError, TimeoutError: the server does not take the connection.
+        """
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.timeout(connect_timeout):
+            await self._loop.create_connection(lambda: self, uri.hostname or "", uri.port or 4222)
+
+    async def connect_tls(
+        self,
+        uri: str | ParseResult,
+        ssl_context: ssl.SSLContext,
+        buffer_size: int,
+        connect_timeout: float,
+    ) -> None:
+        """Encrypt the connection, within `connect_timeout` seconds. `uri` has the server's name.
+
+        Raises:
+            OSError, TimeoutError: the handshake failed, and the connection is aborted.
+        """
+        plain = self._transport
+        assert plain is not None, "connect comes first"
+        name = uri if isinstance(uri, str) else uri.hostname
+        try:
+            async with asyncio.timeout(connect_timeout):
+                made = await self._loop.start_tls(plain, self, ssl_context, server_hostname=name)
+            if made is None:
+                raise ConnectionResetError("the connection was lost in the TLS handshake")
+        except BaseException:
+            # After a failed handshake, the event loop does not call `connection_lost`.
+            plain.abort()
+            self.connection_lost(None)
+            raise
+        self._use(made)
+
+    async def readline(self) -> bytes:
+        """Return the next line of the greeting; empty when the connection has ended.
+
+        Raises:
+            ProtocolError: the line is too long.
+            OSError: the connection has ended with this error.
+        """
+        while (end := self._greeting.find(b"\n") + 1) == 0:
+            if self.is_lost:
+                if self._error is not None:
+                    raise self._error
+                return b""
+            if len(self._greeting) > MAX_GREETING_BYTES:
+                raise ProtocolError
+            await self._change()
+        line = bytes(self._greeting[:end])
+        del self._greeting[:end]
+        return line
+
+    # reading
+
+    def begin(self, parser: Parser, ended: Callable[[Exception | None], None]) -> None:
+        """Give all further bytes to `parser`, and call `ended` when the connection has ended."""
+        self._parser, self._ended = parser, ended
+        early, self._greeting = bytes(self._greeting), bytearray()
+        if early:
+            self.data_received(early)
+        if self.is_lost:
+            ended(self._error)
+
+    def hold(self) -> None:
+        """Take no more bytes from the operating system, until `release`."""
+        self._held = True
+        self._pause_or_resume()
+
+    def release(self) -> None:
+        """Take bytes again, after `hold`."""
+        self._held = False
+        self._pause_or_resume()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come; called by the event loop."""
+        if self._parser is None:
+            self._greeting += data
+            self._tell()
+            return
+        self._parser.feed(data)
+        if not self._is_behind:
+            self._parse()
+
+    def _parse(self) -> None:
+        if self._parser is None:
+            return  # the connection was lost or aborted
+        try:
+            behind = self._parser.parse(time.monotonic() + SLICE_S)
+        except ProtocolError as error:
+            self._error = error
+            self.abort()
+            return
+        if behind:
+            self._loop.call_soon(self._parse)
+        if behind is not self._is_behind:
+            self._is_behind = behind
+            self._pause_or_resume()
+
+    def _pause_or_resume(self) -> None:
+        pauses = self._held or self._is_behind
+        transport = self._transport
+        if pauses is self._is_paused or transport is None or transport.is_closing():
+            return
+        self._is_paused = pauses
+        if pauses:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    async def read(self, buffer_size: int) -> bytes:
+        """Not used: the parser gets the bytes.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError
+
+    def at_eof(self) -> bool:
+        """Return whether the connection has ended."""
+        return self.is_lost
+
+    # writing
+
+    def write(self, payload: bytes) -> None:
+        """Send bytes. They are dropped when the connection has ended."""
+        if self._transport is not None and not self.is_lost:
+            self._transport.write(payload)
+
+    def writelines(self, payload: list[bytes]) -> None:
+        """Send several pieces of bytes as one."""
+        self.write(b"".join(payload))
+
+    async def drain(self) -> None:
+        """Wait while too many bytes are unsent; return when the connection has ended."""
+        while self.is_full and not self.is_lost:
+            await self._change()
+
+    def pause_writing(self) -> None:
+        """Remember that too many bytes are unsent; called by the event loop."""
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        """Let writers go on; called by the event loop."""
+        self.is_full = False
+        self._tell()
+
+    # the end
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Use the connection; called by the event loop."""
+        self._use(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End all waits; called by the event loop."""
+        if self.is_lost:
+            return
+        self.is_lost, self.is_full = True, False
+        self._error = self._error or error
+        self._parser = None  # what has come and was not delivered is lost with the connection
+        self._tell()
+        self._ended(self._error)
+
+    def abort(self) -> None:
+        """End the connection at once. Unsent bytes and undelivered messages are dropped."""
+        self._parser = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """End the connection once everything is sent, or after CLOSE_S at the latest."""
+        if self._transport is not None and not self.is_lost:
+            self._transport.close()
+            self._loop.call_later(CLOSE_S, self.abort)
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection has ended."""
+        while self._transport is not None and not self.is_lost:
+            await self._change()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _use(self, transport: asyncio.BaseTransport) -> None:
+        # not `isinstance`: uvloop's transports have the methods and not the base class
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+
+    async def _change(self) -> None:
+        """Wait until something has happened."""
+        changed: asyncio.Future[None] = self._loop.create_future()
+        self._changed.add(changed)
+        try:
+            await changed
+        finally:
+            self._changed.discard(changed)
+
+    def _tell(self) -> None:
+        for changed in self._changed:
+            if not changed.done():
+                changed.set_result(None)

@@ -1,0 +1,123 @@
+"""The parser: every message once and in order, however the bytes are cut; slices; bad bytes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.errors import ProtocolError
+
+from penstock.bus.connection.incoming import Incoming, fields
+from penstock.bus.connection.parser import LOOK_EVERY, Parser
+
+NEVER = float("inf")
+
+
+class Parsed:
+    """A parser with what came out of it."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[int, bytes, bytes, bytes, bytes]] = []
+        self.lines: list[bytes] = []
+        self.parser = Parser(lambda *message: self.messages.append(message), self.lines.append)
+
+    def feed(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.parser.feed(piece)
+            assert not self.parser.parse(NEVER)
+
+
+BLOCK = b"NATS/1.0\r\na: b\r\n\r\n"
+STREAM = (
+    b'INFO {"x": 1}\r\n'
+    b"MSG a.b 1 5\r\nhe\r\no\r\n"
+    b"MSG a.b 2 reply.to 0\r\n\r\n"
+    b"PING\r\n"
+    b"HMSG c 3 %d %d\r\n%bpayload\r\n"
+    % (len(BLOCK), len(BLOCK) + 7, BLOCK)
+    + b"HMSG c 3 r %d %d\r\n%b\r\n" % (len(BLOCK), len(BLOCK), BLOCK)
+    + b"PONG\r\n"
+)
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_messages_and_lines_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> None:
+    ends = [0, *sorted(cuts), len(STREAM)]
+    parsed = Parsed()
+    parsed.feed(*(STREAM[a:b] for a, b in itertools.pairwise(ends)))
+    assert parsed.messages == [
+        (1, b"a.b", b"", b"", b"he\r\no"),
+        (2, b"a.b", b"reply.to", b"", b""),
+        (3, b"c", b"", BLOCK, b"payload"),
+        (3, b"c", b"r", BLOCK, b""),
+    ]
+    assert parsed.lines == [b'INFO {"x": 1}', b"PING", b"PONG"]
+
+
+def test_a_large_message_in_many_pieces_is_not_copied_with_each_piece() -> None:
+    """Copying would take 2,000 times the message's size."""
+    size = 8 * 1024 * 1024
+    parsed = Parsed()
+    parsed.feed(b"MSG a 1 %d\r\n" % size)
+    begun = time.process_time()
+    for _ in range(size // 4096):
+        parsed.parser.feed(bytes(4096))
+        parsed.parser.parse(NEVER)
+    assert parsed.parser._rest == b"MSG a 1 %d\r\n" % size
+    parsed.feed(b"\r\n")
+    assert len(parsed.messages[0][4]) == size
+    assert time.process_time() - begun < 5
+
+
+def test_a_long_burst_is_parsed_in_slices_and_in_order() -> None:
+    parsed = Parsed()
+    count = 10 * LOOK_EVERY + 3
+    parsed.parser.feed(b"".join(b"MSG a %d 0\r\n\r\n" % n for n in range(count)))
+    slices = 1
+    while parsed.parser.parse(until=0.0):  # whose time is over at each look at the clock
+        assert len(parsed.messages) == slices * LOOK_EVERY
+        slices += 1
+    assert slices == 11
+    assert [message[0] for message in parsed.messages] == [*range(count)]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"MSG a 1 -5\r\n",
+        b"MSG a 1 x\r\n",
+        b"MSG 5\r\n\r\n\r\n\r\n\r\n",
+        b"HMSG a 1 5 3\r\nabcde\r\n",
+        b"HMSG a 1 -1 3\r\nabcde\r\n",
+        bytes(1024 * 1024 + 1),
+    ],
+)
+def test_bytes_of_another_protocol_are_refused(garbage: bytes) -> None:
+    parsed = Parsed()
+    parsed.parser.feed(garbage)
+    with pytest.raises(ProtocolError):
+        parsed.parser.parse(NEVER)
+    assert not parsed.messages
+
+
+@pytest.mark.parametrize(
+    ("block", "headers"),
+    [
+        (b"", {}),
+        (b"NATS/1.0\r\n\r\n", {}),
+        (b"NATS/1.0\r\na: b\r\nC:d \r\ne: f: g\r\n\r\n", {"a": "b", "C": "d", "e": "f: g"}),
+        (b"NATS/1.0\r\na: \xc3\xa4\r\nb: \xff\r\n\r\n", {"a": "ä", "b": "�"}),
+        (b"NATS/1.0 503\r\n\r\n", {"Status": "503"}),
+        (b"NATS/1.0 404 No Messages\r\n\r\n", {"Status": "404", "Description": "No Messages"}),
+        (
+            b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Stream: 7\r\n\r\n",
+            {"Status": "100", "Description": "Idle Heartbeat", "Nats-Last-Stream": "7"},
+        ),
+    ],
+)
+def test_headers_and_status_lines_are_read(block: bytes, headers: dict[str, str]) -> None:
+    assert fields(block) == headers
+    assert Incoming("a", "", block, b"").headers == headers
