@@ -829,14 +829,19 @@ async def test_a_run_whose_command_the_server_gave_up_ends_once(
             events = await run.until("lifecycle.failed")
             await eventually(lambda: no_command(bus), what="no command is left")
             assert await run.events() == events
-            entry = await bus.bucket("runs").get(run.run_id)
+
+            async def recorded() -> RunRecord | None:
+                entry = await bus.bucket("runs").get(run.run_id)
+                assert entry is not None
+                found = RunRecord.model_validate_json(entry.value)
+                return found if found.status != "queued" else None
+
+            record = await eventually(recorded, what="the end is in the run's record")
         assert (await the_letter(bus, "connector", run.run_id)).letter.payload == b"poison"
     data = orjson.loads(events[-1].payload)["data"]
     assert data["code"] == "internal"
     assert "delivered 20 times and never finished" in data["error"]
     assert [int(each.headers[messages.SEQUENCE]) for each in events] == [*range(1, len(events) + 1)]
-    assert entry is not None
-    record = RunRecord.model_validate_json(entry.value)
     assert (record.status, record.code) == ("failed", "internal")
 
 
