@@ -1,0 +1,115 @@
+"""A quiet edge writes at once; a busy one joins the frames of fast runs, for a limited time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import REGISTRY
+
+from penstock_edge.stream import flushes
+from penstock_edge.stream.flushes import FULL_RATE, JOIN_S, REPORT_S, SLICE, Flushes
+from support.drive.waiting import eventually
+from support.fakes.connections import World
+
+
+class Counted:
+    """A hub that counts its flushes, and is flushed again after `join_s`."""
+
+    def __init__(self, to: Flushes, writes: int = 1) -> None:
+        self.flush_at = 0.0
+        self.flushed_at: list[float] = []
+        self._to, self._writes = to, writes
+
+    def flush(self) -> int:
+        now = self._to.time()
+        self.flushed_at.append(now)
+        self.flush_at = now + self._to.join_s
+        return self._writes
+
+
+@pytest.fixture
+async def to() -> Flushes:
+    return Flushes(lambda: None)
+
+
+async def test_a_hub_that_was_not_flushed_lately_is_flushed_in_this_turn(to: Flushes) -> None:
+    hubs = [Counted(to) for _ in range(3)]
+    to.join_s = JOIN_S
+    for hub in hubs:
+        to.add(hub)
+    await asyncio.sleep(0)
+    assert [len(hub.flushed_at) for hub in hubs] == [1, 1, 1]
+
+
+async def test_the_next_flush_waits_until_the_time_is_over(to: Flushes) -> None:
+    hub, other = Counted(to), Counted(to)
+    to.join_s = JOIN_S
+    to.add(hub)
+    await asyncio.sleep(0)
+    to.add(hub)
+    to.add(other)  # does not wait for the first
+    await asyncio.sleep(0)
+    assert (len(hub.flushed_at), len(other.flushed_at)) == (1, 1)
+
+    async def again() -> bool:
+        return len(hub.flushed_at) == 2
+
+    await eventually(again)
+    assert hub.flushed_at[1] - hub.flushed_at[0] >= JOIN_S - 2 * flushes.EARLY_S
+
+
+async def test_the_time_grows_with_the_deliveries_and_is_short_again_when_it_is_quiet(
+    to: Flushes,
+) -> None:
+    async def measured() -> None:
+        before = to.join_s
+
+        async def changed() -> bool:
+            return to.join_s != before
+
+        await eventually(changed)
+
+    assert to.join_s == 0
+    to.delivered("canonical", int(2 * FULL_RATE * 60))  # more than a busy machine could be late for
+    await measured()
+    assert to.join_s == JOIN_S
+    to.delivered("canonical", 1)
+    await measured()
+    assert to.join_s <= JOIN_S / (FULL_RATE * REPORT_S)
+
+
+async def test_other_callbacks_run_after_a_slice_of_writes(to: Flushes) -> None:
+    order: list[str] = []
+    hubs = [Counted(to, SLICE), Counted(to)]
+    for hub in hubs:
+        to.add(hub)
+    asyncio.get_running_loop().call_soon(lambda: order.append(str(len(hubs[1].flushed_at))))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert order == ["0"]
+    assert len(hubs[1].flushed_at) == 1
+
+
+async def test_delivered_events_are_counted_soon_and_at_the_end() -> None:
+    def count() -> float:
+        labels = {"dialect": "canonical"}
+        return REGISTRY.get_sample_value("penstock_delivered_total", labels) or 0.0
+
+    before, world = count(), World()
+    connections = [await world.join() for _ in range(3)]
+    world.say("first")
+
+    async def all_in_step() -> bool:
+        return all(each.is_in_step for each in connections)
+
+    await eventually(all_in_step)
+    world.say("a")
+    world.say("b")
+
+    async def all_there() -> bool:
+        return all(len(each.frames()) == 3 for each in connections)
+
+    await eventually(all_there)
+    await world.hubs.close()
+    assert count() == before + 9
