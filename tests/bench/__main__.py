@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench import machine
 from bench.pieces import PIECES, by_default
-from bench.plots import plot
+from bench.published import publish, write_plots
 from bench.results import Results, load, markdown, merged
 from bench.session import Options, Session
 from support.drive.repository import ROOT
@@ -41,10 +41,12 @@ def _arguments() -> argparse.Namespace:
         type=Path,
         nargs="+",
         metavar="RESULTS",
-        help="measure nothing: the table of these results; --plots then writes their plots",
+        help="measure nothing: show the table of these results together",
     )
     parser.add_argument(
-        "--plots", type=Path, metavar="FOLDER", help="write bench-<piece>.svg there"
+        "--publish",
+        action="store_true",
+        help="with --show: these are the figures of the documents; `make docs` then shows them",
     )
     parser.add_argument("--out", type=Path, help="the file of the results")
     return parser.parse_args()
@@ -78,20 +80,22 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> Results:
     return results
 
 
-def _show(results: Results, plots: Path | None) -> None:
+def _show(results: Results, plots: Path) -> None:
     leads = {name: (piece.lead, piece.compared) for name, piece in PIECES.items()}
     print(f"\n{markdown(results, leads)}")
-    for name in results.pieces():
-        if plots is not None and name in PIECES and PIECES[name].plot:
-            file = plots / f"bench-{name}.svg"
-            file.write_text(plot(results, name, PIECES[name].plot, PIECES[name].about))
-            print(f"plot: {file}")
+    for file in write_plots(results, plots):
+        print(f"plot: {file}")
 
 
 def main() -> None:
     arguments = _arguments()
     if arguments.show:
-        _show(merged([load(path) for path in arguments.show]), arguments.plots)
+        found = merged([load(path) for path in arguments.show])
+        OUT.mkdir(parents=True, exist_ok=True)
+        _show(found, OUT)
+        if arguments.publish:
+            for file in publish(found, ROOT / "docs"):
+                print(f"published: {file}")
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
@@ -103,7 +107,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     out = arguments.out or OUT / time.strftime("%Y%m%d-%H%M%S.json")
     out.write_text(results.dump())
-    _show(results, arguments.plots or OUT)
+    _show(results, OUT)
     print(f"results: {out}")
 
 

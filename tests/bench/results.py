@@ -63,7 +63,10 @@ class Results:
         return list(dict.fromkeys(n for s in self.samples if s.piece == piece for n in s.figures))
 
     def dump(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        """Return JSON with a line for each sample."""
+        samples = ",\n".join(json.dumps(asdict(sample)) for sample in self.samples)
+        machine, skipped = json.dumps(self.machine), json.dumps(self.skipped)
+        return f'{{"machine": {machine},\n"skipped": {skipped},\n"samples": [\n{samples}\n]}}\n'
 
 
 def load(path: Path) -> Results:
@@ -115,6 +118,37 @@ def ratio_of(
     ours = results.value(piece, workload, system, figure)
     theirs = results.value(piece, workload, peer, figure)
     return ours.median / theirs.median if ours and theirs and theirs.median else None
+
+
+def summary(
+    results: Results,
+    piece: str,
+    figures: Mapping[str, str],
+    about: Mapping[str, str],
+    ours: str,
+    others: Sequence[str],
+) -> str:
+    """One row for each workload and figure: our system beside the others, with ratios to each."""
+    found = {system for _, system in results.rows(piece)}
+    shown = [other for other in others if other in found]
+    heads = ["", "figure", ours]
+    for other in shown:
+        heads += [other, f"{ours} ÷ {other}"]
+    lines = [_row(heads), _row(["---", "---", *["---:"] * (len(heads) - 2)])]
+    for workload in dict.fromkeys(workload for workload, _ in results.rows(piece)):
+        name = ": ".join(filter(None, [workload, about.get(workload)]))
+        for figure, title in figures.items():
+            mine = results.value(piece, workload, ours, figure)
+            if mine is None:
+                continue
+            cells = [name, title, _cell(mine)]
+            for other in shown:
+                ratio = ratio_of(results, piece, workload, ours, other, figure)
+                cells += [_cell(results.value(piece, workload, other, figure))]
+                cells += ["" if ratio is None else f"{ratio:.2f}"]
+            lines.append(_row(cells))
+            name = ""
+    return "\n".join([*lines, ""])
 
 
 _UNITS = {"us": "µs", "ms": "ms", "s": "s", "kib": "KiB", "mib": "MiB"}

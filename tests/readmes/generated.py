@@ -4,6 +4,8 @@ A document asks for a part by a pair of comments, and `make docs` writes the par
 
     <!-- settings: penstock_edge.settings.EdgeSettings -->
     <!-- end of settings -->
+
+`bench: edge` is the table of that piece of `make bench`, as it was published last.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from bench import published
 from readmes.settings_table import table
 from support.drive.repository import ROOT, files
 
@@ -71,7 +74,7 @@ def _settings(path: str) -> str:
     return table(model(path))
 
 
-_KINDS: dict[str, Part] = {"settings": _settings}
+_KINDS: dict[str, Part] = {"settings": _settings, "bench": published.table}
 
 
 def _renewed(found: re.Match[str]) -> str:
