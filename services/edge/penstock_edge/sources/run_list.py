@@ -59,8 +59,10 @@ class RunRows(IndexRows):
             "runs",
             "CREATE TABLE runs(key BLOB PRIMARY KEY, owner INT, agent INT, session INT,"
             " status INT, updated INT, seq INT) WITHOUT ROWID",
-            "CREATE INDEX runs_by_owner ON runs(owner, key, agent, status)",
+            "CREATE INDEX runs_by_owner ON runs(owner, key)",
             "CREATE INDEX runs_by_session ON runs(session, key)",
+            "CREATE INDEX runs_by_agent ON runs(owner, agent, key, status)",
+            "CREATE INDEX runs_by_status ON runs(owner, status, key, agent)",
         )
         # These functions get the rows of each batch, after the batch was taken over.
         self.on_rows: list[Callable[[Sequence[Row]], None]] = []
@@ -93,24 +95,18 @@ class RunRows(IndexRows):
 
         Also returns the key from which to continue, or None if no more rows fit.
         """
-        base, index, given = "", "", []
-        others = dict(wanted)
-        if "session_id" in others:
-            index, base = "INDEXED BY runs_by_session", "session = ? AND"
-            given.append(number_of(others.pop("session_id")))
-            if owner is not None:
-                others["user_id"] = owner
-        elif owner is not None:
-            index, base = "INDEXED BY runs_by_owner", "owner = ? AND"
-            given.append(number_of(owner))
+        index, by = _index(owner, wanted)
+        others = dict(wanted) if owner is None else {"user_id": owner, **wanted}
+        given = [_code(name, others.pop(name)) for name in by]
+        base = "".join(f"{_COLUMNS[name]} = ? AND " for name in by)
         floor = None
         if others:
-            sql = f"SELECT key FROM runs {index} WHERE {base} key < ? ORDER BY key DESC"
+            sql = f"SELECT key FROM runs {index} WHERE {base}key < ? ORDER BY key DESC"
             at = self.rows(f"{sql} LIMIT 1 OFFSET {SLICE - 1}", (*given, before))
             floor = at[0][0] if at else None
         conditions = " ".join(f"AND {_COLUMNS[name]} = ?" for name in others)
         found = self.rows(
-            f"SELECT key FROM runs {index} WHERE {base} key < ? AND key >= ? {conditions}"
+            f"SELECT key FROM runs {index} WHERE {base}key < ? AND key >= ? {conditions}"
             " ORDER BY key DESC LIMIT ?",
             (
                 *(*given, before, floor or b""),
@@ -130,6 +126,20 @@ _COLUMNS: Final = {
     "session_id": "session",
     "status": "status",
 }
+
+
+def _index(owner: str | None, wanted: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return the index with the fewest rows to look through, and the fields that it finds."""
+    if "session_id" in wanted:
+        return "INDEXED BY runs_by_session", ("session_id",)
+    if owner is None:
+        return "", ()
+    # Most runs are completed.
+    if "status" in wanted and not ("agent" in wanted and wanted["status"] == "completed"):
+        return "INDEXED BY runs_by_status", ("user_id", "status")
+    if "agent" in wanted:
+        return "INDEXED BY runs_by_agent", ("user_id", "agent")
+    return "INDEXED BY runs_by_owner", ("user_id",)
 
 
 class RunList:

@@ -36,6 +36,14 @@ _PUT: Final = (
     " agent_id = excluded.agent_id, session_id = excluded.session_id, created = excluded.created,"
     " updated = excluded.updated, first = excluded.first, last = excluded.last, seq = excluded.seq"
 )
+_COUNT_NEW: Final = (
+    "INSERT INTO session_counts SELECT new.owner, new.agent, 1 WHERE new.owner IS NOT NULL"
+    " ON CONFLICT DO UPDATE SET count = count + 1;"
+)
+_COUNT_OLD: Final = (
+    "UPDATE session_counts SET count = count - 1 WHERE owner = old.owner AND agent = old.agent;"
+    " DELETE FROM session_counts WHERE owner = old.owner AND agent = old.agent AND count = 0;"
+)
 
 SortedBy = Literal["created", "updated"]
 
@@ -57,6 +65,14 @@ class SessionRows(IndexRows):
             "CREATE INDEX sessions_by_updated ON sessions(owner, updated, n, agent)",
             "CREATE INDEX sessions_by_last ON sessions(last)",
             "CREATE INDEX sessions_without_owner ON sessions(n) WHERE owner IS NULL",
+            # how many sessions an owner has with an agent, so that no request has to count rows
+            "CREATE TABLE session_counts(owner INT, agent INT, count INT,"
+            " PRIMARY KEY (owner, agent)) WITHOUT ROWID",
+            f"CREATE TRIGGER sessions_added AFTER INSERT ON sessions BEGIN {_COUNT_NEW} END",
+            f"CREATE TRIGGER sessions_gone AFTER DELETE ON sessions BEGIN {_COUNT_OLD} END",
+            "CREATE TRIGGER sessions_moved AFTER UPDATE OF owner, agent ON sessions"
+            " WHEN old.owner IS NOT new.owner OR old.agent IS NOT new.agent"
+            f" BEGIN {_COUNT_OLD} {_COUNT_NEW} END",
             beside=runs,
         )
         # AUTOINCREMENT: a new row never gets the number of a deleted row, which may have been
@@ -102,8 +118,8 @@ class SessionRows(IndexRows):
 
     def count(self, owner: str, agents: Collection[str]) -> int:
         """Return how many sessions the owner has with these agents."""
-        sql = f"SELECT count(*) FROM sessions {_BY['created']} WHERE {_of_agents(agents)}"
-        return int(self.rows(sql, (number_of(owner), *map(number_of, agents)))[0][0])
+        sql = f"SELECT sum(count) FROM session_counts WHERE {_of_agents(agents)}"
+        return int(self.rows(sql, (number_of(owner), *map(number_of, agents)))[0][0] or 0)
 
     def assign(self, user_id: str, after: int) -> int | None:
         """Compare some rows without an owner with this user; return the number of the last one.

@@ -82,14 +82,13 @@ class StillReading(BusUnavailable):
 class BucketIndex:
     """Keeps rows equal to the values of a bucket."""
 
-    def __init__(self, bus: HasBuckets, name: str, rows: Rows, pattern: str = "*") -> None:
-        """Take the bucket's name, its rows, and the pattern of the keys that have rows."""
+    def __init__(self, bus: HasBuckets, name: str, rows: Rows) -> None:
+        """Take the bucket's name and its rows. Only keys without a dot have rows."""
         self._bus = bus
         self._name = name
         self._rows = rows
         self._stream = f"KV_{name}"
         self._prefix = f"$KV.{name}."
-        self._pattern = self._prefix + pattern
         self._next = 1  # the sequence from which the next read begins
         self._lock = asyncio.Lock()
         self._begun = 0  # the number of the last catch-up
@@ -177,9 +176,16 @@ class BucketIndex:
             self._stale = False
         while True:
             begun = time.monotonic()
-            found, pending = await read(self._bus, self._stream, self._pattern, self._next, BATCH)
+            # Without a filter, the server needs 6 us for a message. With a filter it also counts in
+            # each request the messages that follow: 20 ms while 50,000 follow.
+            found, pending = await read(self._bus, self._stream, ">", self._next, BATCH)
             if found:
-                changes = [await self._change(stored) for stored in found]
+                keys = [stored.subject.removeprefix(self._prefix) for stored in found]
+                changes = [
+                    await self._change(key, stored)
+                    for key, stored in zip(keys, found, strict=True)
+                    if "." not in key
+                ]
                 # Nothing may wait between these lines: a cancellation must find both done, or none.
                 self._rows.put(changes)
                 self._next = found[-1].sequence + 1
@@ -187,7 +193,7 @@ class BucketIndex:
                 return
             await asyncio.sleep(min(time.monotonic() - begun, MAX_REST_S))
 
-    async def _change(self, stored: Stored) -> Change:
+    async def _change(self, key: str, stored: Stored) -> Change:
         value: bytes | None = None
         if not is_marker(stored):
             try:
@@ -195,7 +201,7 @@ class BucketIndex:
             except ObjectGone:
                 value = b""  # no record can be read: the rows report it
         at = stored.headers.get(STORED_AT, "")
-        return Change(stored.subject.removeprefix(self._prefix), value, stored.sequence, at)
+        return Change(key, value, stored.sequence, at)
 
     async def _look(self) -> None:
         """Drop the rows of values that have aged out, and notice a stream that has become shorter.

@@ -147,7 +147,9 @@ class Bucket:
             BusError: the bucket cannot be read.
         """
         found: dict[str, Stored] = {}
-        async for stored in replay(self._bus, self._stream, self._prefix + pattern):
+        # Without a filter, the server need not count in each request how many messages follow.
+        subjects = pattern if pattern == ">" else self._prefix + pattern
+        async for stored in replay(self._bus, self._stream, subjects):
             found.pop(stored.subject, None)  # the key was written again during the read
             found[stored.subject] = stored
         return [self._entry(stored) for stored in await self._values(found.values())]

@@ -98,7 +98,7 @@ async def test_a_bucket_is_read_in_batches(
     assert set(keys) <= rows.values.keys()
 
 
-async def test_keys_that_the_pattern_leaves_out_have_no_row(
+async def test_keys_with_a_dot_have_no_row(
     bus: Bus, index: BucketIndex, rows: DictRows, keys: list[str]
 ) -> None:
     await bus.bucket("rules").put(f"outbox.{keys[0]}", b"x")
