@@ -44,6 +44,9 @@ DAY_S = 24 * HOUR_S
 SCHEMA = 3
 # The oldest schema whose services can work on streams of this schema.
 OLDEST = 1
+# The oldest schema whose services know shards. Services of an older schema would write the frames
+# of a run into shard 0, whatever the run's shard is.
+OLDEST_WITH_SHARDS = 3
 SCHEMA_KEY, OLDEST_KEY = "penstock-schema", "penstock-oldest-schema"
 
 # Fields of a stream's configuration: the fields that identify a stream of Penstock (STRUCTURE), the

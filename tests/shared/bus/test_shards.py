@@ -16,6 +16,7 @@ from penstock.bus import (
     Loss,
     Message,
     RawWriter,
+    StartUpError,
     Stored,
     streams,
     subjects,
@@ -190,6 +191,26 @@ async def test_one_shard_leaves_no_record_and_other_services_settings_change_not
         async with connected(fresh_nats.url, retention=FOUR) as other:
             assert other.shards == ONE
         assert not await bus.has("RAW_1")
+
+
+async def test_services_that_do_not_know_shards_do_not_start_beside_them(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(fresh_nats.url) as bus:
+        with monkeypatch.context() as patch:
+            patch.setattr(streams, "SCHEMA", 2)
+            async with connected(fresh_nats.url):
+                pass  # beside one shard, older services work
+        await reshard(bus, 2, Retention(), settle_s=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(streams, "SCHEMA", 2)
+            with pytest.raises(StartUpError, match="Upgrade this service"):
+                async with connected(fresh_nats.url):
+                    pass
+        monkeypatch.setattr(streams, "SCHEMA", streams.SCHEMA + 1)
+        async with connected(fresh_nats.url):
+            found = (await bus.api("STREAM.INFO.EVENTS"))["config"]["metadata"]
+            assert found[streams.OLDEST_KEY] == "3", "an upgrade keeps it"
 
 
 async def test_more_shards_are_made_for_new_runs_and_all_services_learn_of_them(

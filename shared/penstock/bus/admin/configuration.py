@@ -58,15 +58,20 @@ def declared(retention: Retention, shards: int = 1) -> list[Configuration]:
 def declared_shards(retention: Retention, shards: int) -> list[Configuration]:
     """Return the configurations of the streams of all these shards except shard 0."""
     return [
-        _marked(config)
+        _marked(config, streams.OLDEST_WITH_SHARDS)
         for shard in range(1, shards)
         for config in streams.shard_streams(retention, shard)
     ]
 
 
-def _marked(config: StreamConfig) -> Configuration:
-    mark = {streams.SCHEMA_KEY: f"{streams.SCHEMA}", streams.OLDEST_KEY: f"{streams.OLDEST}"}
+def _marked(config: StreamConfig, oldest: int = streams.OLDEST) -> Configuration:
+    mark = {streams.SCHEMA_KEY: f"{streams.SCHEMA}", streams.OLDEST_KEY: f"{oldest}"}
     return {**config.as_dict(), "metadata": mark}
+
+
+def oldest_of(found: Configuration) -> int:
+    """Return the oldest schema whose services can work on a stream."""
+    return int((found.get("metadata") or {}).get(streams.OLDEST_KEY, 1))
 
 
 def schema_of(found: Configuration) -> int:

@@ -22,6 +22,7 @@ from penstock.bus.admin.configuration import (
     differences,
     expected,
     has_partitions,
+    oldest_of,
     partitions_of,
     schema_of,
     update,
@@ -58,6 +59,7 @@ async def ensure(bus: Buckets, retention: Retention) -> Shards:
         found = await shards_of(bus)
         if found == ONE and streams.RAW in made and retention.shards > 1:
             await ensure_all(bus, declared_shards(retention, retention.shards))
+            await refuse_older_services(bus)
             wanted = Shards(retention.shards, retention.shards)
             await bus.bucket(shards.BUCKET).create(shards.KEY, wanted.dump())
             found = await shards_of(bus)
@@ -74,6 +76,19 @@ async def ensure(bus: Buckets, retention: Retention) -> Shards:
             *(found.used, retention.shards, retention.shards),
         )
     return found
+
+
+async def refuse_older_services(bus: Buckets) -> None:
+    """Let no service start any more that does not know shards.
+
+    Raises:
+        BusError: the server refuses the change, or does not answer.
+    """
+    for name in (streams.RAW, streams.EVENTS):
+        found = await expected(bus, name)
+        if oldest_of(found) < streams.OLDEST_WITH_SHARDS:
+            mark = {streams.OLDEST_KEY: f"{streams.OLDEST_WITH_SHARDS}"}
+            await update(bus, found, [], mark)
 
 
 async def shards_of(bus: Buckets) -> Shards:
@@ -171,7 +186,10 @@ async def _upgrade(bus: Buckets, wanted: Configuration) -> Configuration:
         *(found["name"], schema_of(found), streams.SCHEMA),
         "".join(f"; {change}" for change in changes),
     )
-    return await update(bus, found, changes, wanted["metadata"])
+    mark = dict(wanted["metadata"])
+    # The operator may have excluded more services (`refuse_older_services`).
+    mark[streams.OLDEST_KEY] = f"{max(oldest_of(found), oldest_of(wanted))}"
+    return await update(bus, found, changes, mark)
 
 
 def _keeping_partitions(found: Configuration, wanted: object) -> object:
@@ -182,7 +200,7 @@ def _keeping_partitions(found: Configuration, wanted: object) -> object:
 
 def _check(wanted: Configuration, found: Configuration) -> None:
     if schema_of(found) > streams.SCHEMA:
-        oldest = int(found["metadata"].get(streams.OLDEST_KEY, 1))
+        oldest = oldest_of(found)
         if oldest > streams.SCHEMA:
             raise StartUpError(
                 f"the stream {found['name']} was made by a newer Penstock: it has schema "
