@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import orjson
 import pytest
 
-from penstock.bus import Bus
+from penstock.bus import Bus, BusError
 from penstock.bus.admin.ensure import shards_of
 from penstock.bus.admin.resharding import reshard
 from penstock.bus.shards import Shards, new_run_id
@@ -26,16 +27,17 @@ from support.drive.waiting import eventually
 from support.fakes.misbehaving import agents, misbehaving, plays
 from support.fakes.raw import agno_approved, agno_pause, agno_text
 from support.fakes.steady import holders, moved_on, steady
+from support.real import nats
 from support.real.deployment import deployment
 from support.real.nats import NatsServer
 
 FAST = {"partition_ttl_s": 2.0, "partition_renew_s": 0.5, "checkpoint_s": 0.1}
 
 
-async def penstock(*arguments: str, nats: NatsServer) -> asyncio.subprocess.Process:
+async def penstock(*arguments: str, server: NatsServer) -> asyncio.subprocess.Process:
     """The command line."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock_cli", *arguments, "--nats", nats.url),
+        *(sys.executable, "-m", "penstock_cli", *arguments, "--nats", server.url),
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -85,13 +87,13 @@ async def test_the_command_may_be_killed_at_any_time_and_is_completed_by_the_nex
     ):
         await held(bus, 1)
         for _ in range(3):
-            half_done = await penstock("streams", "migrate", "--shards", "3", nats=fresh_nats)
+            half_done = await penstock("streams", "migrate", "--shards", "3", server=fresh_nats)
             await asyncio.sleep(random.uniform(0.5, 5))
             with contextlib.suppress(ProcessLookupError):
                 half_done.kill()
             await half_done.communicate()
             assert (await shards_of(bus)).used == 1
-        done = await penstock("streams", "migrate", "--shards", "3", nats=fresh_nats)
+        done = await penstock("streams", "migrate", "--shards", "3", server=fresh_nats)
         out, _ = await done.communicate()
         assert "shards: 1 → 3" in out.decode()
         assert await shards_of(bus) == Shards(3, 3)
@@ -137,3 +139,33 @@ async def test_runs_of_every_shard_are_approved_and_read_to_their_end(
 
 
 SSE = {"accept": "text/event-stream"}
+
+
+async def test_shards_that_the_nats_users_may_not_use_get_no_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats, "SHARDS", 1)
+    server = NatsServer(tmp_path / "nats", violations=True)
+    server.start()
+    try:
+        async with (
+            connected(server.url) as bus,
+            deployment(server.url, tmp_path, [], {"normalizer": 1}, **FAST),
+        ):
+            await held(bus, 1)
+            with pytest.raises(BusError, match=r"lack the permissions\?.*--shards 2"):
+                await reshard(bus, 2, Retention(), timeout_s=2, settle_s=0)
+            assert (await shards_of(bus)).used == 1
+    finally:
+        server.remove()
+
+
+async def test_the_command_shows_the_shards_and_makes_more(fresh_nats: NatsServer) -> None:
+    async with connected(fresh_nats.url) as bus:
+        await reshard(bus, 2, Retention(), settle_s=0)
+        await reshard(bus, 1, Retention(), settle_s=0)
+    shown = await penstock("streams", "show", "--json", server=fresh_nats)
+    out, _ = await shown.communicate()
+    rows = {row["stream"]: row for row in map(orjson.loads, out.splitlines())}
+    assert (rows["EVENTS"]["new_runs"], rows["EVENTS_1"]["new_runs"]) == (True, False)
+    assert rows["RAW_1"]["partitions"] == rows["RAW"]["partitions"] == 16
