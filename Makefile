@@ -93,7 +93,8 @@ dist-check: setup upstreams ## Install the wheels into an empty environment, and
 bench-peers: ## Make the environment of the peer that `make bench` measures beside the edge
 	@deploy/venv.sh .penstock/venvs/bench_naive deploy/upstreams/bench_naive.txt
 
-bench: setup bench-peers ## Measure, and print a table (ARGS="edge.w3 path" for a part, ROUNDS=n, ARGS=--long)
+bench: setup ## Measure, and print a table (ARGS="edge.w3 path" for a part, ROUNDS=n, ARGS=--long)
+	@$(MAKE) --no-print-directory bench-peers || echo "measuring without the peer 'naive'"
 	@PYTHONPATH=tests ROUNDS=$(ROUNDS) $(BIN)/python -m bench $(ARGS)
 
 chaos: setup upstreams ## Kill, stop and cut everything for minutes, check every run; fuzz (SEED=n replays)

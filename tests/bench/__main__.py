@@ -6,10 +6,13 @@ import argparse
 import asyncio
 import os
 import resource
+import signal
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from bench import machine
 from bench.pieces import PIECES, by_default
@@ -63,8 +66,7 @@ def _asked(names: Sequence[str], long: bool) -> dict[str, frozenset[str]]:
     return {piece: frozenset(workloads) for piece, workloads in found.items()}
 
 
-async def measure(arguments: argparse.Namespace, folder: Path) -> Results:
-    results = Results(machine.described())
+async def measure(arguments: argparse.Namespace, results: Results, folder: Path) -> None:
     rounds = arguments.rounds or int(os.environ.get("ROUNDS") or 0)
     codes = dict(code.split("=", 1) for code in arguments.code)
     for name, workloads in _asked(arguments.pieces, arguments.long).items():
@@ -76,8 +78,15 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> Results:
             codes=codes,
             workloads=workloads,
         )
-        await PIECES[name].run(Session(options, results, folder / name))
-    return results
+        try:
+            await PIECES[name].run(Session(options, results, folder / name))
+        except Exception as error:  # the other pieces are measured all the same
+            traceback.print_exc()
+            results.skipped[name] = f"it failed: {error!r}"
+
+
+def _ended(*_: object) -> NoReturn:
+    raise SystemExit("ended by SIGTERM")
 
 
 def _show(results: Results, plots: Path) -> None:
@@ -100,15 +109,21 @@ def main() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
     os.environ.pop("PYTHONPATH", None)  # what is measured sees its own modules only
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
-        folder = Path(name)
-        os.environ["PENSTOCK_NATS_PASSWORDS"] = str(write_passwords(folder / "credentials"))
-        results = asyncio.run(measure(arguments, folder))
+    signal.signal(signal.SIGTERM, _ended)  # so that what is measured by then is kept
     OUT.mkdir(parents=True, exist_ok=True)
     out = arguments.out or OUT / time.strftime("%Y%m%d-%H%M%S.json")
-    out.write_text(results.dump())
-    _show(results, OUT)
-    print(f"results: {out}")
+    results = Results(machine.described())
+    try:
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+            folder = Path(name)
+            os.environ["PENSTOCK_NATS_PASSWORDS"] = str(write_passwords(folder / "credentials"))
+            asyncio.run(measure(arguments, results, folder))
+    finally:
+        out.write_text(results.dump())
+        _show(results, OUT)
+        print(f"results: {out}")
+    if failed := [name for name, why in results.skipped.items() if "failed" in why]:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
