@@ -129,6 +129,9 @@ class NoBus:
 
     continuity = Continuity()
 
+    def on_reconnect(self, _: object) -> None:
+        """There are no reconnects."""
+
     def bucket(self, _: str) -> None:
         """There are no buckets."""
 

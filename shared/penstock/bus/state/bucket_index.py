@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from penstock.bus.connection.jetstream import HasJetStream
@@ -74,6 +74,9 @@ class HasBuckets(Buckets, HasJetStream, Protocol):
 
     continuity: Continuity
 
+    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """See `JetStream.on_reconnect`."""
+
 
 class StillReading(BusUnavailable):
     """The process has started, and has not read the whole bucket yet. A later attempt succeeds."""
@@ -96,8 +99,12 @@ class BucketIndex:
         # NATS has lost messages of this bucket, so rows and `_next` are of messages that no longer
         # exist.
         self._stale = False
-        self._looked_s = 0.0
+        self._looked_s = time.monotonic()
+        self._created = ""  # when the stream was made
+        # NATS may have come back with an older store, so the next catch-up looks at the stream.
+        self._must_look = True
         bus.continuity.on_loss(self._on_loss)
+        bus.on_reconnect(self._on_reconnect)
 
     @property
     def bucket(self) -> Bucket:
@@ -169,6 +176,8 @@ class BucketIndex:
                 self._done = self._begun
 
     async def _catch_up(self) -> None:
+        if self._must_look:
+            await self._look()
         if self._stale:
             self._rows.clear()
             self._next = 1
@@ -209,13 +218,19 @@ class BucketIndex:
         Raises:
             BusError: the leader does not answer.
         """
-        state = (await self._bus.jetstream.api(f"STREAM.INFO.{self._stream}"))["state"]
-        self._looked_s = time.monotonic()
-        if int(state["last_seq"]) < self._next - 1:
+        info = await self._bus.jetstream.api(f"STREAM.INFO.{self._stream}")
+        state, created = info["state"], str(info["created"])
+        self._looked_s, self._must_look = time.monotonic(), False
+        if int(state["last_seq"]) < self._next - 1 or self._created not in ("", created):
             self._stale = True
+        self._created = created
+        if self._stale:
             return
         while self._rows.forget_before(int(state["first_seq"]), FORGOTTEN):
             await asyncio.sleep(0)
+
+    def _on_reconnect(self) -> None:
+        self._must_look = True
 
     def _on_loss(self, loss: Loss) -> None:
         if loss.stream == self._stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 from collections.abc import Sequence
 
 import pytest
@@ -307,6 +308,34 @@ async def test_a_stream_that_has_become_shorter_is_read_anew(
         await bus.bucket("rules").put(keys[1], b"x")
         await index.caught_up()
         assert rows.values.keys() == set(keys[:2])
+
+
+async def test_after_a_reconnect_an_older_store_is_noticed_before_the_next_list(
+    fresh_nats: NatsServer, rows: DictRows, keys: list[str]
+) -> None:
+    async with connected(fresh_nats.url) as bus:
+        index = BucketIndex(bus, "tokens", rows)
+        reconnected = asyncio.Event()
+        bus.on_reconnect(reconnected.set)
+        await bus.bucket("tokens").put(keys[0], b"kept")
+        fresh_nats.stop()
+        older = fresh_nats.store.with_name("older")
+        shutil.copytree(fresh_nats.store, older)
+        fresh_nats.start()
+        await asyncio.wait_for(reconnected.wait(), 30)
+        for key in keys[1:4]:
+            await bus.bucket("tokens").put(key, b"lost")
+        await index.caught_up()
+        assert rows.values.keys() == set(keys[:4])
+        reconnected.clear()
+        fresh_nats.stop()
+        shutil.rmtree(fresh_nats.store)
+        shutil.copytree(older, fresh_nats.store)
+        fresh_nats.start()
+        await asyncio.wait_for(reconnected.wait(), 30)
+        await bus.bucket("tokens").put(keys[4], b"new, at a sequence that was used before")
+        await index.caught_up()
+        assert rows.values.keys() == {keys[0], keys[4]}
 
 
 async def test_without_a_connection_the_error_says_so(fresh_nats: NatsServer) -> None:
