@@ -23,7 +23,7 @@ from penstock.bus.records import ENDED, RunRecord
 log = logging.getLogger(__name__)
 
 RUNS: Final = "KV_runs"
-PATTERN: Final = "$KV.runs.>"
+PATTERN: Final = ">"  # all keys; with a filter, the server counts what follows in each request
 OLDEST_S: Final = 600.0  # seconds; records that were read earlier are left out
 _AT_REST: Final = ENDED | {"paused"}
 
