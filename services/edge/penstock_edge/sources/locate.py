@@ -188,7 +188,10 @@ async def locate(
 async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
     begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
     ended = type_of(lifecycle) in TERMINAL
-    found = await _first_from(bus, view, 1 if view.reads_frames else begun)
+    if lifecycle.sequence == begun and not view.reads_frames:
+        found = [lifecycle]  # the run's first event, as for most open runs
+    else:
+        found = await _first_from(bus, view, 1 if view.reads_frames else begun)
     if not found and ended:
         raise _gone(view.run_id)
     return StartPosition(

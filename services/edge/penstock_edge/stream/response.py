@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,12 +43,10 @@ class EventStream:
         client.resumable = scope["method"] == "GET" and client.hub.view.framing.resumable
         client.read_for(identity_of(scope))
         client.when_left(watch(scope, client.expire, client.warn))
-        leaving = asyncio.create_task(self._watch(receive))
         continues = False
         try:
             continues = await self._respond(scope, receive, send)
         finally:
-            leaving.cancel()
             if not continues:
                 client.leave()
 
@@ -55,7 +54,10 @@ class EventStream:
         """Send the response; return whether it continues without ASGI."""
         client = self._client
         run_id = client.hub.view.run_id
-        body = await client.take() if self._ended else b""
+        body: bytes | None = b""
+        if self._ended:
+            async with self._until_closed(receive):
+                body = await client.take()
         if body is None:
             await send(head(204, run_id))
             await send({"type": "http.response.body"})
@@ -65,8 +67,18 @@ class EventStream:
             client.when_left(keep_place(scope))
             direct.start(body)
             return True
-        await self._respond_by_asgi(body, send)
+        async with self._until_closed(receive):
+            await self._respond_by_asgi(body, send)
         return False
+
+    @contextlib.asynccontextmanager
+    async def _until_closed(self, receive: Receive) -> AsyncIterator[None]:
+        """Let the client leave when the connection is closed within the block."""
+        leaving = asyncio.create_task(self._watch(receive))
+        try:
+            yield
+        finally:
+            leaving.cancel()
 
     async def _respond_by_asgi(self, body: bytes | None, send: Send) -> None:
         client, in_frame = self._client, False
