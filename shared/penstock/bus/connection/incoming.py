@@ -32,7 +32,8 @@ def fields(block: bytes) -> dict[str, str]:
     For an event, this takes 1.5 µs; to look at each line takes 2.5 µs, and nats-py's own function
     16 µs.
     """
-    if block.startswith(_PLAIN) and block.endswith(b"\r\n\r\n"):
+    is_plain = block.startswith(_PLAIN) and block.endswith(b"\r\n\r\n")
+    if is_plain and b" \r\n" not in block and b":  " not in block:
         try:
             lines = block[len(_PLAIN) : -4].decode().split("\r\n")
             return dict([line.split(": ", 1) for line in lines])

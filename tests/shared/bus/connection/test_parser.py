@@ -116,6 +116,12 @@ def test_bytes_of_another_protocol_are_refused(garbage: bytes) -> None:
             b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Stream: 7\r\n\r\n",
             {"Status": "100", "Description": "Idle Heartbeat", "Nats-Last-Stream": "7"},
         ),
+        (b"NATS/1.0\r\na: 1\r\nb: x: y\r\n\r\n", {"a": "1", "b": "x: y"}),
+        (b"NATS/1.0\r\na: 1 \r\nb:  2\r\n\r\n", {"a": "1", "b": "2"}),
+        (b"NATS/1.0\r\na:1\r\nb: 2\r\n\r\n", {"a": "1", "b": "2"}),
+        (b"NATS/1.0\r\na: 1\r\nno colon\r\n\r\n", {"a": "1"}),
+        (b"NATS/1.0\r\na: \xff\r\n\r\n", {"a": "\ufffd"}),
+        (b"NATS/1.0\r\na: 1\r\na: 2\r\n\r\n", {"a": "2"}),
     ],
 )
 def test_headers_and_status_lines_are_read(block: bytes, headers: dict[str, str]) -> None:
