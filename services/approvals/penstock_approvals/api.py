@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from penstock.bus import BusError, ObjectGone
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
+from penstock.bus.state.bucket_index import StillReading
 from penstock.web.auth import Identity, act_as, check_owner, identity_of
 from penstock.web.bodies import read_model
 from penstock.web.leaving import while_there
@@ -202,6 +203,8 @@ async def _asked(answer: Awaitable[T]) -> T:
     except UnreadableRecord as error:
         log.error("%s", error)
         raise Problem(500, str(error)) from error
+    except StillReading as error:
+        raise Problem(503, str(error)) from error
     except BusError as error:
         raise Problem(503, f"the bus does not answer: {error}; try again") from error
 

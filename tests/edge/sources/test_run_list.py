@@ -12,7 +12,9 @@ import pytest
 import uuid_utils
 from prometheus_client import REGISTRY
 
-from penstock.bus import Bus
+from penstock.bus import Bus, Stored
+from penstock.bus.read.direct import read
+from penstock.bus.state import bucket_index
 from penstock_edge.sources import run_list
 from penstock_edge.sources.run_list import RunList
 from support.drive.bus import connected, new_run_id
@@ -224,6 +226,31 @@ async def test_a_started_run_is_listed_at_once_by_every_edge(make_edge: MakeEdge
         query = f"/v1/runs?session_id={session}"
         for edge in edges:
             assert len((await edge.get(query)).json()["runs"]) == number + 1
+
+
+async def test_while_an_edge_reads_the_runs_after_its_start_a_list_is_503_and_all_else_works(
+    make_edge: MakeEdge, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = PretendRun(bus)
+    await run.record()
+    go_on = asyncio.Event()
+
+    async def held(*where: Any) -> tuple[list[Stored], int]:
+        await go_on.wait()
+        return await read(*where)
+
+    monkeypatch.setattr(bucket_index, "read", held)
+    monkeypatch.setattr(bucket_index, "WAIT_S", 0.05)
+    edge = await make_edge()
+    for path in ("/v1/runs", "/sessions"):
+        answer = await edge.get(path)
+        assert answer.status_code == 503
+        assert "still reads" in answer.json()["detail"]
+        assert answer.headers["retry-after"]
+    assert (await edge.get(f"/v1/runs/{run.run_id}")).status_code == 200
+    go_on.set()
+    monkeypatch.setattr(bucket_index, "WAIT_S", 10)
+    assert (await edge.get("/v1/runs?limit=1")).json()["runs"]
 
 
 def _unreadable() -> float:

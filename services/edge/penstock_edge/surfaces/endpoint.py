@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp
 
 from penstock.bus import Bus, BusError, ObjectGone
+from penstock.bus.state.bucket_index import StillReading
 from penstock.web.auth.csrf import SAFE_METHODS
 from penstock.web.leaving import while_there
 from penstock.web.operation import Handler
@@ -37,6 +38,8 @@ def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
                 return await handler(request)
             except ObjectGone as error:
                 raise Problem(410, str(error)) from error
+            except StillReading as error:
+                raise Problem(503, str(error)) from error
             except BusError as error:
                 log.warning("%s: %s", request.url.path, error)
                 raise Problem(503, f"the bus does not answer; try again: {error}") from error
