@@ -35,6 +35,7 @@ STATUSES: Final = {
     for code, status in enumerate(get_args(ApprovalRecord.model_fields["status"].annotation))
 }
 NEVER: Final = 2**62  # the deadline of an approval without a deadline
+READ_AT_ONCE: Final = 100  # other requests are handled between two reads of so many records
 _COLUMNS: Final = {
     "user_id": "owner",
     "status": "status",
@@ -306,11 +307,13 @@ class ApprovalList:
 
     async def _read(self, keys: Sequence[str]) -> dict[str, ApprovalRecord]:
         records = {}
-        for key, entry in (await self.index.values(keys)).items():
-            try:
-                records[key] = await self._records.of(entry)
-            except (ObjectGone, UnreadableRecord) as error:
-                _report(key, str(error))
+        for begin in range(0, len(keys), READ_AT_ONCE):
+            some = keys[begin : begin + READ_AT_ONCE]
+            for key, entry in (await self.index.values(some)).items():
+                try:
+                    records[key] = await self._records.of(entry)
+                except (ObjectGone, UnreadableRecord) as error:
+                    _report(key, str(error))
         return records
 
 

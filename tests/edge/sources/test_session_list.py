@@ -121,7 +121,11 @@ async def test_sessions_are_sorted_by_their_creation_or_by_their_last_change(
     assert await listed(sessions, alice, sort_by="updated") == ["s2", "s0", "s1"]
 
 
-async def test_pages_have_all_sessions_once(bus: Bus, sessions: SessionList) -> None:
+@pytest.mark.parametrize("at_once", [3, 100])
+async def test_pages_have_all_sessions_once(
+    bus: Bus, sessions: SessionList, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_list, "READ_AT_ONCE", at_once)
     alice = owner()
     made = [f"s{number}" for number in range(11)]
     for session in made:
@@ -136,7 +140,7 @@ async def test_pages_have_all_sessions_once(bus: Bus, sessions: SessionList) -> 
 async def test_sessions_are_found_by_a_part_of_their_first_message(
     bus: Bus, sessions: SessionList, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_list, "NAMED", 2)
+    monkeypatch.setattr(session_list, "READ_AT_ONCE", 2)
     alice = owner()
     for number in range(7):
         text = "Rain in ROME" if number % 3 == 0 else "Sun"

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 BUCKET: Final = "sessions"
 COMPARED: Final = 500  # records that are compared with a user in one go, in 2 ms
-NAMED: Final = 100  # sessions whose names are read by one request
+READ_AT_ONCE: Final = 100  # sessions whose records and runs are read by one request
 KNOWN_USERS: Final = 10_000
 _PUT: Final = (
     "INSERT INTO sessions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
@@ -247,8 +247,8 @@ class SessionList:
         await self._caught_up(owner)
         fitting: list[tuple[str, str | None, str | None]] = []
         every = self.rows.of(owner, agents, sort_by, descending=descending)
-        for begin in range(0, len(every), NAMED):
-            some = every[begin : begin + NAMED]
+        for begin in range(0, len(every), READ_AT_ONCE):
+            some = every[begin : begin + READ_AT_ONCE]
             messages = await self._ends(some)
             fitting += [
                 each
@@ -273,21 +273,20 @@ class SessionList:
         self, owner: str, found: Sequence[tuple[str, str | None, str | None]]
     ) -> list[Listed] | None:
         """Read the records; None if some are gone, so that the rows must be looked up again."""
-        values = await self.index.values([key for key, *_ in found])
-        if len(values) < len(found):
-            return None
-        ends = await self._ends(found)
-        shown = []
-        for (key, *_), runs in zip(found, ends, strict=True):
-            try:
-                record = SessionRecord.model_validate_json(values[key].value)
-            except ValidationError as error:
-                log.warning("the record %s in KV %s cannot be read: %s", key, BUCKET, error)
-                continue
-            # The key decides who may see the session: rows may have wrong owners, and a record of
-            # an older version does not name its owner.
-            if key == session_key(owner, record.agent, record.session_id):
-                shown.append(Listed(record, runs))
+        shown: list[Listed] = []
+        # ADK's list has all sessions of a user. Other requests are handled between the reads.
+        for begin in range(0, len(found), READ_AT_ONCE):
+            some = found[begin : begin + READ_AT_ONCE]
+            values = await self.index.values([key for key, *_ in some])
+            if len(values) < len(some):
+                return None
+            ends = await self._ends(some)
+            for (key, *_), runs in zip(some, ends, strict=True):
+                record = _readable(key, values[key].value)
+                # The key decides who may see the session: rows may have wrong owners, and a record
+                # of an older version does not name its owner.
+                if record and key == session_key(owner, record.agent, record.session_id):
+                    shown.append(Listed(record, runs))
         return shown
 
     async def _ends(
@@ -316,6 +315,14 @@ def _record(change: Change) -> dict[str, Any] | None:
     texts = all(isinstance(record.get(name), str) for name in ("agent", "session_id"))
     listed = isinstance(runs, list) and all(isinstance(run, str) and is_run_id(run) for run in runs)
     return record if texts and listed else None
+
+
+def _readable(key: str, value: bytes) -> SessionRecord | None:
+    try:
+        return SessionRecord.model_validate_json(value)
+    except ValidationError as error:
+        log.warning("the record %s in KV %s cannot be read: %s", key, BUCKET, error)
+        return None
 
 
 def _key(key: str) -> bytes | None:
