@@ -26,7 +26,7 @@ def table(piece: str) -> str:
     if piece == "machine":
         return "; ".join(f"{name} {value}" for name, value in found.machine.items()) + ".\n"
     shown = PIECES[piece]
-    return summary(found, piece, shown.plot, shown.about, OURS, OTHERS)
+    return summary(found, piece, shown.table, shown.about, OURS, OTHERS)
 
 
 def publish(found: Results, plots: Path) -> list[Path]:

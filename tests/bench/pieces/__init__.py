@@ -1,4 +1,4 @@
-"""The pieces of `make bench`, each a module with NAME, LEAD, COMPARED, PLOT, ABOUT and `run`."""
+"""The pieces of `make bench`: modules with NAME, LEAD, COMPARED, PLOT, TABLE, ABOUT and `run`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class Piece:
     lead: str  # its most important figure
     compared: Sequence[str]  # the systems to which it is compared
     plot: Mapping[str, str]  # the figures of its plot, with their titles; none: no plot
+    table: Mapping[str, str]  # those of its table in the documents
     about: Mapping[str, str]  # a description of each workload
 
 
 PIECES: Final = {
-    each.NAME: Piece(each.run, each.LEAD, each.COMPARED, each.PLOT, each.ABOUT)
+    each.NAME: Piece(each.run, each.LEAD, each.COMPARED, each.PLOT, each.TABLE, each.ABOUT)
     for each in (edge, path, normalizer, saturation, growth, joins, startup)
-} | {name: Piece(partial(checks.run, name), "", (), {}, {}) for name in checks.names()}
+} | {name: Piece(partial(checks.run, name), "", (), {}, {}, {}) for name in checks.names()}
 
 
 def by_default(long: bool) -> list[str]:

@@ -22,6 +22,7 @@ COMPARED: Final = ("nchan", "naive")
 
 
 PLOT: Final = {"us_per_event": "µs per event", "kib_per_connection": "KiB per connection"}
+TABLE: Final = PLOT | {"p99_ms": "p99, ms", "broker_us_per_event": "nats-server, µs"}
 ABOUT: Final = {
     "w1": "1 run, 1,000 clients, 50 events/s",
     "w1-100": "the same, 100 events/s",

@@ -20,6 +20,13 @@ PLOT: Final = {
     "us_per_frame": "path, µs per frame",
     "connector_ms_per_start": "connector, ms per start",
 }
+TABLE: Final = PLOT | {
+    "p50_ms": "p50, ms",
+    "p99_ms": "p99, ms",
+    "connector_kib_per_run": "connector, KiB per run",
+    "normalizer_kib_per_run": "normalizer, KiB per run",
+    "edge_kib_per_run": "edge, KiB per run",
+}
 ABOUT: Final[dict[str, str]] = {}
 FRAMES_PER_S: Final = 1000
 RUNS: Final = (1, 10, 100, 1000)

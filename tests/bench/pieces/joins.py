@@ -17,6 +17,10 @@ NAME: Final = "joins"
 LEAD: Final = "p99_ms"
 COMPARED: Final = ("nchan",)
 PLOT: Final = {"p99_ms": "p99 of the latency, ms", "us_per_event": "edge, µs per event"}
+TABLE: Final = PLOT | {
+    "connect_s": "until all are there, s",
+    "broker_us_per_event": "nats-server, µs",
+}
 ABOUT: Final = {"1000": "1,000 clients join 1,000 runs of 10 events/s"}
 RUNS: Final = 1000
 RATE: Final = 10.0

@@ -24,6 +24,7 @@ NAME: Final = "normalizer"
 LEAD: Final = "us_per_frame"
 COMPARED: Final = ()
 PLOT: Final = {"us_per_frame": "µs per frame"}
+TABLE: Final = PLOT | {"frames_per_s": "frames/s"}
 ABOUT: Final = {
     "saturated": "20,000 frames wait at its start",
     "500": "200 runs, 500 frames/s in all",

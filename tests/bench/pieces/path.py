@@ -23,6 +23,12 @@ NAME: Final = "path"
 LEAD: Final = "us_per_frame"
 COMPARED: Final = ("proxy",)
 PLOT: Final = {"us_per_frame": "µs per frame", "p50_ms": "p50, ms", "p99_ms": "p99, ms"}
+TABLE: Final = PLOT | {
+    "connector_us": "connector, µs",
+    "normalizer_us": "normalizer, µs",
+    "edge_us": "edge, µs",
+    "nats_us": "nats-server, µs",
+}
 ABOUT: Final = {
     "50": "10 runs of 5 frames/s",
     "100": "10 runs of 10 frames/s",

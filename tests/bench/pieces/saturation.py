@@ -13,6 +13,12 @@ NAME: Final = "saturation"
 LEAD: Final = "us_per_frame"
 COMPARED: Final = ()
 PLOT: Final = {"frames_per_s": "frames/s", "us_per_frame": "µs per frame"}
+TABLE: Final = PLOT | {
+    "connector_us": "connector, µs",
+    "normalizer_us": "normalizer, µs",
+    "edge_us": "edge, µs",
+    "nats_us": "nats-server, µs",
+}
 ABOUT: Final = {"1-normalizer": "20 runs at full speed", "2-normalizers": "the same"}
 RUNS: Final = 20
 FRAMES: Final = 2000  # of each run

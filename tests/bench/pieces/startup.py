@@ -15,6 +15,7 @@ NAME: Final = "startup"
 LEAD: Final = "ready_s"
 COMPARED: Final = ()
 PLOT: Final = {"ready_s": "seconds until it is ready"}
+TABLE: Final = PLOT | {"rss_mib": "resident, MiB"}
 ABOUT: Final = {"empty": "penstock up for the first time", "again": "the second time"}
 WORKLOADS: Final = ("empty", "again")
 MIB: Final = 1024 * 1024
