@@ -76,8 +76,7 @@ class SessionOrder:
         Raises:
             BusError: the bus is away.
         """
-        run_id = run_id_of(stored.subject)
-        await self._read(stored.sequence, run_id)
+        await self._read(stored)
         mine = self._starts.get(stored.sequence)
         if mine is None or mine.session is None:
             return None
@@ -132,7 +131,9 @@ class SessionOrder:
         stored.delivered = 0  # it was read, not delivered to this connector
         return stored if claim is None or claim.state != "cancelled" else None
 
-    async def _read(self, upto: int, run_id: str) -> None:
+    async def _read(self, start: Stored) -> None:
+        """Read all start commands up to this one."""
+        upto, run_id = start.sequence, run_id_of(start.subject)
         async with self._reading:
             known = self._starts.get(upto)
             if upto <= self._read_to and (known is None or known.run_id != run_id):
@@ -140,6 +141,8 @@ class SessionOrder:
             is_full = upto > self._read_to and len(self._starts) > self._rebuild_from
             if is_full:
                 self._forget_all()
+            if self._read_to and upto == self._read_to + 1:
+                await self._note(start)  # there is no other command to be read
             while self._read_to < upto:
                 found, pending = await direct.read(self._bus, COMMANDS, STARTS, self._read_to + 1)
                 for each in found:

@@ -163,7 +163,8 @@ class Leg:
         return outcome
 
     async def _outcome(self) -> Outcome:
-        if self.history is None and not await self._turn_comes():
+        # A leg that was first when it joined the queue stays first, so it does not look again.
+        if self.is_queued and not await self._turn_comes():
             return self.requests.stop_as or self._cancelled(confirmed=True)
         self.phase = Phase.PREPARING
         stream = asyncio.create_task(self._stream())

@@ -19,6 +19,7 @@ from penstock_connector.legs.outcome import lost
 from penstock_connector.legs.registry import LegRegistry
 from penstock_connector.legs.runner import LegRunner
 from penstock_connector.state.retries import with_retries
+from penstock_connector.state.session_queue import Joined
 from penstock_connector.state.stores import Stores
 
 
@@ -64,9 +65,8 @@ class LegOpener:
             if agent is not None:
                 # 2. The place in the session's queue, before the `open`. In the other order, a leg
                 # that clients saw start could be overtaken by a leg that they started afterwards.
-                is_first = await self._join(order, agent)
-                known = await stores.sessions.thread_id(order.session)
-                order = order.named(known or self._runner.new_thread_id(order, agent))
+                is_first, thread_id = await self._join(order, agent)
+                order = order.named(thread_id)
                 facts = {**facts, **_names(order)}
             if not is_first:
                 # A successor must know that nothing was sent before the leg's turn came. Without
@@ -107,7 +107,7 @@ class LegOpener:
             if other != pod and revision and (record is None or record.leg <= leg):
                 await records.delete_of(other, run_id, revision)
 
-    async def _join(self, order: Order, agent: AgentConfig) -> bool:
+    async def _join(self, order: Order, agent: AgentConfig) -> Joined:
         return await self._stores.sessions.join(
             order.session,
             agent.id,

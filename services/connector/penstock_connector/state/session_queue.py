@@ -10,7 +10,7 @@ import asyncio
 import logging
 from bisect import insort
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.bus import Bus, Entry, Msg
 from penstock.bus.records import SessionRecord, Turn
@@ -28,6 +28,13 @@ MAX_RUNS_LISTED: Final = 1000
 # The number of last runs that count as open if a record of an earlier release does not say which
 # runs are open.
 MAX_OPEN_OF_BEFORE: Final = 50
+
+
+class Joined(NamedTuple):
+    """The place of a leg that was put into its session's queue."""
+
+    is_first: bool  # no other leg is in front of it
+    thread_id: str  # what the server calls the session
 
 
 class SessionQueue:
@@ -49,8 +56,8 @@ class SessionQueue:
         *,
         owner: str | None = None,
         lists_open_runs: bool = False,
-    ) -> bool:
-        """Put the leg into the queue; True when no other leg is in front of it.
+    ) -> Joined:
+        """Put the leg into the queue. Return its place, and what the server calls the session.
 
         A new session is called `thread_id` at its server, now and in all later legs. With
         `lists_open_runs`, `others` tells later which runs of the session may wait for a decision.
@@ -76,8 +83,10 @@ class SessionQueue:
                 del record.runs[:-MAX_RUNS_LISTED]
 
         new = SessionRecord(agent=agent, session_id=session_id, thread_id=thread_id)
-        await self._change(key, change, new)
-        return await self._is_first(key, mine)
+        record = await self._change(key, change, new)
+        assert record is not None
+        # The compare-and-set has shown that this is the record, so it is not read again.
+        return Joined(_is_first(record, mine), record.thread_id or record.session_id)
 
     async def thread_id(self, key: str) -> str | None:
         """What the server calls the session; None when the session has no record."""
@@ -121,8 +130,8 @@ class SessionQueue:
             # over. That other leg runs now, so the leg goes behind it.
             record.queue.insert(places[0] if places else 1, mine)
 
-        await self._change(key, change)
-        return await self._is_first(key, mine)
+        record = await self._change(key, change)
+        return record is None or _is_first(record, mine)
 
     async def wait(self, key: str, mine: Turn) -> None:
         """Return when the leg is first in the queue.
@@ -164,13 +173,13 @@ class SessionQueue:
                 if (turn.run_id, turn.pod) != (run_id, pod) or leg not in (None, turn.leg)
             ]
 
-        await self._change(key, change)
-        await self._bus.client.publish(turn(key))
+        record = await self._change(key, change)
+        if record is not None and record.queue:  # a leg that waits is in the queue
+            await self._bus.client.publish(turn(key))
 
     async def _is_first(self, key: str, mine: Turn) -> bool:
         entry = await self._bucket.get(key)
-        queue = _session(entry).queue if entry is not None else []
-        return mine not in queue or queue[0] == mine
+        return entry is None or _is_first(_session(entry), mine)
 
     async def _pass_over(self, key: str, mine: Turn) -> None:
         """Delete the turns in front of ours that no connector will delete any more."""
@@ -211,21 +220,26 @@ class SessionQueue:
         key: str,
         change: Callable[[SessionRecord], None],
         new: SessionRecord | None = None,
-    ) -> None:
+    ) -> SessionRecord | None:
+        """Change the record, and return it as it is now; None when there is none."""
         while True:
             entry = await self._bucket.get(key)
             if entry is None and new is None:
-                return
+                return None
             record = _session(entry) if entry is not None else new
             assert record is not None
             before = record.dump()
             change(record)
             after = record.dump()
             if entry is not None and after == before:
-                return
+                return record
             revision = entry.revision if entry is not None else 0
             if await self._bucket.update(key, after, revision) is not None:
-                return
+                return record
+
+
+def _is_first(record: SessionRecord, mine: Turn) -> bool:
+    return mine not in record.queue or record.queue[0] == mine
 
 
 def _same_leg(turn: Turn, other: Turn) -> bool:
