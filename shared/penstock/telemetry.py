@@ -48,6 +48,25 @@ OUTBOX_STUCK = Gauge(
 CONTINUES_REFUSED = Counter(
     "penstock_continues_refused_total", "Continue commands without a decision"
 )
+RULE_MATCHES = Counter(
+    "penstock_rule_matches_total",
+    "Events that rules of automations matched, and conditions that failed",
+    ["result"],
+)
+DELIVERIES = Counter("penstock_deliveries_total", "Deliveries that have their outcome", ["outcome"])
+DELIVERY_ATTEMPTS = Counter(
+    "penstock_delivery_attempts_total", "Attempts of deliveries, by result", ["result"]
+)
+DELIVERIES_DEFERRED = Counter(
+    "penstock_deliveries_deferred_total",
+    "Deliveries put off without an attempt: the rule is paused, or the receiver busy or away",
+)
+DELIVERY_SECONDS = Histogram(
+    "penstock_delivery_seconds",
+    "Seconds that one attempt of a delivery took",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60),
+)
+BREAKERS_OPEN = Gauge("penstock_breakers_open", "Endpoints that get no requests for now")
 DEADLETTERS = Counter("penstock_deadletters_total", "Messages given up", ["service"])
 DEADLETTERS_KEPT = Gauge("penstock_deadletters_kept", "Dead letters that have not been dropped")
 NATS_CONNECTED = Gauge("penstock_nats_connected", "1 while NATS can be used", ["service"])

@@ -80,7 +80,7 @@ async def test_a_message_that_is_given_back_comes_again_and_one_that_is_held_doe
             if taken.stored.payload == b"0":
                 done.set()
 
-        broker.messages(consumer, 2, handle)
+        broker.messages(consumer, handle)
         async with broker, asyncio.timeout(20):
             await publish(bus, 2)
             await done.wait()

@@ -6,6 +6,7 @@ The streams and the durable consumers are declared by the bus (`consumer`), not 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,8 +22,9 @@ from penstock.bus.connection.retry import first_answer
 log = logging.getLogger(__name__)
 
 _NANO = 1_000_000_000
-_FILL_S = 0.05  # how long a batch waits to fill
-_POLL_S = 1.0  # how long one request for single messages stays open
+_FILL_S = 0.05  # how long a batch waits to fill, which delays each event of a quiet time
+_POLL_S = 1.0  # how long a request for one message stays open
+AGAIN_S = 5.0  # seconds before a message comes again whose handler failed unexpectedly
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,33 @@ class _OnBus(NatsBroker):
         await super().stop(*error)
 
 
+class _Batches:
+    """Collects the messages of one fetch, whose handlers FastStream calls at once."""
+
+    def __init__(self, handle: Callable[[Sequence[Taken]], Awaitable[None]]) -> None:
+        self._handle = handle
+        self._open: list[Taken] | None = None
+        self._turn = asyncio.Lock()
+
+    async def take(self, message: Msg) -> None:
+        """Add a message to the open batch; the first message of a batch handles the batch."""
+        taken = Taken(message)
+        if self._open is not None:
+            self._open.append(taken)
+            return
+        batch = self._open = [taken]
+        await asyncio.sleep(0)  # the other handlers of this fetch begin
+        self._open = None
+        batch.sort(key=lambda each: each.stored.sequence)
+        async with self._turn:
+            try:
+                await self._handle(batch)
+            except Exception:
+                log.exception("%d messages are handled again", len(batch))
+                for each in batch:
+                    await each.give_back(AGAIN_S)
+
+
 class Broker:
     """The subscribers of one process."""
 
@@ -123,26 +152,27 @@ class Broker:
     def batches(
         self, consumer: Consumer, size: int, handle: Callable[[Sequence[Taken]], Awaitable[None]]
     ) -> None:
-        """Call `handle` with up to `size` messages at a time, in order, one batch after another."""
+        """Call `handle` with up to `size` messages at a time, one batch after another.
 
-        async def on_batch(messages: list[Msg]) -> None:
-            await handle([Taken(each) for each in messages])
+        FastStream's own batches are not used: its loop fetches until the batch is full or the time
+        is over, and if the last of these requests fails, it drops the messages that it has. The
+        server would deliver them again only after `ack_wait_s`.
+        """
+        pull = PullSub(batch_size=size, timeout=_FILL_S)
+        self._subscribe(consumer, pull, _Batches(handle).take)
 
-        pull = PullSub(batch_size=size, timeout=_FILL_S, batch=True)
-        self._subscribe(consumer, pull, on_batch)
+    def messages(self, consumer: Consumer, handle: Callable[[Taken], Awaitable[None]]) -> None:
+        """Call `handle` with one message after another.
 
-    def messages(
-        self, consumer: Consumer, size: int, handle: Callable[[Taken], Awaitable[None]]
-    ) -> None:
-        """Call `handle` with each message; up to `size` calls are under way at once.
-
-        The next messages are fetched when all these calls have returned.
+        Messages are fetched one by one, since a request for several waits until it is filled or
+        over, and would delay each message of a quiet time. A handler that leaves its work to a task
+        is called with the next message at once.
         """
 
         async def on_message(message: Msg) -> None:
             await handle(Taken(message))
 
-        self._subscribe(consumer, PullSub(batch_size=size, timeout=_POLL_S), on_message)
+        self._subscribe(consumer, PullSub(batch_size=1, timeout=_POLL_S), on_message)
 
     async def start(self) -> None:
         """Start all subscribers. Their consumers must exist (`declare`)."""

@@ -1,12 +1,31 @@
-"""The automations service. In this version it has no loops yet: see the README."""
+"""The automations service matches events with rules, and delivers the matches."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import ClassVar
 
+from penstock import telemetry
+from penstock.bus import BusError, Stored, streams, subjects
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock_automations.broker import Broker, Consumer, declare
+from penstock_automations.delivery.deliverer import Deliverer, Limits
+from penstock_automations.delivery.due import Due
+from penstock_automations.delivery.replay import replay
+from penstock_automations.delivery.request import Sender
+from penstock_automations.guard.backend import Guard
+from penstock_automations.jobs.order import Order
+from penstock_automations.matching.matching import Matching, filters
+from penstock_automations.rules.file import apply_file
+from penstock_automations.rules.store import CurrentRules, RuleStore
 from penstock_automations.settings import AutomationsSettings
+
+log = logging.getLogger(__name__)
+
+NEW_SHARDS_S = 1.0  # how often the service looks whether the bus has new shards
+RETRY_S = 1.0
 
 
 class AutomationsService(Service):
@@ -18,7 +37,121 @@ class AutomationsService(Service):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         assert isinstance(context.settings, AutomationsSettings)
-        self._settings = context.settings
+        self._settings = settings = context.settings
+        self._store = RuleStore(self.bus)
+        self._rules = CurrentRules(self.bus)
+        order = Order(self.bus)
+        guard = Guard(settings.webhook_allow_hosts, settings.webhook_allow_networks)
+        self._matching = Matching(self.bus, self._rules, self._store, order, self.give_up)
+        self._deliverer = Deliverer(
+            self.bus,
+            context.pod,
+            self._rules,
+            self._store,
+            order,
+            Sender(guard),
+            Limits(
+                settings.deliveries_at_once,
+                settings.deliver_ack_wait_s,
+                settings.retry_delays_s,
+                settings.webhook_max_bytes,
+            ),
+            self.give_up,
+        )
+        self._due = Due(self.bus, self.give_up)
+        self._brokers: list[Broker] = []
+        self._changed = asyncio.Event()
+        self._rules.on_change = self._changed.set
+        telemetry.BREAKERS_OPEN.set_function(self._deliverer.endpoints.open_breakers)
 
     async def start(self) -> None:
-        """Start the loops."""
+        """Load the rules, then begin to deliver, then begin to match."""
+        if self._settings.rules is not None:
+            await apply_file(self._settings.rules, self._store)
+        await self._rules.refresh()
+        await self._begin_to_deliver()
+        await self._take_new_shards()
+        self.spawn("rules", self._rules.follow)
+        self.spawn("consumers", self._keep_consumers)
+        self.spawn("shards", self._look_for_shards)
+        self.spawn("replays", self.replays(self._replay).run)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new jobs and events, and finish the deliveries that are under way."""
+        await self._stop_brokers()
+        await self._deliverer.finish(grace_s)
+
+    async def stop(self) -> None:
+        """Take nothing more; give back the jobs that are not finished."""
+        await self.cancel("shards", "consumers", "rules", "replays")
+        await self._stop_brokers()
+        await self._deliverer.finish(0)
+
+    async def _begin_to_deliver(self) -> None:
+        ack_wait_s = self._settings.deliver_ack_wait_s
+        jobs = Consumer(streams.DELIVERIES, self.name, ("delivery.*.*",), ack_wait_s)
+        due = Consumer(streams.SCHEDULES, self.name, (subjects.due(self.name, ">"),), ack_wait_s)
+        broker = Broker(self.bus, self._settings.drain_s)
+        for consumer in (jobs, due):
+            await declare(self.bus, consumer)
+        broker.messages(jobs, self._deliverer.take)
+        broker.messages(due, self._due.take)
+        await self._start_broker(broker)
+
+    async def _take_new_shards(self) -> None:
+        """Match the events of each shard that has no subscribers yet."""
+        for shard in range(len(self._brokers) - 1, self.bus.shards.made):
+            plain, ordered = self._consumers(shard)
+            for consumer in (plain, ordered):
+                await declare(self.bus, consumer)
+            broker = Broker(self.bus, self._settings.drain_s)
+            broker.batches(plain, self._settings.match_batch, self._matching.unordered)
+            broker.messages(ordered, self._matching.ordered)
+            await self._start_broker(broker)
+
+    async def _start_broker(self, broker: Broker) -> None:
+        self._brokers.append(broker)
+        await broker.start()
+
+    async def _stop_brokers(self) -> None:
+        await asyncio.gather(*(broker.stop() for broker in self._brokers))
+        self._brokers.clear()
+
+    def _consumers(self, shard: int) -> tuple[Consumer, Consumer]:
+        """Return the consumers of a shard's events, for rules without and with an order.
+
+        For rules with an order, one event at a time is with any process: the server delivers the
+        next event when the last one is acknowledged.
+        """
+        stream, wait_s = streams.events_of(shard), self._settings.deliver_ack_wait_s
+        plain = filters(self._rules.types(ordered=False))
+        ordered = filters(self._rules.types(ordered=True))
+        return (
+            Consumer(stream, self.name, plain, wait_s, from_now=True),
+            Consumer(stream, f"{self.name}-ordered", ordered, wait_s, 1, from_now=True),
+        )
+
+    async def _keep_consumers(self) -> None:
+        """Change the subjects of the consumers when the rules have changed."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._declare_consumers()
+            except BusError as error:
+                log.warning("the consumers of events are changed later: %s", error)
+                self._changed.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _declare_consumers(self) -> None:
+        for shard in range(self.bus.shards.made):
+            for consumer in self._consumers(shard):
+                await declare(self.bus, consumer)
+
+    async def _look_for_shards(self) -> None:
+        while True:
+            await asyncio.sleep(NEW_SHARDS_S)
+            await self._take_new_shards()
+
+    async def _replay(self, stored: Stored) -> None:
+        await replay(self.bus, stored)

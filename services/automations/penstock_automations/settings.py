@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -13,6 +14,11 @@ from penstock_automations.guard.addresses import parse_networks
 class AutomationsSettings(Settings):
     """From the environment, as `PENSTOCK_<NAME>`."""
 
+    rules: Path | None = Field(
+        None,
+        description="The path of a YAML file with rules. They are the operator's, and see the runs "
+        "of all users unless they name an owner.",
+    )
     webhook_allow_hosts: Words = Field(
         (),
         description="Hosts, separated by commas, that webhooks may reach although their addresses "

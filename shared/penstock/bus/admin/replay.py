@@ -24,7 +24,7 @@ from penstock.bus.write import objects
 
 # The services that have a replay queue. From this queue a service takes the events of its dead
 # letters to process the events again.
-TAKE_BACK = frozenset({"approvals"})
+TAKE_BACK = frozenset({"approvals", "automations"})
 
 
 class CannotReplay(Exception):
@@ -58,7 +58,8 @@ async def _message(bus: Buckets, letter: DeadLetter) -> Message:
         if check is not None:
             await check(bus, letter)
         return Message(letter.subject, letter.payload, _headers(letter))
-    if tokens[0] in subjects.CATEGORIES and letter.service in TAKE_BACK:
+    is_for_service = tokens[0] in (*subjects.CATEGORIES, "delivery")
+    if is_for_service and letter.service in TAKE_BACK:
         # An event cannot be published again, so a command asks the service to process the event
         # again.
         body = await objects.wrap(bus, f"replay.{letter.key}", letter.dump())

@@ -1,0 +1,78 @@
+"""What an answer, or none, means for a delivery. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Literal
+
+from penstock_automations.delivery.backoff import retry_after_s
+
+KEPT_BYTES = 1024  # how much of an answer records and dead letters keep
+# Answers by which an endpoint says that it cannot work now. They count for the circuit breaker.
+_OVERLOADED = frozenset({408, 429})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer: its status, headers with lower-case names, and the begin of its body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def shown(self) -> str:
+        """The first KiB of the body, as text."""
+        return self.body[:KEPT_BYTES].decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """Why there is no answer. `code`: timeout, refused_address, connection or protocol."""
+
+    code: Literal["timeout", "refused_address", "connection", "protocol"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The meaning of one attempt's result.
+
+    `outcome`: "delivered"; "gone", the receiver wants no more; "failed", another attempt may
+    succeed. `is_up`: whether the endpoint works, as far as the attempt shows.
+    """
+
+    outcome: Literal["delivered", "gone", "failed"]
+    code: str = ""
+    text: str = ""
+    status: int | None = None
+    is_up: bool = True
+    retry_after_s: float | None = None
+
+
+def verdict(result: Answer | NoAnswer, expect: str | None, unix_s: float) -> Verdict:
+    """Return what the result of an attempt means. Only a 2xx answer delivers; no redirect does."""
+    if isinstance(result, NoAnswer):
+        return Verdict("failed", result.code, result.text, is_up=result.code == "refused_address")
+    status = result.status
+    if 200 <= status < 300:
+        if expect is None or expect.encode() in result.body:
+            return Verdict("delivered", status=status)
+        text = f"the answer {status} does not contain the expected text"
+        return Verdict("failed", "unexpected_answer", text, status)
+    if status == HTTPStatus.GONE:
+        return Verdict("gone", "http_410", "the receiver answered 410: it wants no more", status)
+    text = f"the receiver answered {status} {_phrase(status)}".rstrip()
+    if 300 <= status < 400:
+        text += "; redirects are not followed"
+    is_up = status < 500 and status not in _OVERLOADED
+    after_s = retry_after_s(result.headers.get("retry-after"), unix_s)
+    return Verdict("failed", f"http_{status}", text, status, is_up, after_s)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

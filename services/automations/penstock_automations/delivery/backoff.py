@@ -1,0 +1,40 @@
+"""When a delivery is tried again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+
+MAX_RETRY_AFTER_S = 24 * 3600.0
+_SPREAD = 0.1
+
+
+def delay_s(
+    attempt: int, delays_s: Sequence[float], retry_after_s: float | None, random: float
+) -> float | None:
+    """Return the seconds to wait after this attempt has failed; None after the last attempt.
+
+    `attempt` counts from 1. `random` is between 0 and 1 and varies the delay by up to a tenth, so
+    that deliveries that failed together are not repeated together. The receiver's `Retry-After`
+    replaces the delay.
+    """
+    if attempt > len(delays_s):
+        return None
+    if retry_after_s is not None:
+        return min(max(retry_after_s, 0.0), MAX_RETRY_AFTER_S)
+    return delays_s[attempt - 1] * (1 + _SPREAD * (2 * random - 1))
+
+
+def retry_after_s(value: str | None, unix_s: float) -> float | None:
+    """Return the seconds that a `Retry-After` header asks for; None for none or an unusable one."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        at = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - unix_s, 0.0)

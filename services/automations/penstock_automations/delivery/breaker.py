@@ -1,0 +1,85 @@
+"""Circuit breaker and rate of one endpoint. Pure: the time is passed in.
+
+The states of a breaker: CLOSED, requests pass; OPEN, none passes until a time; HALF_OPEN, one
+request passes as a probe, and its result closes or opens the breaker.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+FAILURES = 5  # so many failures in a row open the breaker
+FIRST_OPEN_S, MAX_OPEN_S = 30.0, 600.0
+
+
+class State(Enum):
+    """The state of a breaker."""
+
+    CLOSED = auto()
+    OPEN = auto()
+    HALF_OPEN = auto()
+
+
+class Breaker:
+    """Stops requests to an endpoint that does not answer. Times are seconds on one clock."""
+
+    def __init__(self, first_open_s: float = FIRST_OPEN_S) -> None:
+        self.state = State.CLOSED
+        self._first_open_s = first_open_s
+        self._open_s = first_open_s
+        self._until = 0.0
+        self._failures = 0
+
+    def admit(self, now: float) -> float:
+        """Return 0 if a request may be made now, otherwise the seconds to wait.
+
+        A caller that may make a request must report its result.
+        """
+        match self.state:
+            case State.CLOSED:
+                return 0.0
+            case State.OPEN if now >= self._until:
+                self.state = State.HALF_OPEN
+                self._until = now + self._open_s  # in case the probe's result is never reported
+                return 0.0
+            case State.HALF_OPEN if now >= self._until:
+                self._until = now + self._open_s
+                return 0.0
+            case _:
+                return max(self._until - now, 1.0)
+
+    def succeeded(self) -> None:
+        """Report that the endpoint answered."""
+        self.state = State.CLOSED
+        self._failures = 0
+        self._open_s = self._first_open_s
+
+    def failed(self, now: float) -> None:
+        """Report that the endpoint did not answer, or answered that it cannot work."""
+        self._failures += 1
+        if self.state is State.HALF_OPEN:
+            self._open_s = min(self._open_s * 2, MAX_OPEN_S)
+        elif self.state is State.OPEN or self._failures < FAILURES:
+            return
+        self.state = State.OPEN
+        self._until = now + self._open_s
+
+
+class Rate:
+    """A token bucket of `per_s` requests per second, with a burst of one second's requests."""
+
+    def __init__(self, per_s: float) -> None:
+        self.per_s = per_s
+        self._tokens = max(per_s, 1.0)
+        self._at: float | None = None
+
+    def admit(self, now: float) -> float:
+        """Take a token and return 0, or take none and return the seconds until there is one."""
+        if self._at is not None:
+            earned = (now - self._at) * self.per_s
+            self._tokens = min(self._tokens + earned, max(self.per_s, 1.0))
+        self._at = now
+        if self._tokens >= 1.0:
+            self._tokens -= 1.0
+            return 0.0
+        return (1.0 - self._tokens) / self.per_s

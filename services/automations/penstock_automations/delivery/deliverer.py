@@ -1,0 +1,345 @@
+"""Carries out jobs: one attempt each, then the outcome, the next attempt or the next in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock import telemetry
+from penstock.bus import Bus, BusError, NeverFinished, ObjectGone, Stored
+from penstock.bus.state import deadletters
+from penstock.bus.streams import events_for
+from penstock.bus.write import objects
+from penstock.bus.write.schedules import schedule
+from penstock_automations.broker import Taken
+from penstock_automations.delivery.announcements import Announcements
+from penstock_automations.delivery.answers import Answer, Verdict, verdict
+from penstock_automations.delivery.backoff import delay_s
+from penstock_automations.delivery.endpoints import Endpoint, Endpoints, admitted
+from penstock_automations.delivery.outcomes import dead_letter, outcome, triggered
+from penstock_automations.delivery.preparing import Request, request_of
+from penstock_automations.delivery.records import Attempt, DeliveryRecord, Records
+from penstock_automations.delivery.request import Sender
+from penstock_automations.jobs.job import Job
+from penstock_automations.jobs.order import Order
+from penstock_automations.jobs.publish import publish
+from penstock_automations.rules.records import CompiledRule
+from penstock_automations.rules.store import CurrentRules, RuleStore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_S = 1.0
+AGAIN_S = 5.0  # before a job is tried again whose handling failed unexpectedly
+MAX_FAILURES = 5  # deliveries by NATS after which such a job is given up
+MAX_UNFINISHED = 20  # deliveries by NATS after which a job is given up that no process finished
+MAX_DEFERRALS = 1000
+# The first and the longest wait of a delivery that is put off, since its rule is paused or its
+# endpoint is busy. Each wait is twice the one before.
+PAUSED_S, BUSY_S = (10.0, 3600.0), (1.0, 300.0)
+
+GiveUp = Callable[[Stored, Exception], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`at_once`: how many jobs are worked on; the rest as in the settings."""
+
+    at_once: int
+    ack_wait_s: float
+    delays_s: tuple[float, ...]
+    max_bytes: int
+
+
+class Deliverer:
+    """Carries out the jobs of DELIVERIES."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        pod: str,
+        rules: CurrentRules,
+        store: RuleStore,
+        order: Order,
+        sender: Sender,
+        limits: Limits,
+        give_up: GiveUp,
+    ) -> None:
+        self._bus = bus
+        self._pod = pod
+        self._rules = rules
+        self._store = store
+        self._order = order
+        self._sender = sender
+        self._limits = limits
+        self._give_up = give_up
+        self._announcements = Announcements(bus, pod)
+        self._records = Records(bus)
+        self._places = asyncio.Semaphore(limits.at_once)
+        self._working: set[asyncio.Task[None]] = set()
+        self.endpoints = Endpoints()
+
+    async def take(self, taken: Taken) -> None:
+        """Begin to carry out a job, as soon as there is a place for it.
+
+        A job is worked on in a task of its own: a slow receiver must not hold up the jobs that were
+        fetched with this one.
+        """
+        await self._places.acquire()
+        task = asyncio.create_task(self._work(taken))
+        self._working.add(task)
+        task.add_done_callback(self._done)
+
+    async def finish(self, grace_s: float) -> None:
+        """Wait for the jobs that are worked on; after `grace_s` seconds, give the rest back."""
+        if not self._working:
+            return
+        _, left = await asyncio.wait(set(self._working), timeout=grace_s)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._working.discard(task)
+        self._places.release()
+
+    async def _work(self, taken: Taken) -> None:
+        heartbeat = asyncio.create_task(self._heartbeat(taken))
+        try:
+            await self._carry_out(taken)
+        except asyncio.CancelledError:
+            await taken.give_back(0)
+            raise
+        except Exception as error:
+            stored = taken.stored
+            if stored.delivered < MAX_FAILURES:
+                log.exception("%s: not carried out, it is tried again", stored.subject)
+                await taken.give_back(AGAIN_S)
+                return
+            await self._give_up(stored, error)
+            await taken.ack()
+        finally:
+            heartbeat.cancel()
+
+    async def _heartbeat(self, taken: Taken) -> None:
+        while True:
+            await asyncio.sleep(self._limits.ack_wait_s / 3)
+            await taken.working()
+
+    async def _carry_out(self, taken: Taken) -> None:
+        stored = taken.stored
+        try:
+            job = Job.parse(stored.payload)
+        except ValueError as error:
+            await self._give_up(stored, error)
+        else:
+            if stored.delivered > MAX_UNFINISHED:
+                await self._give_up(stored, NeverFinished(stored.delivered - 1))
+            else:
+                await self._deliver(job, stored)
+        await taken.ack()
+
+    async def _deliver(self, job: Job, stored: Stored) -> None:
+        record = await self._persist(lambda: self._records.get(job))
+        if record is not None and record.has_done(job):
+            # An earlier process made this attempt, and ended before it had settled everything.
+            if record.replay == job.replay:
+                await self._settle(job, stored, record)
+            return
+        if record is None or record.replay != job.replay:
+            record = self._new_record(job, record)
+        if job.failure is not None:
+            return await self._fail(job, stored, record, "condition", job.failure)
+        rule = self._rules.get(job.rule)
+        if rule is None:
+            await self._persist(self._rules.refresh)
+            rule = self._rules.get(job.rule)
+        if rule is None:
+            return await self._fail(job, stored, record, "rule_deleted", "the rule was deleted")
+        record.name = rule.record.rule.name
+        if job.deferrals > MAX_DEFERRALS:
+            text = f"put off {job.deferrals} times: the rule is paused, or the receiver away"
+            return await self._fail(job, stored, record, "put_off_too_often", text)
+        if rule.record.paused is not None or not rule.record.rule.enabled:
+            return await self._defer(job, _growing(PAUSED_S, job.deferrals))
+        endpoint = self.endpoints.of(rule.record.rule.action.webhook)
+        if wait_s := await admitted(endpoint):
+            return await self._defer(job, max(wait_s, _growing(BUSY_S, job.deferrals)))
+        await self._attempt(job, stored, record, rule, endpoint)
+
+    async def _attempt(
+        self,
+        job: Job,
+        stored: Stored,
+        record: DeliveryRecord,
+        rule: CompiledRule,
+        endpoint: Endpoint,
+    ) -> None:
+        webhook = rule.record.rule.action.webhook
+        found = await self._persist(lambda: self._event(job))
+        if found is None:
+            text = "the event has expired or was deleted before it was delivered"
+            return await self._fail(job, stored, record, "event_expired", text)
+        if job.attempt == 1:
+            said = triggered(job, record.name)
+            await self._persist(
+                lambda: self._announcements.once(job, "triggered", "automation.triggered", said)
+            )
+        endpoint.busy += 1
+        try:
+            async with endpoint.turns:
+                request = self._request(rule, job, *found)
+                begun, at = time.monotonic(), self._bus.clock.stamp()
+                result = await self._sender.post(
+                    request.url, request.headers, request.body, webhook.timeout_s
+                )
+        except BaseException:
+            endpoint.breaker.failed(time.monotonic())  # the probe of a breaker must be reported
+            raise
+        finally:
+            endpoint.busy -= 1
+        seconds = time.monotonic() - begun
+        meant = verdict(result, webhook.expect, self._bus.clock.time())
+        if meant.is_up:
+            endpoint.breaker.succeeded()
+        else:
+            endpoint.breaker.failed(time.monotonic())
+        telemetry.DELIVERY_SECONDS.observe(seconds)
+        telemetry.DELIVERY_ATTEMPTS.labels(meant.code or "delivered").inc()
+        record.request = request.head
+        record.attempts.append(
+            Attempt(
+                number=job.attempt,
+                replay=job.replay,
+                at=at,
+                seconds=round(seconds, 3),
+                status=meant.status,
+                code=meant.code,
+                text=meant.text,
+                answer=result.shown if isinstance(result, Answer) else "",
+            )
+        )
+        await self._judge(job, stored, record, meant)
+
+    def _request(
+        self, rule: CompiledRule, job: Job, event: bytes, traceparent: str | None
+    ) -> Request:
+        now = self._bus.clock.time()
+        return request_of(rule.record.rule, job, event, traceparent, now, self._limits.max_bytes)
+
+    async def _judge(
+        self, job: Job, stored: Stored, record: DeliveryRecord, meant: Verdict
+    ) -> None:
+        now = self._bus.clock.time()
+        record.made = job.attempt
+        wait_s = delay_s(job.attempt, self._limits.delays_s, meant.retry_after_s, random.random())
+        if meant.outcome == "delivered":
+            record.status, record.ended_at = "delivered", now
+        elif meant.outcome == "gone" or wait_s is None:
+            record.status, record.ended_at = "failed", now
+        else:
+            record.status, record.next_at = "waiting", now + wait_s
+        if meant.outcome != "delivered":
+            log.warning(
+                "run %s: rule %s: attempt %d failed: %s",
+                *(job.run_id, job.rule, job.attempt, meant.text),
+            )
+        await self._settle_new(job, stored, record)
+        if meant.outcome == "gone":
+            await self._persist(lambda: self._store.pause(job.rule, meant.text, "penstock"))
+
+    async def _fail(
+        self, job: Job, stored: Stored, record: DeliveryRecord, code: str, text: str
+    ) -> None:
+        """End a delivery that no attempt can complete."""
+        at = self._bus.clock.stamp()
+        record.attempts.append(
+            Attempt(number=job.attempt, replay=job.replay, at=at, seconds=0, code=code, text=text)
+        )
+        record.status, record.ended_at = "failed", self._bus.clock.time()
+        record.made = max(record.made, job.attempt - 1)
+        await self._settle_new(job, stored, record)
+
+    async def _settle_new(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
+        await self._persist(lambda: self._records.put(job, record))
+        await self._settle(job, stored, record)
+
+    async def _settle(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
+        """Do what follows from the record. Every step may be repeated."""
+        if record.status == "waiting":
+            following = job.next_attempt()
+            at = record.next_at or self._bus.clock.time()
+            await self._persist(lambda: self._schedule(following, at))
+            return
+        if record.status == "failed" and job.failure is None:
+            letter = dead_letter(self._pod, job, stored, record)
+            await self._persist(lambda: deadletters.bury(self._bus, letter))
+        type_, data = outcome(record)
+        if await self._persist(lambda: self._announcements.once(job, "outcome", type_, data)):
+            telemetry.DELIVERIES.labels(record.status).inc()
+            if record.status == "failed" and job.failure is None:
+                telemetry.DEADLETTERS.labels("automations").inc()
+                log.error(
+                    "run %s: rule %s: delivery %s has failed: %s",
+                    *(job.run_id, job.rule, job.webhook_id, data["result"]),
+                )
+        if job.ordered:
+            following_job = await self._persist(lambda: self._order.done(job))
+            if following_job is not None:
+                first = following_job
+                await self._persist(lambda: publish(self._bus, first))
+
+    async def _defer(self, job: Job, wait_s: float) -> None:
+        """Put a job off without using an attempt."""
+        telemetry.DELIVERIES_DEFERRED.inc()
+        at = self._bus.clock.time() + wait_s
+        await self._persist(lambda: self._schedule(job.deferred(), at))
+
+    async def _schedule(self, job: Job, at: float) -> None:
+        await schedule(self._bus, job.schedule_subject, job.due_subject, at, job.dump())
+
+    async def _event(self, job: Job) -> tuple[bytes, str | None] | None:
+        """Return the canonical event and its trace context; None if it does not exist any more."""
+        stored = await self._bus.at(events_for(job.run_id), job.event)
+        if stored is None or not stored.subject.endswith(job.run_id):
+            return None
+        try:
+            payload = await objects.unwrap(self._bus, stored.payload)
+        except ObjectGone:
+            return None
+        return payload, stored.headers.get("traceparent")
+
+    def _new_record(self, job: Job, earlier: DeliveryRecord | None) -> DeliveryRecord:
+        return DeliveryRecord(
+            id=job.webhook_id,
+            rule=job.rule,
+            name=earlier.name if earlier is not None else job.rule,
+            run_id=job.run_id,
+            sequence=job.sequence,
+            type=job.type,
+            status="waiting",
+            replay=job.replay,
+            attempts=earlier.attempts if earlier is not None else [],
+            began_at=self._bus.clock.time(),
+        )
+
+    async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a step until the bus answers: a result that is known must not be lost."""
+        while True:
+            try:
+                return await step()
+            except BusError as error:
+                log.warning("a delivery goes on in %g s: %s", RETRY_S, error)
+                await asyncio.sleep(RETRY_S)
+
+
+def _growing(bounds_s: tuple[float, float], deferrals: int) -> float:
+    first_s, longest_s = bounds_s
+    return min(first_s * 2.0 ** min(deferrals, 20), longest_s)

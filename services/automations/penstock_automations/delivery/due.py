@@ -1,0 +1,47 @@
+"""Moves jobs that are due from SCHEDULES to DELIVERIES."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from penstock.bus import Bus, BusError, Stored, streams
+from penstock_automations.broker import Taken
+from penstock_automations.jobs.job import Job
+from penstock_automations.jobs.publish import publish
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+
+GiveUp = Callable[[Stored, Exception], Awaitable[None]]
+
+
+class Due:
+    """Publishes jobs at their time. A repeated job stores nothing, so a kill loses nothing."""
+
+    def __init__(self, bus: Bus, give_up: GiveUp) -> None:
+        self._bus = bus
+        self._give_up = give_up
+
+    async def take(self, taken: Taken) -> None:
+        """Publish a job that is due, and delete its message from SCHEDULES."""
+        stored = taken.stored
+        try:
+            job: Job | None = Job.parse(stored.payload)
+        except ValueError as error:
+            await self._give_up(stored, error)
+            job = None
+        while True:
+            try:
+                if job is not None:
+                    await publish(self._bus, job)
+                # SCHEDULES has no age limit, so it would keep the message forever.
+                await self._bus.delete(streams.SCHEDULES, stored.sequence)
+                break
+            except BusError as error:
+                log.warning("%s is published in %g s: %s", stored.subject, RETRY_S, error)
+                await asyncio.sleep(RETRY_S)
+                await taken.working()
+        await taken.ack()

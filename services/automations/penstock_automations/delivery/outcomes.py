@@ -1,0 +1,67 @@
+"""What is said about a delivery: its source events and its dead letter. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from penstock.bus import Stored, subjects
+from penstock.bus.state.deadletters import DeadLetter, letter_about
+from penstock_automations.delivery.records import DeliveryRecord
+from penstock_automations.jobs.job import Job
+
+# Errors after which another attempt would be in vain.
+_FINAL = frozenset({"condition", "rule_deleted", "event_expired", "http_410", "put_off_too_often"})
+
+
+class NotDelivered(Exception):
+    """A delivery has failed for good."""
+
+
+def triggered(job: Job, name: str) -> dict[str, Any]:
+    """Return the data of `automation.triggered`."""
+    return {
+        "automation": job.rule,
+        "trigger": job.type,
+        "delivery_id": job.webhook_id,
+        "workflow": name,
+    }
+
+
+def outcome(record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
+    """Return the type and data of the event that says how a delivery ended."""
+    last = record.last
+    data: dict[str, Any] = {
+        "automation": record.rule,
+        "workflow": record.name,
+        "delivery_id": record.id,
+        "result": "delivered",
+        "attempts": record.made,
+        "duration_s": round((record.ended_at or record.began_at) - record.began_at, 3),
+    }
+    if last is not None and last.status is not None:
+        data["status_code"] = last.status
+    if record.status == "delivered":
+        return "automation.completed", data
+    code, text = (last.code, last.text) if last is not None else ("unknown", "")
+    data["result"] = text or "given up"
+    data["error"] = {"code": code, "message": text, "retryable": code not in _FINAL}
+    if last is not None and last.status is not None:
+        data["error"]["status_code"] = last.status
+    return "automation.failed", data
+
+
+def dead_letter(pod: str, job: Job, stored: Stored, record: DeliveryRecord) -> DeadLetter:
+    """Return the dead letter of a delivery: the job, the last request, and all attempts."""
+    last = record.last
+    reason = f"{last.code}: {last.text}" if last is not None else "no attempt was made"
+    letter = letter_about("automations", pod, stored, NotDelivered(reason))
+    return letter.model_copy(
+        update={
+            # One dead letter for each delivery and replay, whichever process gives it up.
+            "traceback_id": subjects.traceback_id(job.webhook_id, job.replay),
+            "run_id": job.run_id,
+            "delivery": orjson.loads(record.dump()),
+        }
+    )

@@ -1,0 +1,30 @@
+"""Makes the body of a webhook: `{type, timestamp, data}`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import orjson
+
+_REFERENCE = ("run_id", "sequence", "session_id", "leg", "event")
+
+
+def body_of(
+    type_: str, event: bytes, payload: Literal["full", "reference"], max_bytes: int
+) -> bytes:
+    """Return the body for a canonical event.
+
+    `data` is the event itself, byte for byte, or for a reference its ids and type only. An event
+    that would make the body larger than `max_bytes` becomes a reference that says so in `omitted`.
+    """
+    parsed: Mapping[str, Any] = orjson.loads(event)
+    head = orjson.dumps({"type": type_, "timestamp": parsed["timestamp"]})[:-1]
+    if payload == "full":
+        full = head + b',"data":' + event + b"}"
+        if len(full) <= max_bytes:
+            return full
+    data = {name: parsed[name] for name in _REFERENCE if name in parsed}
+    if payload == "full":
+        data["omitted"] = f"the event has {len(event)} bytes; at most {max_bytes} are sent"
+    return head + b',"data":' + orjson.dumps(data) + b"}"

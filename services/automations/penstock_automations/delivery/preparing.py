@@ -1,0 +1,64 @@
+"""Makes the request of a delivery from its rule and its event. Pure."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
+
+from penstock_automations.delivery.payload import body_of
+from penstock_automations.delivery.records import RequestHead
+from penstock_automations.delivery.signing import signed
+from penstock_automations.jobs.job import Job
+from penstock_automations.rules.model import Rule, WebhookAuth
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request, and its head without secrets."""
+
+    url: str
+    headers: dict[str, str]
+    body: bytes
+    head: RequestHead
+
+
+def request_of(
+    rule: Rule, job: Job, event: bytes, traceparent: str | None, unix_s: float, max_bytes: int
+) -> Request:
+    """Return the request for an event, signed for this time."""
+    webhook = rule.action.webhook
+    body = body_of(job.type, event, rule.payload, max_bytes)
+    shown = {
+        "content-type": "application/json",
+        "user-agent": "Penstock",
+        "webhook-id": job.webhook_id,
+        "webhook-timestamp": str(int(unix_s)),
+        "penstock-run-id": job.run_id,
+        "penstock-attempt": str(job.attempt),
+        "penstock-depth": str(job.depth),
+    }
+    if traceparent:
+        shown["traceparent"] = traceparent
+    headers = {
+        **shown,
+        **signed(webhook.secrets, job.webhook_id, unix_s, body),
+        **_authorization(webhook.auth),
+    }
+    parts = urlsplit(webhook.url)
+    url = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+    return Request(
+        webhook.url, headers, body, RequestHead(url=url, headers=shown, body_bytes=len(body))
+    )
+
+
+def _authorization(auth: WebhookAuth | None) -> dict[str, str]:
+    if auth is None:
+        return {}
+    if auth.bearer is not None:
+        return {"authorization": f"Bearer {auth.bearer}"}
+    if auth.basic is not None:
+        pair = f"{auth.basic.username}:{auth.basic.password}".encode()
+        return {"authorization": f"Basic {base64.b64encode(pair).decode()}"}
+    assert auth.header is not None
+    return {auth.header.name.lower(): auth.header.value}

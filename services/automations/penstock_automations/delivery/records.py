@@ -1,0 +1,99 @@
+"""The record of a delivery in KV `deliveries`: its attempts and its outcome.
+
+The record is written after each attempt and before anything else is said about it. So a process
+that ends after an attempt does not make another process repeat the attempt.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from penstock.bus import Bus
+from penstock.bus.records import Record
+from penstock_automations.jobs.job import Job
+
+KEPT_ATTEMPTS = 30
+
+
+class Attempt(Record):
+    """One attempt of a delivery."""
+
+    number: int
+    replay: int = 0
+    at: str
+    seconds: float
+    status: int | None = Field(None, description="The HTTP status; none without an answer")
+    code: str = Field("", description="The error's short name; empty after success")
+    text: str = ""
+    answer: str = Field("", description="The first KiB of the answer")
+
+
+class RequestHead(Record):
+    """The last request, without its query, its signature and its credentials."""
+
+    method: str = "POST"
+    url: str
+    headers: dict[str, str]
+    body_bytes: int
+
+
+class DeliveryRecord(Record):
+    """KV `deliveries`, key `<rule>.<run>-<sequence>`."""
+
+    id: str = Field(description="The delivery's id, the same for all attempts and replays")
+    rule: str
+    name: str = Field(description="The rule's name")
+    run_id: str
+    sequence: int
+    type: str
+    status: Literal["waiting", "delivered", "failed"]
+    replay: int = 0
+    made: int = Field(0, description="The number of attempts of this replay")
+    attempts: list[Attempt] = Field([], description="The attempts, also of earlier replays")
+    request: RequestHead | None = None
+    began_at: float = Field(description="When the first attempt of this replay began, Unix seconds")
+    ended_at: float | None = None
+    next_at: float | None = Field(None, description="When the next attempt is due, Unix seconds")
+
+    def has_done(self, job: Job) -> bool:
+        """Return whether the job's attempt was made, or the delivery has its outcome."""
+        if self.replay != job.replay:
+            return self.replay > job.replay
+        return self.made >= job.attempt or self.ended_at is not None
+
+    @property
+    def last(self) -> Attempt | None:
+        """The last attempt; None if the delivery failed without an attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+
+class Records:
+    """Reads and writes the records of deliveries."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bucket = bus.bucket("deliveries")
+
+    async def get(self, job: Job) -> DeliveryRecord | None:
+        """Return the delivery's record; None if there is none that can be read.
+
+        Raises:
+            BusError: the bucket cannot be read.
+        """
+        entry = await self._bucket.get(job.key)
+        if entry is None:
+            return None
+        try:
+            return DeliveryRecord.model_validate_json(entry.value)
+        except ValidationError:
+            return None
+
+    async def put(self, job: Job, record: DeliveryRecord) -> None:
+        """Write the delivery's record.
+
+        Raises:
+            BusError: the record was not written, or it is unknown whether it was written.
+        """
+        record.attempts = record.attempts[-KEPT_ATTEMPTS:]
+        await self._bucket.put(job.key, record.dump())

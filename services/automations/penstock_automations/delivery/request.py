@@ -1,0 +1,92 @@
+"""Makes the HTTP request of a webhook: no redirects, no proxies, no cookies, one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+
+import httpcore
+import httpx
+
+from penstock_automations.delivery.answers import Answer, NoAnswer
+from penstock_automations.guard.backend import AddressRefused, Guard, GuardedBackend
+
+READ_BYTES = 64 * 1024  # how much of an answer is read
+
+
+class Sender:
+    """Sends webhooks. The guard checks each connection, so no connection is used twice."""
+
+    def __init__(self, guard: Guard, backend: httpcore.AsyncNetworkBackend | None = None) -> None:
+        self._guard = guard
+        self._backend = backend if backend is not None else GuardedBackend(guard)
+        self._tls: ssl.SSLContext | None = None
+
+    async def post(
+        self, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> Answer | NoAnswer:
+        """Post a body; return the answer with up to 64 KiB of its body, or why there is none.
+
+        The whole exchange must end within `timeout_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._exchange(httpx.URL(url), headers, body, timeout_s)
+        except TimeoutError:
+            return NoAnswer("timeout", f"no complete answer within {timeout_s:g} s")
+        except AddressRefused as error:
+            return NoAnswer("refused_address", str(error))
+        except httpcore.TimeoutException as error:
+            return NoAnswer("timeout", str(error) or f"no answer within {timeout_s:g} s")
+        except (httpcore.NetworkError, OSError) as error:
+            return NoAnswer("connection", f"the connection failed: {_text(error)}")
+        except (httpcore.ProtocolError, httpcore.UnsupportedProtocol, ValueError) as error:
+            return NoAnswer("protocol", f"the receiver does not speak HTTP/1.1: {_text(error)}")
+
+    async def _exchange(
+        self, url: httpx.URL, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> Answer:
+        self._guard.check_scheme(url.scheme, url.host)
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context()
+        limits = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
+        target = httpcore.URL(
+            scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+        )
+        sent = {
+            "host": url.netloc.decode(),
+            "connection": "close",
+            "content-length": str(len(body)),
+            **headers,
+        }
+        pool = httpcore.AsyncConnectionPool(
+            ssl_context=self._tls, network_backend=self._backend, max_keepalive_connections=0
+        )
+        async with (
+            pool,
+            pool.stream(
+                "POST",
+                target,
+                headers=[(name.encode(), value.encode()) for name, value in sent.items()],
+                content=body,
+                extensions={"timeout": limits},
+            ) as response,
+        ):
+            received = bytearray()
+            async for chunk in response.aiter_stream():
+                received += chunk
+                if len(received) >= READ_BYTES:
+                    break
+            return Answer(
+                response.status,
+                {
+                    name.decode("latin-1").lower(): value.decode("latin-1")
+                    for name, value in response.headers
+                },
+                bytes(received[:READ_BYTES]),
+            )
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,22 @@
+"""Signs the bytes of a webhook as Standard Webhooks describes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from standardwebhooks.webhooks import Webhook
+
+
+def signed(secrets: Sequence[str], webhook_id: str, unix_s: float, body: bytes) -> dict[str, str]:
+    """Return the three headers of a webhook; with two secrets there are two signatures.
+
+    Each attempt is signed anew, since receivers refuse a timestamp that is five minutes old.
+    """
+    at = datetime.fromtimestamp(int(unix_s), UTC)
+    text = body.decode()
+    return {
+        "webhook-id": webhook_id,
+        "webhook-timestamp": str(int(unix_s)),
+        "webhook-signature": " ".join(Webhook(each).sign(webhook_id, at, text) for each in secrets),
+    }

@@ -1,0 +1,52 @@
+"""What matching must know of a run: its owner, and which rules started it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from penstock.bus import Bus
+from penstock.bus.records import RunRecord
+
+MAX_KNOWN = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """The owner of a run. `rules`: the rules that led to the run, the first one first."""
+
+    owner: str
+    rules: tuple[str, ...] = ()
+
+
+class Facts:
+    """Reads the facts of runs from KV `runs`, once for each run. A run's facts never change."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._known: OrderedDict[str, RunFacts] = OrderedDict()
+
+    async def of(self, run_id: str) -> RunFacts | None:
+        """Return the run's facts; None if the run has no readable record (any more).
+
+        Raises:
+            BusError: the record could not be read.
+        """
+        if (known := self._known.get(run_id)) is not None:
+            self._known.move_to_end(run_id)
+            return known
+        entry = await self._bus.bucket("runs").get(run_id)
+        if entry is None:
+            return None
+        try:
+            record = RunRecord.model_validate_json(entry.value)
+        except ValidationError:
+            return None
+        rules = (record.model_extra or {}).get("automations", ())
+        facts = RunFacts(record.user_id, tuple(map(str, rules)))
+        self._known[run_id] = facts
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return facts

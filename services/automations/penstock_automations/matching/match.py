@@ -1,0 +1,75 @@
+"""Decides which rules match an event. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.expressions import Bound, ExpressionError, MissingField
+from penstock_automations.matching.facts import RunFacts
+from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_of
+
+MAX_DEPTH = 4  # how many rules may lead to a run, one starting the other
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A rule that an event matches. `failure`: why the rule's condition could not be evaluated."""
+
+    rule: CompiledRule
+    failure: str | None = None
+
+
+def matches(
+    rules: Iterable[CompiledRule],
+    body: Mapping[str, Any],
+    size_bytes: int,
+    clock: Callable[[], float],
+    took: Callable[[CompiledRule, float], None],
+) -> list[Match]:
+    """Return the rules whose condition holds for the event, and the rules that fail.
+
+    A condition that reads a missing field does not hold. One rule that fails has no effect on the
+    others. `took` gets the seconds of each evaluation, by `clock`.
+    """
+    found = []
+    bound: Bound | None = None
+    for rule in rules:
+        if rule.trouble is not None:
+            found.append(Match(rule, rule.trouble))
+        elif rule.condition is None:
+            found.append(Match(rule))
+        else:
+            if bound is None:
+                bound = CONDITIONS.bind({"event": event_of(body)}, size_bytes)
+            begun = clock()
+            try:
+                if rule.condition.holds(bound):
+                    found.append(Match(rule))
+            except MissingField:
+                pass
+            except ExpressionError as error:
+                found.append(Match(rule, f"the condition failed: {error}"))
+            took(rule, clock() - begun)
+    return found
+
+
+def may_act(rule: CompiledRule, facts: RunFacts, body: Mapping[str, Any]) -> bool:
+    """Return whether the rule may act on an event of this run.
+
+    A rule acts with its owner's rights, so it sees its owner's runs only, unless it sees all users.
+    Unless the rule says `loops`, it sees neither its own events nor the runs that it led to. A run
+    that more than MAX_DEPTH rules led to triggers nothing, whatever its rules say.
+    """
+    record = rule.record
+    if not record.all_users and facts.owner != record.owner:
+        return False
+    if len(facts.rules) >= MAX_DEPTH:
+        return False
+    if record.rule.loops:
+        return True
+    is_own_event = (
+        body["event"]["category"] == "automation" and body["data"].get("automation") == rule.id
+    )
+    return not is_own_event and rule.id not in facts.rules

@@ -1,0 +1,169 @@
+"""Takes events, and publishes a job for each rule that an event matches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+
+from penstock import telemetry
+from penstock.bus import Bus, BusError, ObjectGone, Stored, messages, subjects
+from penstock.bus.streams import events_for
+from penstock.bus.write import objects
+from penstock_automations.broker import AGAIN_S, Taken
+from penstock_automations.jobs.job import Job
+from penstock_automations.jobs.order import Order
+from penstock_automations.jobs.publish import publish
+from penstock_automations.matching.facts import Facts
+from penstock_automations.matching.match import matches, may_act
+from penstock_automations.rules.records import CompiledRule
+from penstock_automations.rules.store import CurrentRules, RuleStore
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+SLOW_S = 0.1  # an evaluation that takes longer counts as slow
+MAX_SLOW = 5  # a rule with so many slow evaluations is paused, since it holds up all others
+
+GiveUp = Callable[[Stored, Exception], Awaitable[None]]
+
+
+class Matching:
+    """Matches batches of events. A batch is acknowledged when all its jobs are stored."""
+
+    def __init__(
+        self, bus: Bus, rules: CurrentRules, store: RuleStore, order: Order, give_up: GiveUp
+    ) -> None:
+        self._bus = bus
+        self._rules = rules
+        self._store = store
+        self._order = order
+        self._give_up = give_up
+        self._facts = Facts(bus)
+        self._slow: dict[tuple[str, int], int] = {}  # by rule and revision
+
+    async def unordered(self, batch: Sequence[Taken]) -> None:
+        """Match a batch for the rules without an order."""
+        await self._all(batch, ordered=False)
+
+    async def ordered(self, taken: Taken) -> None:
+        """Match one event for the rules with an order."""
+        try:
+            await self._all([taken], ordered=True)
+        except Exception:
+            log.exception("%s is matched again", taken.stored.subject)
+            await taken.give_back(AGAIN_S)
+
+    async def _all(self, batch: Sequence[Taken], *, ordered: bool) -> None:
+        # The server delivers an event to any process. Without this look, a process that has not yet
+        # heard of a new rule would let its first events pass.
+        await self._persist(batch, self._rules.refresh)
+        jobs: list[Job] = []
+        for taken in batch:
+            jobs += await self._persist(batch, partial(self._jobs, taken, ordered))
+        await self._persist(batch, partial(self._publish, jobs))
+        for taken in batch:
+            await taken.ack()
+        await self._pause_slow()
+
+    async def _persist(self, batch: Sequence[Taken], step: Callable[[], Awaitable[Any]]) -> Any:
+        """Repeat a step until the bus answers; the server must not deliver the batch elsewhere."""
+        while True:
+            try:
+                return await step()
+            except BusError as error:
+                log.warning("events are matched again in %g s: %s", RETRY_S, error)
+                await asyncio.sleep(RETRY_S)
+                for taken in batch:
+                    await taken.working()
+
+    async def _jobs(self, taken: Taken, ordered: bool) -> list[Job]:
+        stored = taken.stored
+        type_, _, run_id = stored.subject.rpartition(".")
+        stream = events_for(run_id)
+        rules = [
+            rule
+            for rule in self._rules.of_type(type_)
+            if rule.is_ordered == ordered and rule.sees(type_, stream, stored.sequence)
+        ]
+        if not rules:
+            return []
+        try:
+            return await self._matched(rules, stored, type_, run_id)
+        except (ObjectGone, ValueError, KeyError, TypeError, AttributeError) as error:
+            # The event cannot be read, now or later. Other events must not wait for it.
+            await self._give_up(stored, error)
+            return []
+
+    async def _matched(
+        self, rules: list[CompiledRule], stored: Stored, type_: str, run_id: str
+    ) -> list[Job]:
+        payload = await objects.unwrap(self._bus, stored.payload)
+        body = orjson.loads(payload)
+        found = matches(rules, body, len(payload), time.perf_counter, self._took)
+        if not found:
+            return []
+        facts = await self._facts.of(run_id)
+        if facts is None:
+            log.warning("run %s: no rule acts on its %s, since it has no record", run_id, type_)
+            return []
+        jobs = []
+        for match in found:
+            rule = match.rule
+            if not may_act(rule, facts, body):
+                continue
+            telemetry.RULE_MATCHES.labels("failed" if match.failure else "matched").inc()
+            if match.failure:
+                log.warning("run %s: rule %s: %s", run_id, rule.id, match.failure)
+            jobs.append(
+                Job(
+                    rule=rule.id,
+                    version=rule.record.version,
+                    run_id=run_id,
+                    sequence=body["sequence"],
+                    type=type_,
+                    event=stored.sequence,
+                    raw=int(stored.headers.get(messages.RAW_POSITION, 0)),
+                    leg=body.get("leg", 1),
+                    ordered=rule.is_ordered,
+                    depth=len(facts.rules),
+                    failure=match.failure,
+                )
+            )
+        return jobs
+
+    async def _publish(self, jobs: Sequence[Job]) -> None:
+        first = [job for job in jobs if not job.ordered or await self._order.append(job)]
+        await asyncio.gather(*(publish(self._bus, job) for job in first))
+
+    def _took(self, rule: CompiledRule, seconds: float) -> None:
+        if seconds > SLOW_S:
+            key = (rule.id, rule.revision)
+            self._slow[key] = self._slow.get(key, 0) + 1
+            log.warning("rule %s: its condition took %.2f s", rule.id, seconds)
+
+    async def _pause_slow(self) -> None:
+        for (rule_id, revision), count in list(self._slow.items()):
+            if count >= MAX_SLOW:
+                del self._slow[rule_id, revision]
+                reason = f"its condition took more than {SLOW_S:g} s for {count} events"
+                try:
+                    await self._store.pause(rule_id, reason, "penstock")
+                except BusError as error:
+                    log.warning("rule %s could not be paused: %s", rule_id, error)
+
+
+def filters(types: frozenset[str]) -> tuple[str, ...]:
+    """Return the filter subjects of a consumer for events of these types.
+
+    A consumer without filters would get every event, so no types are a subject without messages.
+    """
+    return tuple(subjects.event(type_, "*") for type_ in sorted(types)) or (NOTHING,)
+
+
+NOTHING = "custom.none.none"

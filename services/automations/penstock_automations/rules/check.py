@@ -1,0 +1,47 @@
+"""Checks a rule that a person wrote, and names each problem with its field. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from penstock.expressions import ExpressionError
+from penstock_automations.rules.model import Rule, fields_of
+from penstock_automations.rules.records import CONDITIONS
+
+R = TypeVar("R", bound=Rule)
+
+
+class InvalidRule(ValueError):
+    """A rule is wrong. Each problem has a `field`, a `reason`, and in a condition a `position`."""
+
+    def __init__(self, problems: list[dict[str, str]]) -> None:
+        super().__init__("; ".join(map(_line, problems)))
+        self.problems = problems
+
+
+def read_rule(value: Any, model: type[R]) -> R:
+    """Return the rule that a JSON or YAML value describes.
+
+    Raises:
+        InvalidRule: the value is no rule, or its condition cannot be compiled.
+    """
+    try:
+        rule = model.model_validate(value)
+    except ValidationError as error:
+        raise InvalidRule(fields_of(error)) from None
+    if rule.where is not None:
+        try:
+            CONDITIONS.compile(rule.where)
+        except ExpressionError as error:
+            problem = {"field": "where", "reason": error.reason}
+            if error.position is not None:
+                problem["position"] = str(error.position)
+            raise InvalidRule([problem]) from None
+    return rule
+
+
+def _line(problem: dict[str, str]) -> str:
+    where = f" ({problem['position']})" if "position" in problem else ""
+    return f"{problem['field']}{where}: {problem['reason']}"

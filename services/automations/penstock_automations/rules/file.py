@@ -1,0 +1,108 @@
+"""Reads rules from a YAML file, and stores them as rules of the operator."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from penstock.settings import ConfigurationError
+from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.model import Rule
+from penstock_automations.rules.store import Conflict, RuleStore
+
+log = logging.getLogger(__name__)
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class FileRule(Rule):
+    """A rule of a file. It sees the runs of all users, unless it has an owner."""
+
+    owner: str | None = Field(None, min_length=1, description="The user whose runs the rule sees.")
+
+
+def read_rules(path: Path) -> list[FileRule]:
+    """Return the rules of a file. `${NAME}` is replaced by a variable of the environment.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a rule is wrong; the text names the field.
+    """
+    try:
+        content = _expanded(yaml.safe_load(path.read_text()) or {})
+    except (OSError, yaml.YAMLError, LookupError) as error:
+        raise ConfigurationError(f"the rules in {path} cannot be read: {error}") from None
+    listed = content.get("rules") if isinstance(content, dict) else None
+    if not isinstance(listed, list) or set(content) != {"rules"}:
+        raise ConfigurationError(f"{path} must have one key, `rules`, with a list of rules")
+    found: list[FileRule] = []
+    for number, value in enumerate(listed, 1):
+        try:
+            found.append(read_rule(value, FileRule))
+        except InvalidRule as error:
+            raise ConfigurationError(f"{path}: rule {number} is wrong: {error}") from None
+    ids = [rule.id for rule in found]
+    if twice := {id for id in ids if ids.count(id) > 1}:
+        raise ConfigurationError(f"{path}: these ids are used twice: {', '.join(sorted(twice))}")
+    return found
+
+
+async def apply_file(path: Path, store: RuleStore) -> None:
+    """Store the rules of a file, and delete earlier rules of a file that it does not have.
+
+    A rule that has not changed keeps its version. Rules that were made over HTTP stay.
+
+    Raises:
+        ConfigurationError: the file is wrong; no rule was changed.
+        BusError: the rules could not be stored.
+    """
+    wanted = read_rules(path)
+    known = {rule.id: rule for rule in await store.all()}
+    for rule in wanted:
+        plain = Rule.model_validate(rule.model_dump(exclude={"owner"}))
+        owner, everybody = rule.owner or "", rule.owner is None
+        earlier = known.get(rule.id)
+        if earlier is not None and earlier.record.source == "api":
+            log.error("rule %s of %s is left out: a rule made over HTTP has its id", rule.id, path)
+            continue
+        record = earlier.record if earlier is not None else None
+        if record is not None and (record.owner, record.all_users) == (owner, everybody):
+            secrets = record.rule.action.webhook.secrets
+            if _same(plain, record.rule, secrets):
+                continue
+        try:
+            await store.apply(plain, owner, all_users=everybody, source="file")
+        except Conflict:
+            log.info("rule %s is stored by another process at the same time", rule.id)
+    for rule_id in known.keys() - {rule.id for rule in wanted}:
+        if known[rule_id].record.source == "file":
+            log.info("rule %s is deleted: %s does not have it any more", rule_id, path)
+            await store.delete(rule_id)
+
+
+def _same(wanted: Rule, found: Rule, secrets: list[str]) -> bool:
+    wanted_fields, found_fields = wanted.model_dump(), found.model_dump()
+    if not wanted_fields["action"]["webhook"]["secrets"]:
+        wanted_fields["action"]["webhook"]["secrets"] = secrets
+    return wanted_fields == found_fields
+
+
+def _expanded(value: Any) -> Any:
+    """Replace `${NAME}` in all texts. Raises LookupError for a variable that is not set."""
+    if isinstance(value, dict):
+        return {key: _expanded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_expanded(each) for each in value]
+    return _VARIABLE.sub(_variable, value) if isinstance(value, str) else value
+
+
+def _variable(match: re.Match[str]) -> str:
+    value = os.environ.get(match[1])
+    if value is None:
+        raise LookupError(f"the variable {match[1]} is not set")
+    return value

@@ -1,0 +1,93 @@
+"""The record of a rule in KV `rules`, and the compiled form that matching uses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from penstock.bus.records import Record
+from penstock.expressions import Condition, Conditions, ExpressionError
+from penstock_automations.rules.model import Rule
+
+CONDITIONS = Conditions(["event"])
+
+
+class Pause(Record):
+    """Why a rule does nothing for now."""
+
+    reason: str
+    by: str
+    at: str
+
+
+class RuleRecord(Record):
+    """KV `rules`, key rule id. It holds the rule's secrets; no API shows them."""
+
+    rule: Rule
+    owner: str = Field(description="The user with whose rights the rule acts")
+    all_users: bool = Field(False, description="Whether the rule sees the runs of all users")
+    version: int = 1
+    source: Literal["api", "file"] = "api"
+    begins: dict[str, int] = Field(
+        {}, description="For each stream of events, the last sequence that the rule does not see"
+    )
+    paused: Pause | None = None
+    created_at: str
+    updated_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRule:
+    """A rule with its compiled condition. `trouble`: why a stored rule cannot be compiled."""
+
+    record: RuleRecord
+    revision: int
+    types: frozenset[str]
+    condition: Condition | None
+    trouble: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The rule's id."""
+        return self.record.rule.id
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the deliveries of a run are made one after another."""
+        return self.record.rule.order == "run"
+
+    @property
+    def matches_now(self) -> bool:
+        """Whether the rule matches events now."""
+        return self.record.rule.enabled and self.record.paused is None
+
+    def sees(self, type_: str, stream: str, sequence: int) -> bool:
+        """Return whether the rule waits for an event of this type and place."""
+        return (
+            self.matches_now
+            and type_ in self.types
+            and sequence > self.record.begins.get(stream, 0)
+        )
+
+
+def compile_rule(record: RuleRecord, revision: int) -> CompiledRule:
+    """Return the compiled rule. A stored condition that cannot be compiled fails at each event.
+
+    A rule is checked before it is stored, so only a change of CEL itself can be the cause.
+    """
+    condition, trouble = None, None
+    if record.rule.where is not None:
+        try:
+            condition = CONDITIONS.compile(record.rule.where)
+        except ExpressionError as error:
+            trouble = f"the condition cannot be compiled: {error}"
+    return CompiledRule(record, revision, record.rule.types, condition, trouble)
+
+
+def event_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variable `event` of conditions: the canonical event, and its `type`."""
+    name = body["event"]
+    return {**body, "type": f"{name['category']}.{name['action']}"}

@@ -1,0 +1,229 @@
+"""Reads and writes the rules in KV `rules`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from penstock.bus import Bus, Stored
+from penstock.bus.read.reader import Reader
+from penstock.bus.streams import events_of
+from penstock_automations.rules.model import Rule
+from penstock_automations.rules.records import CompiledRule, Pause, RuleRecord, compile_rule
+from penstock_automations.rules.secrets import new_secret
+
+log = logging.getLogger(__name__)
+
+_STREAM, _PREFIX = "KV_rules", "$KV.rules."
+
+
+class Conflict(Exception):
+    """Another caller changed the rule at the same time."""
+
+
+class RuleStore:
+    """The rules in KV. Every change is a compare-and-set and makes a new version."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._bucket = bus.bucket("rules")
+
+    async def all(self) -> list[CompiledRule]:
+        """Return all rules. A record that cannot be read is logged and left out.
+
+        Raises:
+            BusError: the bucket cannot be read.
+        """
+        entries = await self._bucket.entries()
+        found = [parse_rule(each.key, each.value, each.revision) for each in entries]
+        return [each for each in found if each is not None]
+
+    async def get(self, rule_id: str) -> CompiledRule | None:
+        """Return the rule; None if there is no such rule.
+
+        Raises:
+            BusError: the bucket cannot be read.
+        """
+        entry = await self._bucket.get(rule_id)
+        return parse_rule(rule_id, entry.value, entry.revision) if entry is not None else None
+
+    async def put(self, record: RuleRecord, revision: int) -> RuleRecord:
+        """Store a record in place of the revision; 0 for a new rule.
+
+        Raises:
+            Conflict: the rule has another revision.
+            BusError: nothing was stored, or it is unknown whether the record was stored.
+        """
+        if await self._bucket.update(record.rule.id, record.dump(), revision) is None:
+            raise Conflict(f"the rule {record.rule.id} was changed at the same time")
+        return record
+
+    async def apply(
+        self, rule: Rule, owner: str, *, all_users: bool = False, source: str = "api"
+    ) -> RuleRecord:
+        """Store a rule: a new one, or a new version of the rule with its id.
+
+        A rule without a signing secret keeps its earlier secrets, or gets a new one. A rule that
+        did not match events before begins with the events that come after this call.
+
+        Raises:
+            Conflict: the rule was changed at the same time.
+            BusError: nothing was stored, or it is unknown whether the rule was stored.
+        """
+        earlier = await self.get(rule.id)
+        now = self._bus.clock.stamp()
+        record = RuleRecord.model_validate(
+            {
+                "rule": _with_secrets(rule, earlier),
+                "owner": owner,
+                "all_users": all_users,
+                "version": earlier.record.version + 1 if earlier else 1,
+                "source": source,
+                "begins": await self._begins(rule, earlier),
+                "created_at": earlier.record.created_at if earlier else now,
+                "updated_at": now,
+            }
+        )
+        return await self.put(record, earlier.revision if earlier else 0)
+
+    async def pause(self, rule_id: str, reason: str, by: str) -> bool:
+        """Pause a rule; return False if there is no such rule or it is paused already.
+
+        Raises:
+            BusError: the rule could not be read or written.
+        """
+        while (found := await self.get(rule_id)) is not None and found.record.paused is None:
+            now = self._bus.clock.stamp()
+            paused = Pause(reason=reason, by=by, at=now)
+            record = found.record.model_copy(update={"paused": paused, "updated_at": now})
+            try:
+                await self.put(record, found.revision)
+                return True
+            except Conflict:
+                continue
+        return False
+
+    async def resume(self, rule_id: str) -> bool:
+        """End the pause of a rule; return False if there is no such rule or it is not paused.
+
+        The rule does not see the events of its pause. Deliveries that wait are made.
+
+        Raises:
+            BusError: the rule could not be read or written.
+        """
+        while (found := await self.get(rule_id)) is not None and found.record.paused is not None:
+            changes = {
+                "paused": None,
+                "begins": await self._ends(),
+                "updated_at": self._bus.clock.stamp(),
+            }
+            try:
+                await self.put(found.record.model_copy(update=changes), found.revision)
+                return True
+            except Conflict:
+                continue
+        return False
+
+    async def delete(self, rule_id: str) -> bool:
+        """Delete a rule; return False if there is no such rule.
+
+        Raises:
+            BusError: the rule could not be read or deleted.
+        """
+        while (entry := await self._bucket.get(rule_id)) is not None:
+            if await self._bucket.delete(rule_id, entry.revision):
+                return True
+        return False
+
+    async def _begins(self, rule: Rule, earlier: CompiledRule | None) -> dict[str, int]:
+        if earlier is not None and earlier.matches_now and rule.types <= earlier.types:
+            return earlier.record.begins  # the rule goes on, and loses no event
+        return await self._ends()
+
+    async def _ends(self) -> dict[str, int]:
+        """Return the last sequence of each stream of events."""
+        ends = {}
+        for shard in range(self._bus.shards.made):
+            stream = events_of(shard)
+            ends[stream] = int((await self._bus.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"])
+        return ends
+
+
+class CurrentRules:
+    """The rules as they are now, in memory; follows the changes of KV `rules`."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._rules: dict[str, CompiledRule] = {}
+        self._by_type: dict[str, tuple[CompiledRule, ...]] = {}
+        self._revision = 0  # the last write of the bucket that is known here
+        self.on_change: Callable[[], None] = lambda: None
+
+    async def refresh(self) -> None:
+        """Read all rules if the bucket was written since the last read.
+
+        Raises:
+            BusError: the bucket cannot be read.
+        """
+        last = await self._bus.tail(_STREAM, f"{_PREFIX}*")
+        if last is None or last.sequence <= self._revision:
+            return
+        rules = await RuleStore(self._bus).all()
+        self._rules = {rule.id: rule for rule in rules}
+        self._revision = max(self._revision, last.sequence)
+        self._index()
+        self.on_change()
+
+    async def follow(self) -> None:
+        """Follow the changes until the task is cancelled."""
+        await Reader(self._bus, _STREAM, f"{_PREFIX}*", 1, self._on_record).run()
+
+    def get(self, rule_id: str) -> CompiledRule | None:
+        """Return the rule; None if there is no such rule."""
+        return self._rules.get(rule_id)
+
+    def of_type(self, type_: str) -> tuple[CompiledRule, ...]:
+        """Return the rules that wait for events of this type and match events now."""
+        return self._by_type.get(type_, ())
+
+    def types(self, *, ordered: bool) -> frozenset[str]:
+        """Return the types of events that rules wait for: ordered rules, or all other rules."""
+        wanted = (
+            rule.types
+            for rule in self._rules.values()
+            if rule.matches_now and rule.is_ordered == ordered
+        )
+        return frozenset[str]().union(*wanted)
+
+    async def _on_record(self, stored: Stored) -> None:
+        if stored.sequence > self._revision:
+            await self.refresh()
+
+    def _index(self) -> None:
+        by_type: dict[str, list[CompiledRule]] = {}
+        for rule in self._rules.values():
+            if rule.matches_now:
+                for type_ in rule.types:
+                    by_type.setdefault(type_, []).append(rule)
+        self._by_type = {type_: tuple(rules) for type_, rules in by_type.items()}
+
+
+def parse_rule(rule_id: str, value: bytes, revision: int) -> CompiledRule | None:
+    """Return the rule that a record holds; None, and a log line, if it cannot be read."""
+    try:
+        return compile_rule(RuleRecord.model_validate_json(value), revision)
+    except ValidationError as error:
+        fields = [".".join(map(str, each["loc"])) for each in error.errors(include_input=False)]
+        log.error("the rule %s cannot be read, so it does nothing: %s", rule_id, fields)
+        return None
+
+
+def _with_secrets(rule: Rule, earlier: CompiledRule | None) -> Rule:
+    webhook = rule.action.webhook
+    if webhook.secrets:
+        return rule
+    kept = earlier.record.rule.action.webhook.secrets if earlier is not None else []
+    changed = webhook.model_copy(update={"secrets": kept or [new_secret()]})
+    return rule.model_copy(update={"action": rule.action.model_copy(update={"webhook": changed})})

@@ -1,0 +1,278 @@
+"""An event that a rule matches reaches its receiver signed, and its outcome is said once."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from penstock.bus import Message, streams, subjects
+from penstock.bus.admin import replay
+from penstock.bus.state import deadletters
+from support.drive.automations import automations, rule
+from support.drive.waiting import eventually
+from support.fakes.receiver import (
+    OK,
+    SECRET,
+    Behaviour,
+    answers,
+    garbage,
+    hangs,
+    late,
+    resets,
+    trickles,
+)
+from support.real.nats import NatsServer
+
+
+async def test_an_event_is_delivered_and_said_on_the_runs_timeline(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url) as made:
+        await made.apply(rule("hook", made.receiver.url(), "lifecycle.completed", name="Hook"))
+        run = await made.run()
+        await run.open()
+        await run.complete()
+        [request] = await made.receiver.count(1)
+        events = await made.penstock.events_until(run.run_id, "automation.completed")
+        *_, completed, triggered, outcome = events
+        assert completed.type == "lifecycle.completed"
+        assert request.id == f"hook.{run.run_id}.{completed.sequence}"
+        assert request.json == {
+            "type": "lifecycle.completed",
+            "timestamp": completed.body["timestamp"],
+            "data": completed.body,
+        }
+        assert triggered.type == "automation.triggered"
+        assert triggered.data == {
+            "automation": "hook",
+            "trigger": "lifecycle.completed",
+            "delivery_id": request.id,
+            "workflow": "Hook",
+        }
+        assert (outcome.data["status_code"], outcome.data["attempts"]) == (200, 1)
+        record = await made.delivery("hook", run.run_id, completed.sequence)
+        assert record.status == "delivered"
+        assert len(made.receiver.requests) == 1
+
+
+@pytest.mark.parametrize("ordered", ["none", "run"])
+async def test_a_condition_and_the_owner_choose_the_events(
+    nats_server: NatsServer, ordered: str
+) -> None:
+    async with automations(nats_server.url) as made:
+        where = 'event.data.tool == "delete_file" && event.data.args.path != "/tmp"'
+        mine = rule("mine", made.receiver.url(), "llm.tool_call", where=where, order=ordered)
+        await made.apply(mine, "u1")
+        theirs = rule("theirs", made.receiver.url("/theirs"), "llm.*", order=ordered)
+        await made.apply(theirs, "u2")
+        run = await made.run("u1")
+        await run.open()
+        await run.tool(1, "get_weather", path="/x")
+        await run.tool(2, "delete_file", path="/x")
+        await run.tool(3, "delete_file", path="/tmp")
+        await run.complete()
+        [outcome] = await made.outcomes(run.run_id, 1)
+        [request] = made.receiver.requests
+        assert request.path == "/hook"
+        assert request.json["data"]["data"]["args"] == {"path": "/x"}
+        assert outcome.data["automation"] == "mine"
+
+
+FAILURES: dict[str, tuple[Behaviour, str]] = {
+    "an error": (answers(500, "out of order"), "http_500"),
+    "not there yet": (answers(404), "http_404"),
+    "a redirect": (answers(302, location="http://127.0.0.1:9/else"), "http_302"),
+    "no answer": (hangs(), "timeout"),
+    "a body that never ends": (trickles(), "timeout"),
+    "garbage": (garbage, "protocol"),
+    "a reset": (resets, "connection"),
+    "too many": (answers(429, Retry_After="1"), "http_429"),
+    "a node that threw": (answers(200, ""), "unexpected_answer"),
+}
+
+
+async def test_an_attempt_that_fails_is_repeated_until_the_receiver_accepts(
+    nats_server: NatsServer,
+) -> None:
+    """Nine receivers fail in nine ways at once, and then answer 200."""
+    async with automations(nats_server.url) as made:
+        for number, (behave, _) in enumerate(FAILURES.values()):
+            path = f"/{number}"
+            made.receiver.plans[path] = [behave]
+            webhook = {"timeout_s": 1, "expect": "ok", "concurrency": 32}
+            await made.apply(
+                rule(f"r{number}", made.receiver.url(path), "lifecycle.started", webhook=webhook)
+            )
+        run = await made.run()
+        await run.open()
+        outcomes = await made.outcomes(run.run_id, len(FAILURES), 30)
+        assert {each.type for each in outcomes} == {"automation.completed"}
+        assert {each.data["attempts"] for each in outcomes} == {2}
+        for number, (_, code) in enumerate(FAILURES.values()):
+            first, second = made.receiver.got(f"/{number}")
+            assert first.id == second.id, "the same id at every attempt"
+            assert first.body == second.body
+            assert first.headers["webhook-timestamp"] != second.headers["webhook-timestamp"]
+            record = await made.delivery(f"r{number}", run.run_id, 1)
+            assert [each.code for each in record.attempts] == [code, ""]
+
+
+async def test_a_receiver_that_never_accepts_ends_in_a_dead_letter_with_all_attempts(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url) as made:
+        path = "/hook?key=hidden"
+        made.receiver.usual[path] = answers(503, "x" * 5000)
+        webhook = {"auth": {"bearer": "top-secret"}}
+        hook = rule("hook", made.receiver.url(path), "lifecycle.started", webhook=webhook)
+        await made.apply(hook)
+        run = await made.run()
+        await run.open()
+        [outcome] = await made.outcomes(run.run_id, 1)
+        assert outcome.type == "automation.failed"
+        assert outcome.data["attempts"] == 4
+        assert outcome.data["error"]["code"] == "http_503"
+        assert outcome.data["error"]["retryable"] is True
+        [found] = [each async for each in deadletters.letters(made.bus, "automations", run.run_id)]
+        delivery = (found.letter.model_extra or {})["delivery"]
+        assert [each["status"] for each in delivery["attempts"]] == [503] * 4
+        assert delivery["attempts"][0]["answer"] == "x" * 1024
+        assert delivery["request"]["url"] == made.receiver.url("/hook")
+        text = found.letter.model_dump_json() + orjson.dumps(outcome.body).decode()
+        for secret in ("top-secret", "hidden", SECRET):
+            assert secret not in text
+
+        made.receiver.usual[path] = OK
+        assert await replay.replay_letter(made.bus, found)
+        events = await made.penstock.events_until(run.run_id, "automation.completed")
+        assert events[-1].data["delivery_id"] == outcome.data["delivery_id"]
+        assert len({each.id for each in made.receiver.requests}) == 1
+
+
+async def test_410_pauses_the_rule_until_it_is_resumed(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url) as made:
+        made.receiver.plans["/hook"] = [answers(410)]
+        await made.apply(rule("hook", made.receiver.url(), "lifecycle.started"))
+        run = await made.run()
+        await run.open()
+        [outcome] = await made.outcomes(run.run_id, 1)
+        assert outcome.data["error"]["code"] == "http_410"
+
+        async def paused() -> bool:
+            found = await made.store.get("hook")
+            return found is not None and found.record.paused is not None
+
+        await eventually(paused, what="the pause")
+        await made.settled()
+        second = await made.run()
+        await second.open()
+        await made.penstock.events_until(second.run_id, "lifecycle.started")
+        assert await made.store.resume("hook")
+        await made.settled()
+        third = await made.run()
+        await third.open()
+        await made.outcomes(third.run_id, 1)
+        assert [each.headers["penstock-run-id"] for each in made.receiver.requests] == [
+            run.run_id,
+            third.run_id,
+        ]
+
+
+async def test_retry_after_replaces_the_delay(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url, retry_delays_s=(300.0,)) as made:
+        made.receiver.plans["/hook"] = [answers(429, Retry_After="2")]
+        await made.apply(rule("hook", made.receiver.url(), "lifecycle.started"))
+        run = await made.run()
+        await run.open()
+        await made.outcomes(run.run_id, 1)
+        first, second = made.receiver.requests
+        assert 1.5 < second.at - first.at < 10
+
+
+async def test_the_address_of_this_machine_is_refused_unless_it_is_allowed(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url, webhook_allow_hosts=(), retry_delays_s=(1.0,)) as made:
+        for scheme in ("http", "https"):
+            url = f"{scheme}://127.0.0.1:{made.receiver.port}/hook"
+            await made.apply(rule(scheme, url, "lifecycle.started"))
+        run = await made.run()
+        await run.open()
+        outcomes = await made.outcomes(run.run_id, 2)
+        assert [each.data["error"]["code"] for each in outcomes] == ["refused_address"] * 2
+        assert made.receiver.requests == []
+
+
+async def test_a_rule_that_fails_is_said_and_holds_up_no_other(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url) as made:
+        url = made.receiver.url()
+        bad = rule("bad", url, "lifecycle.started", where="1 / (event.sequence - 1) == 1")
+        await made.apply(bad)
+        await made.apply(rule("missing", url, "lifecycle.started", where="event.data.nope == 1"))
+        await made.apply(rule("good", url, "lifecycle.started"))
+        run = await made.run()
+        await run.open()
+        outcomes = {each.data["automation"]: each for each in await made.outcomes(run.run_id, 2)}
+        assert outcomes["good"].type == "automation.completed"
+        assert outcomes["bad"].type == "automation.failed"
+        assert outcomes["bad"].data["error"]["code"] == "condition"
+        assert "divide by zero" in outcomes["bad"].data["error"]["message"]
+        assert outcomes.keys() == {"good", "bad"}
+        assert len(made.receiver.requests) == 1
+
+
+async def test_deliveries_of_an_ordered_rule_wait_for_the_one_before(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url, 2) as made:
+        made.receiver.plans["/hook"] = [answers(500), OK, answers(500), late(0.3)]
+        ordered = rule("ordered", made.receiver.url(), "llm.tool_call", order="run")
+        await made.apply(ordered)
+        run = await made.run()
+        await run.open()
+        for number in range(8):
+            await run.tool(number, "get_weather", n=number)
+        outcomes = await made.outcomes(run.run_id, 8)
+        delivered = [each.json["data"]["data"]["args"]["n"] for each in made.receiver.requests]
+        assert delivered == [0, 0, 1, 1, 2, 3, 4, 5, 6, 7]
+        said = [int(each.data["delivery_id"].rpartition(".")[2]) for each in outcomes]
+        assert said == sorted(said)
+
+
+async def test_what_a_rule_set_off_does_not_set_it_off_again(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url) as made:
+        own = rule("own", made.receiver.url("/own"), "lifecycle.started", "automation.*")
+        await made.apply(own)
+        await made.apply(rule("other", made.receiver.url("/other"), "automation.completed"))
+        run = await made.run()
+        await run.open()
+        outcomes = await made.outcomes(run.run_id, 3)
+        # own: the start; other: own's outcome; own: other's three events. Nothing follows those.
+        assert {each.data["automation"] for each in outcomes} == {"own", "other"}
+        started = await made.run(automations=["own"])
+        await started.open()
+        deep = await made.run(automations=["a", "b", "c", "d"])
+        await deep.open()
+        last = await made.run()
+        await last.open()
+        await made.outcomes(last.run_id, 1)
+        of_runs = {each.headers["penstock-run-id"] for each in made.receiver.got("/own")}
+        assert of_runs == {run.run_id, last.run_id}
+
+
+async def test_a_job_that_cannot_be_read_is_a_dead_letter_and_not_repeated(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url) as made:
+        run = await made.run()
+        for subject in (
+            subjects.delivery("hook", run.run_id, 1),
+            subjects.due("automations", f"hook.{run.run_id}-2"),
+        ):
+            await made.bus.publisher.publish(Message(subject, b"no job", {}))
+
+        async def both() -> bool:
+            found = deadletters.letters(made.bus, "automations", run.run_id)
+            return len([each async for each in found]) == 2
+
+        await eventually(both, what="two dead letters")
+        for stream in (streams.DELIVERIES, streams.SCHEDULES):
+            assert await made.bus.tail(stream, "*.>") is None

@@ -1,0 +1,171 @@
+"""Rules, runs and receivers for the tests of automations, over a real NATS server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from penstock.bus import Bus, RawWriter
+from penstock.settings import Config
+from penstock_automations.delivery.records import DeliveryRecord
+from penstock_automations.rules.check import read_rule
+from penstock_automations.rules.model import Rule
+from penstock_automations.rules.records import RuleRecord
+from penstock_automations.rules.store import RuleStore
+from penstock_automations.service import AutomationsService
+from penstock_normalizer.service import NormalizerService
+from support.drive.pipeline import Event, Pipeline, pipeline
+from support.drive.waiting import eventually
+from support.fakes.raw import agno
+from support.fakes.receiver import SECRET, Receiver, receiver
+
+SERVICES = (NormalizerService, AutomationsService)
+FAST = (1.0, 1.0, 1.0)  # seconds between attempts; scheduled messages know whole seconds only
+OUTCOMES = frozenset({"automation.completed", "automation.failed"})
+
+
+def rule(id: str, url: str, *subjects: str, **fields: Any) -> Rule:
+    """A rule that sends its events to the URL; `webhook` has further fields of the webhook."""
+    webhook = {"url": url, "secrets": [SECRET], **fields.pop("webhook", {})}
+    return read_rule(
+        {"id": id, "subjects": list(subjects), "action": {"webhook": webhook}, **fields}, Rule
+    )
+
+
+@dataclass
+class DrivenRun:
+    """A run whose source frames the test writes in place of a connector."""
+
+    bus: Bus
+    run_id: str
+    user_id: str
+    writer: RawWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.writer = RawWriter(self.bus, self.run_id, "upstream", f"test/{self.run_id}")
+
+    async def open(self) -> None:
+        """`lifecycle.started`."""
+        facts = {
+            "agent": "assistant",
+            "protocol": "agno",
+            "kind": "agent",
+            "session_id": f"s-{self.run_id}",
+            "user_id": self.user_id,
+            "message": "hello",
+        }
+        await self.writer.write("open", orjson.dumps(facts), leg=1)
+
+    async def tool(self, number: int, name: str = "get_weather", **args: Any) -> None:
+        """`llm.tool_call` and what follows it."""
+        tool = {"tool_call_id": f"t{number}", "tool_name": name, "tool_args": args}
+        await self.writer.write("bytes", agno("ToolCallStarted", tool=tool), leg=1)
+
+    async def text(self, text: str) -> None:
+        """One `llm.stream`."""
+        await self.writer.write("bytes", agno("RunContent", content=text), leg=1)
+
+    async def complete(self) -> None:
+        """`lifecycle.completed`."""
+        await self.writer.write("bytes", agno("RunCompleted", content="done"), leg=1)
+        await self.writer.write("end", orjson.dumps({"outcome": "eof"}), leg=1)
+
+
+@dataclass
+class Automations:
+    """The services that run, a receiver, and what the tests ask of them."""
+
+    penstock: Pipeline
+    receiver: Receiver
+    store: RuleStore
+
+    @property
+    def bus(self) -> Bus:
+        """The test's own connection."""
+        return self.penstock.bus
+
+    async def apply(self, made: Rule, owner: str = "u1", *, all_users: bool = False) -> RuleRecord:
+        """Store a rule, and return when the service matches it."""
+        record = await self.store.apply(made, owner, all_users=all_users)
+        await self.settled()
+        return record
+
+    async def settled(self) -> None:
+        """Return when the consumers have the subjects of the rules."""
+        wanted = {False: set[str](), True: set[str]()}
+        for each in await self.store.all():
+            if each.matches_now:
+                wanted[each.is_ordered] |= {f"{type_}.*" for type_ in each.types}
+
+        async def probe() -> bool:
+            for ordered, suffix in ((False, ""), (True, "-ordered")):
+                info = await self.bus.api(f"CONSUMER.INFO.EVENTS.automations{suffix}")
+                config = info["config"]
+                found = set(config.get("filter_subjects") or [config.get("filter_subject")])
+                if found != (wanted[ordered] or {"custom.none.none"}):
+                    return False
+            return True
+
+        await eventually(probe, what="the consumers' subjects")
+
+    async def run(self, user_id: str = "u1", **fields: Any) -> DrivenRun:
+        """A run that has a record, and no frame yet. `fields`: further fields of the record."""
+        command = await self.penstock.register("assistant", "hello", user_id=user_id)
+        if fields:
+            record = await self.penstock.record(command.run_id)
+            await self.bus.bucket("runs").put(
+                command.run_id, record.model_copy(update=fields).dump()
+            )
+        return DrivenRun(self.bus, command.run_id, user_id)
+
+    async def outcomes(self, run_id: str, count: int, timeout_s: float = 20) -> list[Event]:
+        """The outcomes on the run's timeline, once there are so many."""
+        events = await self.penstock.events_until(run_id, _nth(OUTCOMES, count), timeout_s)
+        return [event for event in events if event.type in OUTCOMES]
+
+    async def delivery(self, rule_id: str, run_id: str, sequence: int) -> DeliveryRecord:
+        """The record of a delivery, once there is one."""
+
+        async def probe() -> DeliveryRecord | None:
+            entry = await self.bus.bucket("deliveries").get(f"{rule_id}.{run_id}-{sequence}")
+            return DeliveryRecord.model_validate_json(entry.value) if entry else None
+
+        found = await eventually(probe, what="the delivery's record")
+        assert found is not None
+        return found
+
+
+def _nth(types: frozenset[str], count: int) -> Any:
+    seen: set[int] = set()
+
+    def probe(event: Event) -> bool:
+        if event.type in types:
+            seen.add(event.sequence)
+        return len(seen) >= count
+
+    return probe
+
+
+@asynccontextmanager
+async def automations(url: str, count: int = 1, **settings: Any) -> AsyncIterator[Automations]:
+    """A normalizer, `count` automations services, and a receiver that they may reach."""
+    given = {
+        "webhook_allow_hosts": ("127.0.0.1",),
+        "retry_delays_s": FAST,
+        "drain_s": 5,
+        **settings,
+    }
+    services = (NormalizerService, *[AutomationsService] * count)
+    async with (
+        receiver() as made,
+        pipeline(url, Config(agents=[]), services, **given) as penstock,
+    ):
+        store = RuleStore(penstock.bus)
+        for each in await store.all():
+            await store.delete(each.id)
+        yield Automations(penstock, made, store)
+        assert made.bad_signatures == []
