@@ -60,6 +60,7 @@ class AutomationsService(Service):
         )
         self._due = Due(self.bus, self.give_up)
         self._brokers: list[Broker] = []
+        self._shards = 0  # how many shards have subscribers
         self._changed = asyncio.Event()
         self._rules.on_change = self._changed.set
         telemetry.BREAKERS_OPEN.set_function(self._deliverer.endpoints.open_breakers)
@@ -78,6 +79,7 @@ class AutomationsService(Service):
 
     async def drain(self, grace_s: float) -> None:
         """Take no new jobs and events, and finish the deliveries that are under way."""
+        await self.cancel("shards")
         await self._stop_brokers()
         await self._deliverer.finish(grace_s)
 
@@ -100,7 +102,7 @@ class AutomationsService(Service):
 
     async def _take_new_shards(self) -> None:
         """Match the events of each shard that has no subscribers yet."""
-        for shard in range(len(self._brokers) - 1, self.bus.shards.made):
+        for shard in range(self._shards, self.bus.shards.made):
             plain, ordered = self._consumers(shard)
             for consumer in (plain, ordered):
                 await declare(self.bus, consumer)
@@ -108,6 +110,7 @@ class AutomationsService(Service):
             broker.batches(plain, self._settings.match_batch, self._matching.unordered)
             broker.messages(ordered, self._matching.ordered)
             await self._start_broker(broker)
+            self._shards = shard + 1
 
     async def _start_broker(self, broker: Broker) -> None:
         self._brokers.append(broker)

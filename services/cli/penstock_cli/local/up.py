@@ -34,6 +34,7 @@ from penstock.telemetry import configure_logging
 from penstock.web.auth import AuthConfig, redact_logs
 from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
+from penstock_automations.service import AutomationsService
 from penstock_cli.demo import RECIPES, DemoServer
 from penstock_cli.local.child import StartFailed
 from penstock_cli.local.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 SERVICES: list[type[Service]] = [
     NormalizerService,
     ApprovalsService,
+    AutomationsService,
     ConnectorService,
     EdgeService,
 ]
