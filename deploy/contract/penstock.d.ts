@@ -789,6 +789,8 @@ export interface AutomationTriggered extends Envelope {
     action: "triggered";
   };
   data: {
+    /** How many rules led to this delivery: rules that started the run, and rules whose events this delivery is about. */
+    depth?: number | null;
     /** The rule's id. */
     automation: string;
     /** The type of the event that the rule matched. */
@@ -807,6 +809,8 @@ export interface AutomationCompleted extends Envelope {
     action: "completed";
   };
   data: {
+    /** How many rules led to this delivery: rules that started the run, and rules whose events this delivery is about. */
+    depth?: number | null;
     /** The rule's id. */
     automation: string;
     /** The rule's name. */
@@ -833,6 +837,8 @@ export interface AutomationFailed extends Envelope {
     action: "failed";
   };
   data: {
+    /** How many rules led to this delivery: rules that started the run, and rules whose events this delivery is about. */
+    depth?: number | null;
     /** The rule's id. */
     automation: string;
     /** The rule's name. */

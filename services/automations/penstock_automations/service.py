@@ -17,7 +17,8 @@ from penstock_automations.delivery.replay import replay
 from penstock_automations.delivery.request import Sender
 from penstock_automations.guard.backend import Guard
 from penstock_automations.jobs.order import Order
-from penstock_automations.matching.matching import Matching, filters
+from penstock_automations.matching.consumers import Consumers
+from penstock_automations.matching.matching import Matching
 from penstock_automations.rules.file import apply_file
 from penstock_automations.rules.store import CurrentRules, RuleStore
 from penstock_automations.settings import AutomationsSettings
@@ -59,6 +60,7 @@ class AutomationsService(Service):
             self.give_up,
         )
         self._due = Due(self.bus, self.give_up)
+        self._consumers = Consumers(self.bus, self._rules, self.name, settings.deliver_ack_wait_s)
         self._brokers: list[Broker] = []
         self._shards = 0  # how many shards have subscribers
         self._changed = asyncio.Event()
@@ -102,10 +104,11 @@ class AutomationsService(Service):
 
     async def _take_new_shards(self) -> None:
         """Match the events of each shard that has no subscribers yet."""
+        if self._shards == self.bus.shards.made:
+            return
+        await self._consumers.update()
         for shard in range(self._shards, self.bus.shards.made):
-            plain, ordered = self._consumers(shard)
-            for consumer in (plain, ordered):
-                await declare(self.bus, consumer)
+            plain, ordered = self._consumers.of(shard)
             broker = Broker(self.bus, self._settings.drain_s)
             broker.batches(plain, self._settings.match_batch, self._matching.unordered)
             broker.messages(ordered, self._matching.ordered)
@@ -120,19 +123,13 @@ class AutomationsService(Service):
         await asyncio.gather(*(broker.stop() for broker in self._brokers))
         self._brokers.clear()
 
-    def _consumers(self, shard: int) -> tuple[Consumer, Consumer]:
-        """Return the consumers of a shard's events, for rules without and with an order.
+    async def rules_changed(self) -> None:
+        """Return when the rules that are stored now match every event that is stored from now on.
 
-        For rules with an order, one event at a time is with any process: the server delivers the
-        next event when the last one is acknowledged.
+        Raises:
+            BusError: the bus does not answer; call this again.
         """
-        stream, wait_s = streams.events_of(shard), self._settings.deliver_ack_wait_s
-        plain = filters(self._rules.types(ordered=False))
-        ordered = filters(self._rules.types(ordered=True))
-        return (
-            Consumer(stream, self.name, plain, wait_s, from_now=True),
-            Consumer(stream, f"{self.name}-ordered", ordered, wait_s, 1, from_now=True),
-        )
+        await self._consumers.update()
 
     async def _keep_consumers(self) -> None:
         """Change the subjects of the consumers when the rules have changed."""
@@ -140,16 +137,11 @@ class AutomationsService(Service):
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self._declare_consumers()
+                await self._consumers.update()
             except BusError as error:
                 log.warning("the consumers of events are changed later: %s", error)
                 self._changed.set()
                 await asyncio.sleep(RETRY_S)
-
-    async def _declare_consumers(self) -> None:
-        for shard in range(self.bus.shards.made):
-            for consumer in self._consumers(shard):
-                await declare(self.bus, consumer)
 
     async def _look_for_shards(self) -> None:
         while True:

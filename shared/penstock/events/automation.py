@@ -11,7 +11,15 @@ from penstock.events.note import DELIVERY_ID, Note
 from penstock.events.workflow import ErrorInfo
 
 
-class Triggered(Data, title="Automation triggered"):
+class _Delivery(Data):
+    depth: int | None = Field(
+        default=None,
+        description="How many rules led to this delivery: rules that started the run, and rules "
+        "whose events this delivery is about.",
+    )
+
+
+class Triggered(_Delivery, title="Automation triggered"):
     """A rule matched an event."""
 
     TYPE: ClassVar[str] = "automation.triggered"
@@ -33,7 +41,7 @@ class Triggered(Data, title="Automation triggered"):
     workflow: str = Field(description="The rule's name.")
 
 
-class _Outcome(Data):
+class _Outcome(_Delivery):
     automation: str = Field(description="The rule's id.")
     workflow: str = Field(description="The rule's name.")
     delivery_id: str = Field(description="The delivery's id.")

@@ -95,22 +95,10 @@ class Automations:
         return record
 
     async def settled(self) -> None:
-        """Return when the consumers have the subjects of the rules."""
-        wanted = {False: set[str](), True: set[str]()}
-        for each in await self.store.all():
-            if each.matches_now:
-                wanted[each.is_ordered] |= {f"{type_}.*" for type_ in each.types}
-
-        async def probe() -> bool:
-            for ordered, suffix in ((False, ""), (True, "-ordered")):
-                info = await self.bus.api(f"CONSUMER.INFO.EVENTS.automations{suffix}")
-                config = info["config"]
-                found = set(config.get("filter_subjects") or [config.get("filter_subject")])
-                if found != (wanted[ordered] or {"custom.none.none"}):
-                    return False
-            return True
-
-        await eventually(probe, what="the consumers' subjects")
+        """Return when the rules that are stored match the events that come."""
+        for service in self.penstock.services:
+            if isinstance(service, AutomationsService):
+                await service.rules_changed()
 
     async def run(self, user_id: str = "u1", **fields: Any) -> DrivenRun:
         """A run that has a record, and no frame yet. `fields`: further fields of the record."""

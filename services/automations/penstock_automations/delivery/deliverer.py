@@ -281,7 +281,7 @@ class Deliverer:
         if record.status == "failed" and job.failure is None:
             letter = dead_letter(self._pod, job, stored, record)
             await self._persist(lambda: deadletters.bury(self._bus, letter))
-        type_, data = outcome(record)
+        type_, data = outcome(job, record)
         if await self._persist(lambda: self._announcements.once(job, "outcome", type_, data)):
             telemetry.DELIVERIES.labels(record.status).inc()
             if record.status == "failed" and job.failure is None:

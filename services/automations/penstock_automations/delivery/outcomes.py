@@ -26,10 +26,11 @@ def triggered(job: Job, name: str) -> dict[str, Any]:
         "trigger": job.type,
         "delivery_id": job.webhook_id,
         "workflow": name,
+        "depth": job.depth,
     }
 
 
-def outcome(record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
+def outcome(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
     """Return the type and data of the event that says how a delivery ended."""
     last = record.last
     data: dict[str, Any] = {
@@ -37,6 +38,7 @@ def outcome(record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
         "workflow": record.name,
         "delivery_id": record.id,
         "result": "delivered",
+        "depth": job.depth,
         "attempts": record.made,
         "duration_s": round((record.ended_at or record.began_at) - record.began_at, 3),
     }

@@ -27,7 +27,7 @@ class Job:
     raw: int
     leg: int = 1
     ordered: bool = False  # the run's deliveries of this rule are made one after another
-    depth: int = 0  # how many rules started the run, one from the other
+    depth: int = 0  # how many rules led to the event
     attempt: int = 1  # the next attempt
     deferrals: int = 0  # how often the delivery was put off without an attempt
     replay: int = 0  # how often a person had the delivery made again

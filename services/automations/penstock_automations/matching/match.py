@@ -10,7 +10,7 @@ from penstock.expressions import Bound, ExpressionError, MissingField
 from penstock_automations.matching.facts import RunFacts
 from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_of
 
-MAX_DEPTH = 4  # how many rules may lead to a run, one starting the other
+MAX_DEPTH = 4  # an event to which so many rules led triggers nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,26 @@ def matches(
     return found
 
 
+def depth_of(facts: RunFacts, body: Mapping[str, Any]) -> int:
+    """Return how many rules led to an event: to its run, and to the delivery that it is about."""
+    depth = len(facts.rules)
+    if body["event"]["category"] == "automation":
+        # Two rules that wait for each other's events would otherwise never end.
+        depth = max(depth, int(body["data"].get("depth") or 0)) + 1
+    return depth
+
+
 def may_act(rule: CompiledRule, facts: RunFacts, body: Mapping[str, Any]) -> bool:
     """Return whether the rule may act on an event of this run.
 
     A rule acts with its owner's rights, so it sees its owner's runs only, unless it sees all users.
-    Unless the rule says `loops`, it sees neither its own events nor the runs that it led to. A run
-    that more than MAX_DEPTH rules led to triggers nothing, whatever its rules say.
+    Unless the rule says `loops`, it sees neither its own events nor the runs that it led to. An
+    event to which MAX_DEPTH rules led triggers nothing, whatever its rules say.
     """
     record = rule.record
     if not record.all_users and facts.owner != record.owner:
         return False
-    if len(facts.rules) >= MAX_DEPTH:
+    if depth_of(facts, body) >= MAX_DEPTH:
         return False
     if record.rule.loops:
         return True

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, BusError, ObjectGone, Stored, messages, subjects
+from penstock.bus import Bus, BusError, ObjectGone, Stored, messages
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
 from penstock_automations.broker import AGAIN_S, Taken
@@ -20,7 +20,7 @@ from penstock_automations.jobs.job import Job
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
 from penstock_automations.matching.facts import Facts
-from penstock_automations.matching.match import matches, may_act
+from penstock_automations.matching.match import depth_of, matches, may_act
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
 
@@ -131,7 +131,7 @@ class Matching:
                     raw=int(stored.headers.get(messages.RAW_POSITION, 0)),
                     leg=body.get("leg", 1),
                     ordered=rule.is_ordered,
-                    depth=len(facts.rules),
+                    depth=depth_of(facts, body),
                     failure=match.failure,
                 )
             )
@@ -156,14 +156,3 @@ class Matching:
                     await self._store.pause(rule_id, reason, "penstock")
                 except BusError as error:
                     log.warning("rule %s could not be paused: %s", rule_id, error)
-
-
-def filters(types: frozenset[str]) -> tuple[str, ...]:
-    """Return the filter subjects of a consumer for events of these types.
-
-    A consumer without filters would get every event, so no types are a subject without messages.
-    """
-    return tuple(subjects.event(type_, "*") for type_ in sorted(types)) or (NOTHING,)
-
-
-NOTHING = "custom.none.none"

@@ -221,8 +221,8 @@ USERS: Final = (
         # A retry that is due has moved to DELIVERIES; SCHEDULES would keep its message forever.
         [f"{_API}.STREAM.MSG.DELETE.{SCHEDULES}"],
         _reads(EVENTS, RAW),
-        _buckets("rules", "deliveries", "runs", "aliases"),
-        _keys("rules.*", "deliveries.>", "runs.*"),
+        _buckets("rules", "deliveries", "runs", "aliases", "leases"),
+        _keys("rules.*", "deliveries.>", "runs.*", "leases.automations.*"),
         _KEEPS_OBJECTS,
     ),
 )

@@ -1,0 +1,84 @@
+"""Keeps the consumers of events at the subjects that the rules name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from penstock.bus import Bus, BusUnavailable, Lease, streams, subjects
+from penstock_automations.broker import Consumer, declare
+from penstock_automations.rules.store import CurrentRules
+
+log = logging.getLogger(__name__)
+
+NOTHING = "custom.none.none"  # a subject without messages
+LEASE_TTL_S, LEASE_WAIT_S, LOOK_S = 15.0, 30.0, 0.05
+
+
+class Consumers:
+    """The durable consumers of all shards, which all processes share.
+
+    Subjects are changed under a lease, and the rules are read while the lease is held. Otherwise a
+    process that has not heard of a new rule could remove the rule's subjects again, and the server
+    would pass over the events that come meanwhile.
+    """
+
+    def __init__(self, bus: Bus, rules: CurrentRules, name: str, ack_wait_s: float) -> None:
+        self._bus = bus
+        self._rules = rules
+        self._name = name
+        self._ack_wait_s = ack_wait_s
+
+    async def update(self) -> None:
+        """Give all consumers the subjects of the present rules; make consumers that are missing.
+
+        Raises:
+            BusError: the bus does not answer, or another process changes them for too long.
+        """
+        async with self._alone():
+            await self._rules.refresh()
+            for shard in range(self._bus.shards.made):
+                for consumer in self.of(shard):
+                    await declare(self._bus, consumer)
+
+    def of(self, shard: int) -> tuple[Consumer, Consumer]:
+        """Return the consumers of a shard's events, for rules without and with an order.
+
+        For rules with an order, one event at a time is with any process: the server delivers the
+        next event when the last one is acknowledged.
+        """
+        stream = streams.events_of(shard)
+        plain = filters(self._rules.types(ordered=False))
+        ordered = filters(self._rules.types(ordered=True))
+        return (
+            Consumer(stream, self._name, plain, self._ack_wait_s, from_now=True),
+            Consumer(stream, f"{self._name}-ordered", ordered, self._ack_wait_s, 1, from_now=True),
+        )
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        holder = f"consumers-{secrets.token_hex(8)}"
+        lease = Lease(self._bus, f"{self._name}.consumers", holder, LEASE_TTL_S)
+        try:
+            async with asyncio.timeout(LEASE_WAIT_S):
+                while not await lease.acquire():
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise BusUnavailable(
+                f"another process changes the consumers of {self._name} for too long"
+            ) from None
+        try:
+            yield
+        finally:
+            await lease.release()
+
+
+def filters(types: frozenset[str]) -> tuple[str, ...]:
+    """Return the filter subjects of a consumer for events of these types.
+
+    A consumer without filters would get every event, so no types are a subject without messages.
+    """
+    return tuple(subjects.event(type_, "*") for type_ in sorted(types)) or (NOTHING,)

@@ -1,0 +1,332 @@
+"""What happens between an event and a request, without I/O."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from typing import Any
+
+import orjson
+import pytest
+from standardwebhooks.webhooks import Webhook
+
+from penstock_automations.delivery.answers import Answer, NoAnswer, verdict
+from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s, retry_after_s
+from penstock_automations.delivery.breaker import FAILURES, MAX_OPEN_S, Breaker, Rate
+from penstock_automations.delivery.payload import body_of
+from penstock_automations.delivery.signing import signed
+from penstock_automations.jobs.job import Job
+from penstock_automations.matching.facts import RunFacts
+from penstock_automations.matching.match import matches, may_act
+from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.model import MANY, Rule, types_of
+from penstock_automations.rules.records import CompiledRule, RuleRecord, compile_rule
+from penstock_automations.rules.secrets import check_secret, new_secret
+from support.fakes.receiver import SECRET
+
+RUN_ID = "01a1f8c3-1007-77dc-be51-6f2ae3b9b92e"
+WEBHOOK = {"url": "https://hook.example/x", "secrets": [SECRET]}
+GOOD = {"id": "good", "subjects": ["llm.tool_call"], "action": {"webhook": WEBHOOK}}
+EVENT: dict[str, Any] = {
+    "run_id": RUN_ID,
+    "timestamp": "2026-11-22T10:00:00.000Z",
+    "sequence": 3,
+    "event": {"category": "llm", "action": "tool_call"},
+    "data": {"tool": "delete_file", "args": {"path": "/x"}},
+    "session_id": "s1",
+    "leg": 1,
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The good rule with another value at a path such as `action.webhook.url`."""
+    rule: dict[str, Any] = orjson.loads(orjson.dumps(GOOD))
+    *parents, last = path.split(".")
+    inner = rule
+    for each in parents:
+        inner = inner[each]
+    inner[last] = value
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field", "reason"),
+    [
+        ("id", "Not A Token", "id", "pattern"),
+        ("subjects", [], "subjects", "at least 1 item"),
+        ("subjects", ["llm.nope"], "subjects", "there are no events 'llm.nope'"),
+        ("subjects", ["llm"], "subjects", "category.action"),
+        ("subjects", ["*.*"], "subjects", "there are no events"),
+        ("subjects", [">"], "subjects", "there are no events"),
+        ("where", "evnt.data == 1", "where", "undeclared reference to 'evnt.data'"),
+        ("where", "event.sequence", "where", "compare it"),
+        ("wher", "true", "wher", "Extra inputs"),
+        ("payload", "some", "payload", "'full' or 'reference'"),
+        ("order", "session", "order", "'none' or 'run'"),
+        ("action", {}, "action.webhook", "required"),
+        ("action.webhook.url", "ftp://x.example", "action.webhook.url", "https://"),
+        ("action.webhook.url", "https://", "action.webhook.url", "no host"),
+        ("action.webhook.url", "https://u:p@x.example", "action.webhook.url", "use `auth`"),
+        ("action.webhook.url", "https://x.example/#a", "action.webhook.url", "fragment"),
+        ("action.webhook.url", "https://x.example/\r\nx: y", "action.webhook.url", "control"),
+        ("action.webhook.url", "https://x.example:99999", "action.webhook.url", "not a URL"),
+        ("action.webhook.secrets", ["secret"], "action.webhook.secrets", "begins with whsec_"),
+        ("action.webhook.secrets", ["whsec_AAAA"], "action.webhook.secrets", "24 to 64 bytes"),
+        ("action.webhook.secrets", ["whsec_?"], "action.webhook.secrets", "not base64"),
+        ("action.webhook.secrets", [SECRET] * 3, "action.webhook.secrets", "at most 2"),
+        ("action.webhook.timeout_s", 0.1, "action.webhook.timeout_s", "greater than or equal"),
+        ("action.webhook.auth", {}, "action.webhook.auth", "exactly one"),
+        (
+            "action.webhook.auth",
+            {"header": {"name": "Webhook-Id", "value": "x"}},
+            "action.webhook.auth.header.name",
+            "set by Penstock",
+        ),
+        (
+            "action.webhook.auth",
+            {"header": {"name": "x", "value": "a\r\nb: c"}},
+            "action.webhook.auth.header.value",
+            "pattern",
+        ),
+    ],
+)
+def test_a_wrong_rule_is_refused_with_field_and_reason(
+    path: str, value: Any, field: str, reason: str
+) -> None:
+    read_rule(GOOD, Rule)
+    with pytest.raises(InvalidRule) as refused:
+        read_rule(changed(path, value), Rule)
+    [problem] = refused.value.problems
+    assert problem["field"].removesuffix(".0") == field
+    assert reason in problem["reason"]
+    assert "secret'" not in str(refused.value), "the input may be a secret"
+
+
+def test_a_condition_that_cannot_be_compiled_has_a_position() -> None:
+    with pytest.raises(InvalidRule) as refused:
+        read_rule(changed("where", "true &&\n nope(1)"), Rule)
+    assert refused.value.problems[0]["position"] == "line 2, column 6"
+
+
+def test_a_category_does_not_include_events_that_are_many() -> None:
+    assert "llm.tool_call" in types_of("llm.*")
+    assert not types_of("llm.*") & MANY
+    assert types_of("llm.stream") == {"llm.stream"}
+
+
+def test_a_new_secret_is_text_that_n8n_can_hold() -> None:
+    secret = new_secret()
+    check_secret(secret)
+    assert secret != new_secret()
+
+
+def test_the_signatures_are_those_of_the_reference_library() -> None:
+    second = new_secret()
+    now = datetime.now(UTC).timestamp()
+    headers = signed([SECRET, second], "id", now, b'{"a":"\xc3\xa9"}')
+    assert headers["webhook-signature"].count("v1,") == 2
+    for secret in (SECRET, second):
+        Webhook(secret).verify(b'{"a":"\xc3\xa9"}', headers)
+    # the example of the specification
+    headers = signed(
+        ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
+        "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        1614265330,
+        b'{"test": 2432232314}',
+    )
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_a_body_carries_the_event_byte_for_byte_or_a_reference() -> None:
+    event = orjson.dumps(EVENT)
+    full = body_of("llm.tool_call", event, "full", 10_000)
+    assert event in full
+    assert orjson.loads(full) == {
+        "type": "llm.tool_call",
+        "timestamp": EVENT["timestamp"],
+        "data": EVENT,
+    }
+    reference = orjson.loads(body_of("llm.tool_call", event, "reference", 10_000))["data"]
+    assert reference["run_id"] == RUN_ID
+    assert "data" not in reference
+    assert "omitted" not in reference
+    large = body_of("llm.tool_call", orjson.dumps({**EVENT, "data": "x" * 9000}), "full", 5000)
+    assert len(large) < 500
+    assert "at most 5000" in orjson.loads(large)["data"]["omitted"]
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome", "code", "is_up"),
+    [
+        (Answer(200, {}, b"ok"), "delivered", "", True),
+        (Answer(204, {}, b"ok"), "delivered", "", True),
+        (Answer(200, {}, b"no"), "failed", "unexpected_answer", True),
+        (Answer(301, {}, b"ok"), "failed", "http_301", True),
+        (Answer(400, {}, b"ok"), "failed", "http_400", True),
+        (Answer(404, {}, b"ok"), "failed", "http_404", True),
+        (Answer(408, {}, b"ok"), "failed", "http_408", False),
+        (Answer(410, {}, b"ok"), "gone", "http_410", True),
+        (Answer(429, {}, b"ok"), "failed", "http_429", False),
+        (Answer(500, {}, b"ok"), "failed", "http_500", False),
+        (Answer(799, {}, b"ok"), "failed", "http_799", False),
+        (NoAnswer("timeout", "late"), "failed", "timeout", False),
+        (NoAnswer("connection", "gone"), "failed", "connection", False),
+        (NoAnswer("refused_address", "inside"), "failed", "refused_address", True),
+    ],
+)
+def test_only_a_complete_2xx_answer_with_the_expected_text_delivers(
+    result: Answer | NoAnswer, outcome: str, code: str, is_up: bool
+) -> None:
+    meant = verdict(result, "ok", 0)
+    assert (meant.outcome, meant.code, meant.is_up) == (outcome, code, is_up)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        ("120", 120),
+        (" 0 ", 0),
+        ("-5", None),
+        ("soon", None),
+        ("9" * 400, 999_999_999),
+        (format_datetime(datetime.fromtimestamp(1_000_060, UTC), usegmt=True), 60),
+        (format_datetime(datetime.fromtimestamp(999_000, UTC), usegmt=True), 0),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert retry_after_s(value, 1_000_000) == seconds
+
+
+def test_delays_grow_vary_and_end() -> None:
+    delays = (5.0, 300.0)
+    assert delay_s(1, delays, None, 0.5) == 5
+    assert delay_s(1, delays, None, 0.0) == pytest.approx(4.5)
+    assert delay_s(2, delays, None, 1.0) == pytest.approx(330)
+    assert delay_s(3, delays, None, 0.5) is None
+    assert delay_s(1, delays, 60, 0.5) == 60
+    assert delay_s(1, delays, 10**9, 0.5) == MAX_RETRY_AFTER_S
+    assert delay_s(3, delays, 60, 0.5) is None, "Retry-After adds no attempt"
+
+
+def test_a_breaker_opens_probes_and_closes() -> None:
+    breaker = Breaker(30)
+    for _ in range(FAILURES - 1):
+        breaker.failed(0)
+    breaker.succeeded()
+    for _ in range(FAILURES):
+        assert breaker.admit(0) == 0
+        breaker.failed(0)
+    assert breaker.admit(1) == 29
+    assert breaker.admit(30) == 0, "one request probes the endpoint"
+    assert breaker.admit(30) > 0, "and no second one"
+    breaker.failed(31)
+    assert breaker.admit(31) == 60, "the next time is twice as long"
+    assert breaker.admit(91) == 0
+    breaker.succeeded()
+    assert breaker.admit(91) == 0
+
+
+def test_a_breaker_opens_for_ten_minutes_at_most_and_forgets_a_lost_probe() -> None:
+    breaker = Breaker(30)
+    now = 0.0
+    for _ in range(FAILURES):
+        breaker.failed(now)
+    for _ in range(10):
+        now += breaker.admit(now)
+        assert breaker.admit(now) == 0
+        breaker.failed(now)
+    assert breaker.admit(now) == MAX_OPEN_S
+    now += MAX_OPEN_S
+    assert breaker.admit(now) == 0
+    assert breaker.admit(now + MAX_OPEN_S) == 0, "the probe's process may have ended"
+
+
+def test_a_rate_admits_a_burst_and_then_its_rate() -> None:
+    rate = Rate(2)
+    assert [rate.admit(0) for _ in range(3)] == [0, 0, 0.5]
+    assert rate.admit(0.5) == 0
+    assert rate.admit(0.5) == 0.5
+    assert [rate.admit(100) for _ in range(3)] == [0, 0, 0.5]
+
+
+def compiled(owner: str = "u1", **fields: Any) -> CompiledRule:
+    """A rule as the store has it."""
+    all_users = fields.pop("all_users", False)
+    record = RuleRecord(
+        rule=read_rule({**GOOD, **fields}, Rule),
+        owner=owner,
+        all_users=all_users,
+        begins={"EVENTS": 10},
+        created_at="",
+        updated_at="",
+    )
+    return compile_rule(record, 1)
+
+
+def test_one_rule_that_fails_has_no_effect_on_the_others() -> None:
+    rules = [
+        compiled(id="yes", where='event.data.tool == "delete_file"'),
+        compiled(id="bad", where="1 / (event.sequence - 3) == 1"),
+        compiled(id="missing", where="event.data.nope == 1"),
+        compiled(id="no", where="event.sequence == 4"),
+        compiled(id="typed", where='event.type == "llm.tool_call"'),
+        compiled(id="always"),
+    ]
+    took: list[str] = []
+    found = matches(rules, EVENT, 100, lambda: 0.0, lambda rule, _: took.append(rule.id))
+    assert [each.rule.id for each in found] == ["yes", "bad", "typed", "always"]
+    assert [each.rule.id for each in found if each.failure] == ["bad"]
+    assert len(took) == 5
+
+
+def test_a_rule_sees_events_after_its_begin_while_it_is_enabled() -> None:
+    rule = compiled()
+    assert not rule.sees("llm.tool_call", "EVENTS", 10)
+    assert rule.sees("llm.tool_call", "EVENTS", 11)
+    assert rule.sees("llm.tool_call", "EVENTS_1", 1), "a shard that was made later"
+    assert not rule.sees("llm.stream", "EVENTS", 11)
+    assert not compiled(enabled=False).sees("llm.tool_call", "EVENTS", 11)
+
+
+OTHERS: dict[str, Any] = {
+    "event": {"category": "automation", "action": "completed"},
+    "data": {"automation": "other", "depth": 2},
+}
+DEEP: dict[str, Any] = {**OTHERS, "data": {"automation": "other", "depth": 3}}
+OWN = {"event": {"category": "automation", "action": "completed"}, "data": {"automation": "good"}}
+
+
+@pytest.mark.parametrize(
+    ("rule", "facts", "body", "may"),
+    [
+        (compiled(), RunFacts("u1"), EVENT, True),
+        (compiled(), RunFacts("u2"), EVENT, False),
+        (compiled(all_users=True), RunFacts("u2"), EVENT, True),
+        (compiled(), RunFacts("u1", ("good",)), EVENT, False),
+        (compiled(loops=True), RunFacts("u1", ("good",)), EVENT, True),
+        (compiled(loops=True), RunFacts("u1", ("good",) * 4), EVENT, False),
+        (compiled(), RunFacts("u1", ("a", "b", "c")), EVENT, True),
+        (compiled(), RunFacts("u1", ("a", "b", "c", "d")), EVENT, False),
+        (compiled(), RunFacts("u1"), OWN, False),
+        (compiled(id="other"), RunFacts("u1"), OWN, True),
+        (compiled(), RunFacts("u1"), OTHERS, True),
+        (compiled(loops=True), RunFacts("u1"), DEEP, False),
+    ],
+)
+def test_a_rule_acts_with_its_owners_rights_and_in_no_loop(
+    rule: CompiledRule, facts: RunFacts, body: dict[str, Any], may: bool
+) -> None:
+    assert may_act(rule, facts, body) is may
+
+
+def test_a_job_is_read_as_it_was_written_and_anything_else_is_refused() -> None:
+    job = Job("rule", 2, RUN_ID, 3, "llm.tool_call", 44, 40, ordered=True, attempt=2)
+    assert Job.parse(job.dump()) == job
+    assert Job.parse(orjson.dumps({**orjson.loads(job.dump()), "later": 1})) == job
+    ids = {job.message_id, job.next_attempt().message_id, job.deferred().message_id}
+    assert len(ids | {job.again().message_id}) == 4
+    assert job.webhook_id == job.again().next_attempt().webhook_id
+    for payload in (b"", b"[]", b"null", b"{}", job.dump().replace(b"44", b'"x"')):
+        with pytest.raises(ValueError, match="not a job"):
+            Job.parse(payload)
