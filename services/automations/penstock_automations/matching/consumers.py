@@ -15,7 +15,7 @@ from penstock_automations.rules.store import CurrentRules
 log = logging.getLogger(__name__)
 
 NOTHING = "custom.none.none"  # a subject without messages
-LEASE_TTL_S, LEASE_WAIT_S, LOOK_S = 15.0, 30.0, 0.05
+LEASE_TTL_S, LEASE_WAIT_S, LOOK_S = 5.0, 30.0, 0.05
 
 
 class Consumers:
