@@ -105,7 +105,7 @@ class Run:
 
     async def events(self) -> list[Stored]:
         pattern = subjects.events_of_run(self.run_id)
-        return [m async for m in direct.replay(self.bus, streams.EVENTS, pattern)]
+        return [m async for m in direct.replay(self.bus, streams.events_for(self.run_id), pattern)]
 
     async def until(self, type_: str, timeout_s: float = 15) -> list[Stored]:
         async def found() -> list[Stored] | None:
@@ -360,7 +360,9 @@ async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_fold
         run = Run(bus)
         await run.whole("one", "two", "three")
         pattern = subjects.raw_of_run(run.run_id)
-        frames = [stored async for stored in direct.replay(bus, streams.RAW, pattern)]
+        frames = [
+            stored async for stored in direct.replay(bus, streams.raw_for(run.run_id), pattern)
+        ]
         context = RunContext(
             bus,
             DECODERS,
@@ -633,7 +635,9 @@ async def test_a_run_that_was_elsewhere_for_a_while_goes_on_with_all_of_its_fram
         await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="abc"))
         await run.end()
         pattern = subjects.raw_stored(run.run_id, "upstream")
-        frames = [stored async for stored in direct.replay(bus, streams.RAW, pattern)]
+        frames = [
+            stored async for stored in direct.replay(bus, streams.raw_for(run.run_id), pattern)
+        ]
 
         async def hand_out(partition: Partition, given: list[Stored]) -> None:
             for stored in given:

@@ -19,6 +19,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from penstock.bus import Stored
 from penstock.bus.messages import raw_frame
 from penstock.bus.read.leader import stored_of
+from penstock.bus.streams import events_of, raw_of
+from penstock.bus.subjects import shard_of
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
 from support.chaos.brokers import Brokers
@@ -73,8 +75,9 @@ async def _runs(
     tool_runs: Sequence[dict[str, Any]],
 ) -> list[Evidence]:
     async with brokers.connect() as client:
-        events = _by_run(await read(client, "EVENTS"), -1)
-        frames = _by_run(await read(client, "RAW"), 2)
+        shards = sorted({shard_of(story.run_id) for story in stories})
+        events = _by_run([m for s in shards for m in await read(client, events_of(s))], -1)
+        frames = _by_run([m for s in shards for m in await read(client, raw_of(s))], 2)
         records = {
             msg.subject.rpartition(".")[2]: json.loads(msg.data)
             for msg in await read(client, "KV_runs")

@@ -232,8 +232,8 @@ class Pipeline:
 
     async def raw(self, run_id: str, writer: str = "upstream") -> list[RawFrame]:
         """The source frames that stand in RAW, in order."""
-        pattern = subjects.raw_stored(run_id, writer)
-        return [raw_frame(stored) async for stored in direct.replay(self.bus, streams.RAW, pattern)]
+        stream, pattern = streams.raw_for(run_id), subjects.raw_stored(run_id, writer)
+        return [raw_frame(stored) async for stored in direct.replay(self.bus, stream, pattern)]
 
     async def body(self, run_id: str, leg: int = 1) -> bytes:
         """The upstream's body as RAW has it: of all the leg's connections."""
