@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
+from penstock import telemetry
 from penstock.bus import Bus, subjects
 from penstock.bus.admin.resharding import reshard
 from penstock.bus.shards import new_run_id
@@ -263,3 +265,30 @@ async def test_the_session_of_a_run_that_named_none_keeps_its_shard(edge: Client
         again = {**body, "session_id": first["session_id"]}
         second = (await edge.post("/v1/runs", json=again)).json()
         assert subjects.shard_of(first["run_id"]) == subjects.shard_of(second["run_id"])
+
+
+async def test_a_client_of_all_shards_that_does_not_read_is_dropped_once(
+    fresh_nats: NatsServer,
+    bus: Bus,
+    make_edge: MakeEdge,
+    runs: list[PretendRun],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    edge = await make_edge(
+        fresh_nats, write_timeout_s=1.0, keep_alive_s=0.6, max_pending_bytes=10**9
+    )
+    with socket.socket() as idle:
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        idle.connect((edge.base_url.host, edge.base_url.port))
+        idle.sendall(
+            f"GET {PATH} HTTP/1.1\r\nhost: {edge.base_url.netloc.decode()}\r\n\r\n".encode()
+        )
+        async with Stream(edge, "GET", PATH) as stream:
+            await first_cursor(stream)
+        for _ in range(20):
+            await asyncio.gather(*(run.text("x" * 100_000) for run in runs))
+        said = "a client is dropped"
+        await eventually(lambda: asyncio.sleep(0, said in caplog.text), 10, said)
+        metrics = telemetry.CLIENTS.labels("canonical")._value
+        await eventually(lambda: asyncio.sleep(0, metrics.get() == 0), 10, "all have left")
+    assert caplog.text.count(said) == 1

@@ -41,6 +41,7 @@ class AllShards:
         self._cursor = cursor
         self._made = made
         self._writing = asyncio.Lock()
+        self._is_over = False
         self._unmarked = len(clients)  # the clients whose live marker has not come yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,6 +76,7 @@ class AllShards:
         tasks.append(asyncio.create_task(self._until_more_shards(send)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._is_over = True
             # A write that has begun is completed, so that no frame is cut.
             await self._writing.acquire()
         finally:
@@ -86,17 +88,27 @@ class AllShards:
                 task.result()
 
     async def _write(self, shard: int, client: Client, send: Send) -> None:
+        try:
+            while (body := await client.take()) is not None:
+                async with self._writing:
+                    if self._is_over:
+                        return
+                    await self._write_one(shard, client, body, send)
+        finally:
+            # The other shards begin no further write. If the client does not read, each would hold
+            # up the end for as long as the first one.
+            self._is_over = True
+
+    async def _write_one(self, shard: int, client: Client, body: bytes, send: Send) -> None:
         marker = client.hub.view.framing.live_marker
-        while (body := await client.take()) is not None:
-            async with self._writing:
-                if self._unmarked and marker and marker in body:
-                    body = self._with_marker_of_all(body, marker)
-                if not body:
-                    continue  # an empty chunk would end the response
-                client.begin_write()
-                body = self._cursor.advance(shard, body)
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                client.wrote()
+        if self._unmarked and marker and marker in body:
+            body = self._with_marker_of_all(body, marker)
+        if not body:
+            return  # an empty chunk would end the response
+        client.begin_write()
+        body = self._cursor.advance(shard, body)
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        client.wrote()
 
     def _with_marker_of_all(self, body: bytes, marker: bytes) -> bytes:
         """Remove a shard's live marker, unless the markers of all other shards have come."""
