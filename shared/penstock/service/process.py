@@ -9,6 +9,7 @@ process at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# After how many new objects the collector of cycles looks at the young objects, and how many times
+# it does so before it looks at older objects, and at all objects.
+COLLECT_AFTER = (20_000, 20, 10)
 CANCEL_S = 2.0  # how long a task may take to end after its cancellation
 
 
@@ -149,12 +153,25 @@ async def _unless(asked: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | Non
         await asyncio.wait({working, waiter})
 
 
+def tune_collector() -> None:
+    """Let Python look for cycles of garbage less often.
+
+    A full collection looks at every object, and stops the process meanwhile. With Python's own
+    thresholds (700, 10, 10), 10,000 open runs made the normalizer stop for up to 1.3 s at a time,
+    and their starts took 3.1 s of CPU instead of 1.9 s. Garbage without a cycle, which is nearly
+    all garbage here, is freed at once anyway.
+    """
+    gc.set_threshold(*COLLECT_AFTER)
+
+
 def main(service_type: type[Service]) -> None:
     """Run the process of one service.
 
     Raises:
         SystemExit: with 2 and one line on stderr when the service cannot start.
     """
+
+    tune_collector()
 
     async def run() -> None:
         settings = read_settings(service_type.settings_type)

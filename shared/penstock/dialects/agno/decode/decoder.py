@@ -14,13 +14,14 @@ from typing import Final, Literal
 
 from penstock.dialects.agno.decode import steps
 from penstock.dialects.agno.decode.agents import BEGIN, Agents, Run
-from penstock.dialects.agno.decode.calls import Call, tool_args, tool_name
+from penstock.dialects.agno.decode.answer import answer_of
+from penstock.dialects.agno.decode.custom import canonical_draft
 from penstock.dialects.agno.decode.frames import AgnoFrame
 from penstock.dialects.agno.decode.messages import Messages
+from penstock.dialects.agno.decode.pause_items import pause_item
 from penstock.dialects.agno.decode.pauses import Need, run_needs, workflow_needs
 from penstock.dialects.agno.decode.steps import Steps
 from penstock.dialects.agno.decode.tools import Tools
-from penstock.dialects.agno.decode.usage import other_metrics, usage
 from penstock.dialects.base import (
     MAX_ITEMS,
     AgentFacts,
@@ -31,11 +32,9 @@ from penstock.dialects.base import (
     LimitReached,
     Pause,
     PauseItem,
-    Subrun,
     short,
 )
-from penstock.dialects.custom_events import from_custom
-from penstock.dialects.json import OBJECT, loads, obj, present, string, text
+from penstock.dialects.json import OBJECT, loads, present, string, text
 from penstock.sse import Frame
 
 Drafts = Sequence[Draft | Pause]
@@ -260,7 +259,7 @@ class AgnoDecoder:
             if call is not None:
                 listed.add(call.id)
                 self._tools.waits(item_id, call)
-            items[item_id] = _item(item_id, need, call, run)
+            items[item_id] = pause_item(item_id, need, call, run)
             paths[item_id] = need.path
         if not items:  # a pause without items could never be answered
             return [*drafts, *self._fail("the upstream paused and named nothing to decide")]
@@ -284,7 +283,7 @@ class AgnoDecoder:
         if run.finished:
             return []
         drafts = self._messages.missing_answer(run, body) + self._messages.close(run)
-        answer = _answer(run, body)
+        answer = answer_of(run, body)
         if run.inner:
             workflow = self._workflow_completed(run, body, answer)
             return [*drafts, *workflow, *self._finish(run, "completed", result=body.get("content"))]
@@ -404,7 +403,7 @@ class AgnoDecoder:
         """Handles an event that a tool's author defined: a canonical draft, or a `custom.event`."""
         for key, value in (("name", body.get("name")), ("type", body.get("type"))):
             name = string(value)
-            if name and (draft := _canonical(name, body, key)):
+            if name and (draft := canonical_draft(name, body, key)):
                 return [self._agents.draft(run, draft.type, draft.data)]
         return self._unknown(run, "CustomEvent", body)
 
@@ -416,72 +415,13 @@ class AgnoDecoder:
         """
         if name in self._agent.drop:
             return []
-        if draft := _canonical(name, body, "event"):
+        if draft := canonical_draft(name, body, "event"):
             return [self._agents.draft(run, draft.type, draft.data)]
         return [self._custom(run, name, body)]
 
     def _custom(self, run: Run, name: str, value: Json) -> Draft:
         data = {"protocol": "agno", "name": f"agno.{name}", "value": value}
         return self._agents.draft(run, "custom.event", data)
-
-
-# Keys that every frame may have, so that they are not part of a custom event's value.
-_COMMON = frozenset(
-    {
-        *("created_at", "event", "event_index", "nested_depth", "tools", "session_id"),
-        *("run_id", "parent_run_id", "workflow_run_id", "agent_id", "agent_name"),
-        *("team_id", "team_name", "workflow_id", "workflow_name"),
-        *("step_id", "step_name", "step_index", "parent_step_id"),
-    }
-)
-
-
-def _answer(run: Run, body: AgnoFrame) -> JsonObject:
-    """Returns the data of `lifecycle.completed`."""
-    content = body.get("content")
-    content_type = string(body.get("content_type"))
-    metrics = obj(body.get("metrics"))
-    return present(
-        {
-            "summary": text(content) or run.last_text,
-            "value": None if isinstance(content, str) else content,
-            "content_type": content_type if content_type != "str" else None,
-            "usage": usage(metrics),
-            "metrics": other_metrics(metrics),
-        }
-    )
-
-
-def _item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
-    subrun = run.subrun
-    if subrun is None and need.run_id not in (None, run.id):  # a member without an earlier frame
-        subrun = Subrun(id=str(need.run_id), name=need.run_name or str(need.run_id))
-    return PauseItem(
-        item_id=item_id,
-        kind=need.kind,
-        tool_call_id=call.id if call else None,
-        tool=tool_name(need.tool) if need.tool else None,
-        args=tool_args(need.tool) if need.tool else None,
-        description=need.description,
-        input_schema=need.input_schema,
-        options=need.options,
-        # The arguments of a confirmed call are editable: if the continue request has other
-        # arguments, Agno runs the call with the other arguments.
-        editable=call is not None and need.kind == "confirmation",
-        subrun=subrun,
-    )
-
-
-def _canonical(name: str, body: AgnoFrame, name_key: str) -> Draft | None:
-    """Returns the canonical draft of a custom event; None if no canonical type fits.
-
-    The value may be under `value`, `payload` or `data`, or it may be the event's own keys, without
-    `_COMMON` and `name_key`. The first of these that fits a canonical type is used.
-    """
-    values = [body[key] for key in ("value", "payload", "data") if key in body]
-    values.append({k: item for k, item in body.items() if k not in _COMMON and k != name_key})
-    drafts = (from_custom(name, value) for value in values)
-    return next((draft for draft in drafts if draft is not None), None)
 
 
 # The names of events that the decoder ignores, because other events have the same content:

@@ -14,7 +14,7 @@ the value. A CUSTOM event keeps its own name and value.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from penstock.dialects.agui.decode.agents import Agents
 from penstock.dialects.agui.decode.chunks import Chunks
@@ -37,9 +37,6 @@ from penstock.dialects.base import (
 from penstock.dialects.custom_events import from_custom
 from penstock.dialects.json import OBJECT, loads, obj, objects, present, string, strings, text
 from penstock.sse import Frame
-
-# A handler returns None for a malformed event, which then becomes a `custom.event`.
-Handler = Callable[[AguiFrame], Sequence[Draft | Pause] | None]
 
 _ON_INTERRUPT = "on_interrupt"
 
@@ -65,7 +62,6 @@ class AguiDecoder:
         self._tools = Tools(self._agents, self._messages, agent.client_tools)
         self._pauses = Pauses(self._agents, self._tools)
         self._chunks = Chunks()
-        self._handlers = self._table()
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
         """Begins a leg. For the upstream, each leg is a separate run."""
@@ -140,46 +136,11 @@ class AguiDecoder:
         self._tools.load(state["tools"])
         self._pauses.load(state["pauses"])
 
-    def _table(self) -> dict[str, Handler]:
-        """Returns the handler of each known type. Any other type becomes a `custom.event`."""
-        agents, messages, tools = self._agents, self._messages, self._tools
-        return {
-            "RUN_STARTED": self._started,
-            "RUN_FINISHED": self._finished,
-            "RUN_ERROR": self._failed,
-            "STEP_STARTED": agents.step_started,
-            "STEP_FINISHED": agents.step_finished,
-            "TEXT_MESSAGE_START": messages.started,
-            "TEXT_MESSAGE_CONTENT": self._content,
-            "TEXT_MESSAGE_END": messages.ended,
-            "TOOL_CALL_START": tools.started,
-            "TOOL_CALL_ARGS": tools.arguments,
-            "TOOL_CALL_END": tools.ended,
-            "TOOL_CALL_RESULT": tools.result,
-            "STATE_SNAPSHOT": self._snapshot,
-            "STATE_DELTA": self._delta,
-            "MESSAGES_SNAPSHOT": self._messages_snapshot,
-            "REASONING_START": messages.span,
-            "REASONING_MESSAGE_START": messages.thought_started,
-            "REASONING_MESSAGE_CONTENT": messages.thought,
-            "REASONING_MESSAGE_END": messages.thought_ended,
-            "REASONING_END": messages.span,
-            "THINKING_START": messages.thinking_started,
-            "THINKING_TEXT_MESSAGE_START": messages.thinking_started,
-            "THINKING_TEXT_MESSAGE_CONTENT": messages.thinking,
-            "THINKING_TEXT_MESSAGE_END": messages.thinking_ended,
-            "THINKING_END": messages.thinking_ended,
-            "SUBAGENT_STARTED": agents.started,
-            "SUBAGENT_FINISHED": agents.finished,
-            "SUBAGENT_ERROR": agents.failed,
-            "CUSTOM": self._custom_event,
-        }
-
     def _event(self, body: AguiFrame) -> Sequence[Draft | Pause]:
         type_: Any = body["type"]  # a string, as `feed` has checked
         before = [*self._messages.release(body), *self._agents.meet(body)]
-        handle = self._handlers.get(type_)
-        drafts = handle(body) if handle else None
+        handle = _HANDLERS.get(type_)
+        drafts = handle(self, body) if handle else None
         if drafts is None:
             fields = {key: value for key, value in body.items() if key != "type"}
             drafts = self._custom(type_, body, fields)
@@ -311,7 +272,7 @@ class AguiDecoder:
         draft = from_custom(name, value)
         if draft is not None:
             return [self._agents.draft(body, draft.type, draft.data)]
-        if name in self._handlers or name in EventType.__members__ or "metadata" in body:
+        if name in _HANDLERS or name in EventType.__members__ or "metadata" in body:
             # The caller emits a `custom.event` with the whole event. The name and value alone could
             # look like another event, and would lack the metadata.
             return None
@@ -336,4 +297,57 @@ _ENDS: Mapping[str, tuple[str, JsonObject | None]] = {
     "lifecycle.completed": ("completed", None),
     "lifecycle.failed": ("failed", None),
     "lifecycle.cancelled": ("cancelled", {"code": "cancelled", "message": "the run was cancelled"}),
+}
+
+
+# A handler returns None for a malformed event, which then becomes a `custom.event`.
+Drafts = Sequence[Draft | Pause] | None
+Handler = Callable[[AguiDecoder, AguiFrame], Drafts]
+
+
+def _by_agents(handle: Callable[[Agents, AguiFrame], Drafts]) -> Handler:
+    return lambda decoder, body: handle(decoder._agents, body)
+
+
+def _by_messages(handle: Callable[[Messages, AguiFrame], Drafts]) -> Handler:
+    return lambda decoder, body: handle(decoder._messages, body)
+
+
+def _by_tools(handle: Callable[[Tools, AguiFrame], Drafts]) -> Handler:
+    return lambda decoder, body: handle(decoder._tools, body)
+
+
+# The handler of each known type. Any other type becomes a `custom.event`. All decoders share this
+# table. A table of bound methods would take 4 KB for each open run, and would refer to its decoder,
+# so that only the collector of cycles could free the decoder of a run that has ended.
+_HANDLERS: Final[Mapping[str, Handler]] = {
+    "RUN_STARTED": AguiDecoder._started,
+    "RUN_FINISHED": AguiDecoder._finished,
+    "RUN_ERROR": AguiDecoder._failed,
+    "STEP_STARTED": _by_agents(Agents.step_started),
+    "STEP_FINISHED": _by_agents(Agents.step_finished),
+    "TEXT_MESSAGE_START": _by_messages(Messages.started),
+    "TEXT_MESSAGE_CONTENT": AguiDecoder._content,
+    "TEXT_MESSAGE_END": _by_messages(Messages.ended),
+    "TOOL_CALL_START": _by_tools(Tools.started),
+    "TOOL_CALL_ARGS": _by_tools(Tools.arguments),
+    "TOOL_CALL_END": _by_tools(Tools.ended),
+    "TOOL_CALL_RESULT": _by_tools(Tools.result),
+    "STATE_SNAPSHOT": AguiDecoder._snapshot,
+    "STATE_DELTA": AguiDecoder._delta,
+    "MESSAGES_SNAPSHOT": AguiDecoder._messages_snapshot,
+    "REASONING_START": _by_messages(Messages.span),
+    "REASONING_MESSAGE_START": _by_messages(Messages.thought_started),
+    "REASONING_MESSAGE_CONTENT": _by_messages(Messages.thought),
+    "REASONING_MESSAGE_END": _by_messages(Messages.thought_ended),
+    "REASONING_END": _by_messages(Messages.span),
+    "THINKING_START": _by_messages(Messages.thinking_started),
+    "THINKING_TEXT_MESSAGE_START": _by_messages(Messages.thinking_started),
+    "THINKING_TEXT_MESSAGE_CONTENT": _by_messages(Messages.thinking),
+    "THINKING_TEXT_MESSAGE_END": _by_messages(Messages.thinking_ended),
+    "THINKING_END": _by_messages(Messages.thinking_ended),
+    "SUBAGENT_STARTED": _by_agents(Agents.started),
+    "SUBAGENT_FINISHED": _by_agents(Agents.finished),
+    "SUBAGENT_ERROR": _by_agents(Agents.failed),
+    "CUSTOM": AguiDecoder._custom_event,
 }
