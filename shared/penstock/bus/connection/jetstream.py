@@ -45,6 +45,7 @@ class JetStream:
         self.timeout_s = timeout_s
         self.reading = asyncio.Semaphore(READS_AT_ONCE)
         self.nats = connection.jetstream(timeout=timeout_s)  # nats-py's own, for its object store
+        self.shared: dict[str, object] = {}  # what the users of this connection share, by name
         self._on_reconnect: set[Callable[[], None]] = set()
 
     @property

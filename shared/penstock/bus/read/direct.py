@@ -57,6 +57,18 @@ async def read(
     )
 
 
+async def read_raw(
+    bus: HasJetStream, stream: str, pattern: str, start: int, limit: int
+) -> tuple[list[Incoming], int]:
+    """Read as `read` does, and return the messages as they came, with headers that are not parsed.
+
+    Raises:
+        BusUnavailable, OutcomeUnknown: as `read` does.
+    """
+    request = {"seq": start, "next_by_subj": pattern, "batch": limit, "max_bytes": MAX_BATCH_BYTES}
+    return await _raw_batch(bus, stream, request)
+
+
 async def last_of_each(
     bus: HasJetStream, stream: str, subjects: Sequence[str], max_bytes: int = MAX_BATCH_BYTES
 ) -> list[Stored]:
@@ -90,6 +102,13 @@ async def _batch(
     Raises:
         BusUnavailable, OutcomeUnknown: as `read` does.
     """
+    found, pending = await _raw_batch(bus, stream, request)
+    return [message.stored() for message in found], pending
+
+
+async def _raw_batch(
+    bus: HasJetStream, stream: str, request: dict[str, Any]
+) -> tuple[list[Incoming], int]:
     jetstream = bus.jetstream
     payload = orjson.dumps(request)
     await jetstream.connection.standing(jetstream.timeout_s)
@@ -107,23 +126,22 @@ async def _batch(
 
 async def _answer(
     jetstream: JetStream, stream: str, request: bytes, silence_s: float
-) -> tuple[list[Stored], int] | None:
+) -> tuple[list[Incoming], int] | None:
     """Return the answer's messages and how many follow; None without an answer in `silence_s`."""
     connection = jetstream.connection
     loop = asyncio.get_running_loop()
-    found: list[Stored] = []
+    found: list[Incoming] = []
     done: asyncio.Future[int | None] = loop.create_future()
 
     def collect(msg: Incoming) -> None:
         if done.done():
             return
+        if not msg.has_status:
+            found.append(msg)
+            return
         headers = msg.headers
-        status = headers.get("Status")
-        if status is None:
-            found.append(
-                Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, msg.data)
-            )
-        elif status == "204":
+        status = headers.get("Status", "")
+        if status == "204":
             done.set_result(int(headers.get("Nats-Num-Pending", 0)))
         elif status == "404":
             done.set_result(0)

@@ -24,6 +24,7 @@ from penstock.bus.connection.listener import Listener
 from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
 from penstock.bus.read.direct import last, read
+from penstock.bus.read.together import histories
 
 log = logging.getLogger(__name__)
 
@@ -255,8 +256,7 @@ class Follow:
     async def _catch_up(self) -> None:
         while not self._stopped:
             try:
-                async with self._bus.jetstream.reading:
-                    found, pending = await self._read_on()
+                found, pending = await self._read_on()
             except BusError as error:
                 log.warning("reading %s: %s", self._followed.pattern, error)
                 await asyncio.sleep(RETRY_S * 10)
@@ -274,13 +274,17 @@ class Follow:
     async def _read_on(self) -> tuple[list[Stored], int]:
         # Request the last message first. At a reconnect, most followers have already read all
         # messages, and a `read` without a match costs the server much more (see `direct.last`).
-        where = (self._bus, self._followed.stream, self._followed.pattern)
-        newest = await last(*where)
+        bus, stream, pattern = self._bus, self._followed.stream, self._followed.pattern
+        async with bus.jetstream.reading:
+            newest = await last(bus, stream, pattern)
         if newest is None or newest.sequence < self._next:
             return [], 0
         if newest.sequence == self._next:
             return [newest], 0
-        return await read(*where, self._next)
+        start = self._next
+        return await histories(bus, stream).read(
+            pattern, start, newest.sequence, lambda: read(bus, stream, pattern, start)
+        )
 
     def _accept_found(self, found: list[Stored]) -> None:
         last, repeats = self._last, self._followed.repeats

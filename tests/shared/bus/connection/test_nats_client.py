@@ -251,6 +251,33 @@ async def test_a_publisher_that_waits_goes_on_when_the_connection_is_lost() -> N
         await client.close()
 
 
+async def test_messages_of_one_turn_are_written_together_and_large_ones_at_once(
+    bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Heard()
+    await bus.listen(f"test.{run_id}", heard)
+    transport = bus.client._wire._transport
+    writes: list[int] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(transport, name)
+
+        def write(self, data: bytes) -> None:
+            writes.append(len(data))
+            transport.write(data)  # type: ignore[union-attr]
+
+    monkeypatch.setattr(bus.client._wire, "_transport", Counting())
+    for payload in numbers(100):
+        bus.client.send(f"test.{run_id}", payload)
+    assert not writes
+    assert await heard.until(100) == numbers(100)
+    assert len(writes) == 1
+    bus.client.send(f"test.{run_id}", bytes(wire.MAX_JOINED_BYTES))
+    assert len(writes) == 2
+    await heard.until(101)
+
+
 async def test_what_is_sent_without_a_connection_is_kept_up_to_a_limit(
     own_bus: Bus, fresh_nats: NatsServer, run_id: str
 ) -> None:
@@ -329,7 +356,6 @@ async def test_a_server_that_greets_without_end_is_left(monkeypatch: pytest.Monk
 
 def test_a_wire_that_never_connected_can_be_used_and_closed() -> None:
     idle: Any = Wire()
-    idle.write(b"x")
     idle.close()
     idle.abort()
     assert not idle.at_eof()

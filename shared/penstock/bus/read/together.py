@@ -1,0 +1,241 @@
+"""Reads the histories of many runs of a stream: each by itself, or all in one pass.
+
+To read one run, the server looks at every message between the run's first and its last one. When
+1,000 followers of 1,000 active runs begin at the same time, these reads take the server 5 ms each,
+one after the other. One pass over the stream reads each message once, for all followers. The
+cheaper way is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from penstock.bus.connection.incoming import Incoming
+from penstock.bus.connection.jetstream import HasJetStream
+from penstock.bus.errors import BusUnavailable, OutcomeUnknown
+from penstock.bus.messages import Stored
+from penstock.bus.read.direct import BATCH, read_raw
+
+AT_ONCE = 16  # reads of single runs under way: the server handles them one after the other
+# Microseconds of CPU, of the server and this process: of one read, of each message that the server
+# passes over in it, and of each message of a pass.
+ONE_READ_US, PASSED_OVER_US, IN_A_PASS_US = 300.0, 0.18, 25.0
+MAX_PASS = 50_000  # the limit of stream sequences that one pass covers
+PASS_BATCH = 1000  # messages in each request of a pass
+# The messages of a pass are kept for the followers that begin soon afterwards, up to this limit.
+MAX_KEPT_BYTES = 48 * 1024 * 1024
+KEPT_S = 2.0
+KEPT_OVERHEAD_BYTES = 400  # the memory of a kept message besides its bytes
+LOOKED_AT = 256  # requests whose cost is estimated; more requests only make a pass cheaper
+ANSWERS_AT_ONCE = 8  # followers that get their messages in one turn of the event loop
+
+Found = tuple[list[Stored], int]
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    run: str  # the last token of the subjects; empty if a pass cannot serve the request
+    start: int
+    newest: int
+    alone: Callable[[], Awaitable[Found]]
+    answer: asyncio.Future[Found]
+
+
+class Histories:
+    """Reads the histories of one stream for all followers of one connection."""
+
+    def __init__(self, bus: HasJetStream, stream: str) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._waiting: deque[_Request] = deque()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._dispatching: asyncio.Task[None] | None = None
+        self._reading: set[asyncio.Task[None]] = set()
+        self._kept = _Kept()
+        self._forgetting: asyncio.TimerHandle | None = None
+
+    async def read(
+        self, pattern: str, start: int, newest: int, alone: Callable[[], Awaitable[Found]]
+    ) -> Found:
+        """Return messages under the pattern from stream sequence `start` on, and how many follow.
+
+        `newest` is the sequence of the last message under the pattern. `alone` reads the messages
+        for this caller only. A lagging replica may answer, as in `direct.read`.
+
+        Raises:
+            BusError: as `direct.read` does.
+        """
+        loop = asyncio.get_running_loop()
+        run = _run_of(pattern) if newest - start < MAX_PASS else ""
+        request = _Request(run, start, newest, alone, loop.create_future())
+        self._waiting.append(request)
+        if self._dispatching is None:
+            self._dispatching = loop.create_task(self._dispatch())
+        return await request.answer
+
+    async def _dispatch(self) -> None:
+        try:
+            while self._waiting:
+                await self._slots.acquire()
+                if begin := self._begin_of_pass():
+                    self._slots.release()
+                    await self._answer_in_one_pass(begin)
+                    continue
+                task = asyncio.create_task(self._read_alone(self._waiting.popleft()))
+                self._reading.add(task)
+                task.add_done_callback(self._read_ended)
+        finally:
+            self._dispatching = None
+
+    def _read_ended(self, task: asyncio.Task[None]) -> None:
+        self._reading.discard(task)
+        self._slots.release()
+
+    async def _read_alone(self, request: _Request) -> None:
+        if request.answer.done():
+            return  # the follower was stopped meanwhile
+        try:
+            _settle(request, await request.alone())
+        except Exception as error:
+            _fail(request, error)
+
+    def _begin_of_pass(self) -> int:
+        """Return the sequence at which a pass should begin; 0 if single reads are cheaper."""
+        some = [each for each in itertools.islice(self._waiting, LOOKED_AT) if each.run]
+        if not some:
+            return 0
+        begin, end = min(each.start for each in some), max(each.newest for each in some)
+        if end - begin >= MAX_PASS:
+            return 0
+        continues = self._kept.continues(begin)
+        if len(some) == 1 and not continues:
+            return 0
+        left = end + 1 - (self._kept.end if continues else begin)
+        alone_us = sum(ONE_READ_US + (each.newest - each.start) * PASSED_OVER_US for each in some)
+        return begin if left * IN_A_PASS_US < alone_us else 0
+
+    async def _answer_in_one_pass(self, begin: int) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        together: list[_Request] = []
+        for each in waiting:
+            (together if each.run and each.start >= begin else self._waiting).append(each)
+        try:
+            kept = await self._pass(begin, max(each.newest for each in together))
+        except Exception as error:
+            for each in together:
+                _fail(each, error)
+            return
+        for number, each in enumerate(together, 1):
+            if each.start < kept.begin:  # the beginning is not kept any more
+                each.run = ""
+            if not each.run or kept is not self._kept:
+                self._waiting.append(each)
+                continue
+            try:
+                _settle(each, kept.of_run(each.run, each.start))
+            except (KeyError, ValueError) as error:
+                _fail(each, error)
+            if number % ANSWERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._forget_later()
+
+    async def _pass(self, begin: int, end: int) -> _Kept:
+        if not self._kept.continues(begin):
+            self._kept = _Kept(begin)
+        kept = self._kept
+        while kept.end <= end and kept is self._kept:
+            found, pending = await read_raw(self._bus, self._stream, ">", kept.end, PASS_BATCH)
+            for message in found:
+                kept.add(message)
+            if not found or not pending:
+                break  # a replica that lags behind; the followers ask again
+        return kept
+
+    def _forget_later(self) -> None:
+        if self._forgetting:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(KEPT_S, self.forget)
+
+    def forget(self) -> None:
+        """Keep nothing of earlier passes.
+
+        After a reconnect, the stream may have lost its end, so a pass that is under way is repeated
+        as well.
+        """
+        self._kept = _Kept()
+
+
+class _Kept:
+    """All messages of a stream from sequence `begin` up to, and without, `end`."""
+
+    def __init__(self, begin: int = 1) -> None:
+        self.begin = self.end = begin
+        self._runs: dict[str, deque[tuple[int, Incoming]]] = {}
+        self._order: deque[tuple[int, str, int]] = deque()  # sequence, run and bytes of each
+        self._bytes = 0
+
+    def continues(self, start: int) -> bool:
+        """Return whether a pass from `start` on can continue at `end`."""
+        return self.begin <= start <= self.end != self.begin
+
+    def add(self, message: Incoming) -> None:
+        """Keep the next message, and drop the oldest ones above the limit."""
+        sequence = int(message.field("Nats-Sequence"))
+        run = message.field("Nats-Subject").rpartition(".")[2]
+        size = len(message.data) + len(message.block) + KEPT_OVERHEAD_BYTES
+        self.end = sequence + 1
+        self._runs.setdefault(run, deque()).append((sequence, message))
+        self._order.append((sequence, run, size))
+        self._bytes += size
+        while self._bytes > MAX_KEPT_BYTES:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        sequence, run, size = self._order.popleft()
+        self._bytes -= size
+        self.begin = sequence + 1
+        messages = self._runs[run]
+        messages.popleft()
+        if not messages:
+            del self._runs[run]
+
+    def of_run(self, run: str, start: int) -> Found:
+        """Return the first messages of a run from `start` on, and how many follow."""
+        found = [message for at, message in self._runs.get(run, ()) if at >= start]
+        return [message.stored() for message in found[:BATCH]], max(0, len(found) - BATCH)
+
+
+def _run_of(pattern: str) -> str:
+    """Return the run of a pattern `*.*.<run>`; empty for any other pattern."""
+    run = pattern.removeprefix("*.*.")
+    return run if run != pattern and not set(run) & set(".*>") else ""
+
+
+def _settle(request: _Request, found: Found) -> None:
+    if not request.answer.done():
+        request.answer.set_result(found)
+
+
+def _fail(request: _Request, error: Exception) -> None:
+    if request.answer.done():
+        return
+    # Each follower gets an error of its own: a traceback grows wherever an error is raised.
+    own = isinstance(error, BusUnavailable | OutcomeUnknown)
+    request.answer.set_exception(type(error)(str(error)) if own else error)
+    request.answer.exception()  # asyncio would log an exception that nobody waits for
+
+
+def histories(bus: HasJetStream, stream: str) -> Histories:
+    """Return the object that reads this stream's histories for all followers of the connection."""
+    shared = bus.jetstream.shared
+    name = f"histories of {stream}"
+    if name not in shared:
+        shared[name] = made = Histories(bus, stream)
+        bus.jetstream.on_reconnect(made.forget)
+    found = shared[name]
+    assert isinstance(found, Histories)
+    return found
