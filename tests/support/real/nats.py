@@ -179,8 +179,15 @@ class NatsServer:
         return int(ports.stem.rsplit("_", 1)[1])
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nobody."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """SIGSTOP: it keeps its connections and answers nobody.
+
+        Returns when all its threads have stopped: the signal alone stops them a little later.
+        """
+        pid = self.pid
+        os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 5
+        while not _has_stopped(pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def go_on(self) -> None:
         """SIGCONT."""
@@ -218,3 +225,11 @@ class NatsServer:
         """End it and delete its files."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _has_stopped(pid: int) -> bool:
+    """Whether no thread runs; True where the system does not tell."""
+    return all(
+        stat.read_text().rpartition(")")[2].split()[0] == "T"
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    )
