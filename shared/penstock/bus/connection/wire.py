@@ -46,6 +46,7 @@ class Wire(asyncio.Protocol, Transport):
         self._held = False  # `hold` was called, and `release` was not
         self._is_behind = False  # the parser has not used everything that has come
         self._is_paused = False  # the operating system keeps further bytes
+        self._aborting: asyncio.TimerHandle | None = None  # of `close`
         self._unsent: list[bytes] = []  # what was written in this turn of the event loop
         self._unsent_bytes = 0
         self._changed: set[asyncio.Future[None]] = set()  # of `_change`
@@ -232,6 +233,8 @@ class Wire(asyncio.Protocol, Transport):
         self.is_lost, self.is_full = True, False
         self._error = self._error or error
         self._parser = None  # what has come and was not delivered is lost with the connection
+        if self._aborting:
+            self._aborting.cancel()
         self._tell()
         self._ended(self._error)
 
@@ -246,7 +249,7 @@ class Wire(asyncio.Protocol, Transport):
         if self._transport is not None and not self.is_lost:
             self._send()
             self._transport.close()
-            self._loop.call_later(CLOSE_S, self.abort)
+            self._aborting = self._loop.call_later(CLOSE_S, self.abort)
 
     async def wait_closed(self) -> None:
         """Wait until the connection has ended."""
