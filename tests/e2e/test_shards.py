@@ -65,7 +65,7 @@ async def test_shards_are_added_under_runs_and_kill_9_and_all_runs_are_right(
         steady(bus, 10, 0.2, timeout_s=60) as old,
     ):
         await held(bus, 1)
-        adding = asyncio.create_task(reshard(bus, 3, Retention(), settle_s=0))
+        adding = asyncio.create_task(reshard(bus, 3, settle_s=0))
         await fleet.kill(fleet.of("normalizer")[0])
         assert await adding == Shards(3, 3)
         async with steady(bus, 12, 0.2, timeout_s=60, shards=3) as new:
@@ -154,7 +154,7 @@ async def test_shards_that_the_nats_users_may_not_use_get_no_runs(
         ):
             await held(bus, 1)
             with pytest.raises(BusError, match=r"lack the permissions\?.*--shards 2"):
-                await reshard(bus, 2, Retention(), timeout_s=2, settle_s=0)
+                await reshard(bus, 2, timeout_s=2, settle_s=0)
             assert (await shards_of(bus)).used == 1
     finally:
         server.remove()
@@ -162,8 +162,8 @@ async def test_shards_that_the_nats_users_may_not_use_get_no_runs(
 
 async def test_the_command_shows_the_shards_and_makes_more(fresh_nats: NatsServer) -> None:
     async with connected(fresh_nats.url) as bus:
-        await reshard(bus, 2, Retention(), settle_s=0)
-        await reshard(bus, 1, Retention(), settle_s=0)
+        await reshard(bus, 2, settle_s=0)
+        await reshard(bus, 1, settle_s=0)
     shown = await penstock("streams", "show", "--json", server=fresh_nats)
     out, _ = await shown.communicate()
     rows = {row["stream"]: row for row in map(orjson.loads, out.splitlines())}

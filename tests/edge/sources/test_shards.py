@@ -133,7 +133,7 @@ async def test_a_cursor_of_one_shard_goes_on_after_a_migration_with_all_events_o
             await first.started()
             before = await stream.frame()
         assert before.id == f"{first.places[0]}-0"
-        await reshard(bus, 2, Retention(), settle_s=0)
+        await reshard(bus, 2, settle_s=0)
         second = PretendRun(bus, new_run_id(1, time.time()))
         await second.record()
         await play([second])
@@ -155,7 +155,7 @@ async def test_an_open_stream_ends_when_a_shard_is_added_and_its_client_misses_n
     async with Stream(edge, "GET", PATH) as stream:
         await runs[0].started()
         last = (await stream.frame()).id
-        await reshard(bus, SHARDS + 1, Retention(), settle_s=0)
+        await reshard(bus, SHARDS + 1, settle_s=0)
         assert await stream.rest() == []
         assert b"retry: " in stream.body
     added = PretendRun(bus, new_run_id(SHARDS, time.time()))
@@ -245,7 +245,7 @@ async def test_a_session_of_before_the_shards_stays_in_its_shard(
         edge = await make_edge(fresh_nats)
         old = PretendRun(bus, new_run_id(0, time.time()), "old session")
         await old.join()
-        await reshard(bus, 8, Retention(), settle_s=0)
+        await reshard(bus, 8, settle_s=0)
         body = {"agent": "assistant", "message": "Hi"}
 
         async def used() -> bool:

@@ -201,7 +201,7 @@ async def test_services_that_do_not_know_shards_do_not_start_beside_them(
             patch.setattr(streams, "SCHEMA", 2)
             async with connected(fresh_nats.url):
                 pass  # beside one shard, older services work
-        await reshard(bus, 2, Retention(), settle_s=0)
+        await reshard(bus, 2, settle_s=0)
         with monkeypatch.context() as patch:
             patch.setattr(streams, "SCHEMA", 2)
             with pytest.raises(StartUpError, match="Upgrade this service"):
@@ -213,13 +213,29 @@ async def test_services_that_do_not_know_shards_do_not_start_beside_them(
             assert found[streams.OLDEST_KEY] == "3", "an upgrade keeps it"
 
 
+async def test_new_shards_are_kept_as_long_as_shard_0_whatever_the_commands_settings(
+    fresh_nats: NatsServer,
+) -> None:
+    kept = Retention(raw_max_age_s=600, events_max_age_s=1200, max_bytes=10_000_000)
+    async with connected(fresh_nats.url, retention=kept):
+        pass
+    async with connected(fresh_nats.url) as bus:
+        await reshard(bus, 2, settle_s=0)
+        for kind in ("RAW", "EVENTS"):
+            configs = [
+                (await bus.api(f"STREAM.INFO.{name}"))["config"] for name in (kind, f"{kind}_1")
+            ]
+            old, new = [[found[field] for field in streams.RETENTION] for found in configs]
+            assert old == new
+
+
 async def test_more_shards_are_made_for_new_runs_and_all_services_learn_of_them(
     fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "LEARN_S", 0.2)
     async with connected(fresh_nats.url) as bus, connected(fresh_nats.url) as service:
         await repartition(bus, 24)
-        assert await reshard(bus, 4, Retention(), settle_s=0) == Shards(4, 4)
+        assert await reshard(bus, 4, settle_s=0) == Shards(4, 4)
         assert [await partitions(bus, shard) for shard in range(4)] == [24] * 4
         await eventually(
             lambda: asyncio.sleep(0, service.shards == Shards(4, 4)), 10, "the service learns"
@@ -227,9 +243,9 @@ async def test_more_shards_are_made_for_new_runs_and_all_services_learn_of_them(
         await service.publisher.publish(
             Message(subjects.raw(new_run_id(3, time.time()), "upstream"), b"", {})
         )
-        assert await reshard(bus, 2, Retention(), settle_s=0) == Shards(4, 2)
+        assert await reshard(bus, 2, settle_s=0) == Shards(4, 2)
         assert await bus.has("EVENTS_3"), "its runs go on"
-        assert await reshard(bus, 1, Retention(), settle_s=0) == Shards(4, 1)
+        assert await reshard(bus, 1, settle_s=0) == Shards(4, 1)
 
 
 @pytest.mark.parametrize("step", ["ensure_all", "at_least", "_record", "_all_read"])
@@ -246,11 +262,11 @@ async def test_a_migration_that_ended_in_the_middle_is_completed_by_the_next(
         with monkeypatch.context() as patch:
             patch.setattr(resharding, step, killed)
             with pytest.raises(Killed):
-                await reshard(bus, 3, Retention(), settle_s=0)
+                await reshard(bus, 3, settle_s=0)
         assert (await shards_of(bus)).used == 1, "no run is in a shard that nobody reads"
         async with connected(fresh_nats.url):
             pass  # services start in every such state
-        assert await reshard(bus, 3, Retention(), settle_s=0) == Shards(3, 3)
+        assert await reshard(bus, 3, settle_s=0) == Shards(3, 3)
         for shard in range(3):
             assert await bus.has(streams.raw_of(shard))
             assert await bus.has(streams.events_of(shard))

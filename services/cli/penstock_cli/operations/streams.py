@@ -82,7 +82,7 @@ async def bring_forward(
         _report(output, [Difference("RAW", "partitions", former, partitions)], "changed")
     if shards is not None:
         used = (await shards_of(bus)).used
-        await reshard(bus, shards, retention)
+        await reshard(bus, shards)
         _report(output, [Difference("EVENTS", "shards", used, shards)], "changed")
     return DONE
 

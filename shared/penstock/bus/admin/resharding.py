@@ -12,6 +12,7 @@ import logging
 from penstock.bus import shards, streams
 from penstock.bus.admin.configuration import (
     LOOK_S,
+    Configuration,
     alone,
     declared_shards,
     expected,
@@ -32,13 +33,11 @@ SETTLE_S = 12.0
 
 
 async def reshard(
-    bus: Buckets,
-    count: int,
-    retention: Retention,
-    timeout_s: float = 30.0,
-    settle_s: float = SETTLE_S,
+    bus: Buckets, count: int, timeout_s: float = 30.0, settle_s: float = SETTLE_S
 ) -> Shards:
     """Divide new runs among this number of shards; return the record of shards.
+
+    The streams of new shards get the replicas, ages and sizes that RAW and EVENTS have now.
 
     There are three steps. First the streams of the new shards are made. Then the record tells all
     services that the shards exist, and the normalizers take the new partitions. Finally new runs
@@ -52,7 +51,7 @@ async def reshard(
     async with alone(bus) as lease:
         before = await shards_of(bus)
         count_of_parts = await partitions(bus)
-        await ensure_all(bus, declared_shards(retention, count))
+        await ensure_all(bus, await _like_shard_0(bus, count))
         for shard in range(before.made, count):
             raw = await expected(bus, streams.raw_of(shard))
             if partitions_of(raw) != count_of_parts:
@@ -73,6 +72,20 @@ async def reshard(
         await _record(bus, after)
         log.info("new runs are divided among %d shards now, not %d", count, before.used)
         return after
+
+
+async def _like_shard_0(bus: Buckets, count: int) -> list[Configuration]:
+    """Return the streams of these shards with the retention that shard 0 has.
+
+    The settings of the caller may differ from those of the services: with one replica instead of
+    three, the runs of the new shards would be lost with one server.
+    """
+    wanted = []
+    for config in declared_shards(Retention(), count):
+        kind, _ = streams.kind_and_shard(config["name"])
+        found = await expected(bus, kind)
+        wanted.append({**config, **{field: found[field] for field in streams.RETENTION}})
+    return wanted
 
 
 async def _record(bus: Buckets, wanted: Shards) -> None:
