@@ -6,6 +6,7 @@ A count that grows needs a reason. It is worth 0.05 to 0.1 µs for each call, at
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -129,4 +130,29 @@ async def test_a_client_in_step_has_no_task() -> None:
 
     await eventually(all_in_step)
     assert len(asyncio.all_tasks()) == before
+    await world.hubs.close()
+
+
+async def test_the_garbage_collector_tracks_no_event_of_a_ring() -> None:
+    """Collections took a tenth of the edge's time when it tracked two objects for each event."""
+    world = World()
+    connection = await world.join()
+    world.say("first")
+
+    async def in_step() -> bool:
+        return connection.is_in_step
+
+    await eventually(in_step)
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(2, 502):
+        world.sources[0].deliver([stored(number, "a piece of text")])
+        await asyncio.sleep(0)
+
+    async def all_there() -> bool:
+        return connection.client.hub.ring.end == 501
+
+    await eventually(all_there)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 50
     await world.hubs.close()
