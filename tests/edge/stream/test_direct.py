@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from penstock_edge.stream import direct_write
+from penstock_edge.stream.client import Client
 from penstock_edge.stream.ring import http_chunk
 from support.drive.clients import MakeEdge, Stream
+from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun
 
 
@@ -62,6 +65,38 @@ async def test_another_server_gets_the_same_bytes_by_asgi(
     body, count = await play(make_edge, run, sends)
     assert count == 3
     assert body.count(b"event: ") == 5
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["the client leaves", "the run ends"])
+async def test_a_stream_that_is_over_is_freed_without_the_garbage_collector(
+    make_edge: MakeEdge, run: PretendRun, leaves: bool
+) -> None:
+    """The collector looks at long-lived objects once an hour."""
+
+    def present() -> int:
+        return sum(isinstance(each, Client | direct_write.Direct) for each in gc.get_objects())
+
+    gc.collect()
+    before = present()
+    edge = await make_edge()
+    await run.started()
+    gc.disable()
+    try:
+        async with Stream(edge, "GET", f"/v1/runs/{run.run_id}/events") as stream:
+            await stream.frame()
+            await run.text("a")
+            await stream.frame()
+            assert present() == before + 2
+            if not leaves:
+                await run.completed()
+                await stream.rest()
+
+        async def freed() -> bool:
+            return present() == before
+
+        await eventually(freed)
+    finally:
+        gc.enable()
 
 
 def test_a_server_that_is_not_uvicorn_is_written_to_by_asgi() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -35,8 +35,10 @@ def no_joining(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def world() -> World:
-    return World()
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    await world.hubs.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -280,6 +280,11 @@ class Client:
         if self.driver is not None:
             self.driver.fail()
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has left the hub."""
+        return self._on_leave is None
+
     def when_left(self, release: Callable[[], object]) -> None:
         """Call this function once when the client leaves the hub."""
         self._releases += (release,)
@@ -320,8 +325,10 @@ class Client:
         releases, self._releases = self._releases, ()
         for release in releases:
             release()
-        if self.driver is not None:
-            self.driver.wake()
+        # The driver refers to this client. Without the cycle, both are freed at once.
+        driver, self.driver = self.driver, None
+        if driver is not None:
+            driver.wake()
 
     def maintain(self, now: float, period_s: float, settings: EdgeSettings) -> None:
         """Drop the client if it is slow, and keep an idle stream alive; called every `period_s`."""

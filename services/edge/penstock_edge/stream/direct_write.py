@@ -57,7 +57,8 @@ class Direct(Driver):
         self._protocol.take_over(self)
         # uvicorn now accepts that the ASGI application returns before the response is complete.
         self._cycle.disconnected = True
-        self._client.driver = self
+        if not self._client.has_left:
+            self._client.driver = self
         self._first = body
         self.wake()
 
