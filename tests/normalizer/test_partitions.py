@@ -1,0 +1,283 @@
+"""Several normalizers, one after the other or at once: each event is published once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import orjson
+import pytest
+
+from penstock.bus import (
+    RawWriter,
+    Stored,
+    streams,
+    subjects,
+)
+from penstock.bus.budget import Budget
+from penstock.bus.read import direct
+from penstock.bus.records import PauseRecord
+from penstock_normalizer.partitions.partition import Partition
+from penstock_normalizer.settings import NormalizerSettings
+from support.drive.bus import make_streams
+from support.drive.normalizing import (
+    FAST,
+    Run,
+    bus_to,
+    check_order,
+    normalizer,
+    passed,
+    raises,
+)
+from support.drive.waiting import eventually
+from support.fakes.raw import agno, agno_pause
+from support.real.nats import NatsServer
+
+
+async def test_a_normalizer_goes_on_where_the_last_one_stopped(nats_server: NatsServer) -> None:
+    async with bus_to(nats_server.url) as bus:
+        run = Run(bus)
+        async with normalizer(nats_server.url):
+            await run.open()
+            await run.bytes(agno("RunStarted") + agno("RunContent", content="one"))
+            await run.until("llm.stream")
+        await run.bytes(agno("RunContent", content="two"))
+        async with normalizer(nats_server.url):
+            await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+            events = await run.until("lifecycle.completed")
+    check_order(events, ["one", "two"])
+
+
+async def test_a_cancel_before_the_start_is_known_to_the_next_normalizer(
+    fresh_nats: NatsServer,
+) -> None:
+    # A run of another test that stands would hold back the checkpoint of its partition.
+    async with bus_to(fresh_nats.url) as bus:
+        run = Run(bus)
+        async with normalizer(fresh_nats.url):
+            edge = RawWriter(bus, run.run_id, "edge", f"edge/{run.run_id}")
+            cancelled = {"type": "lifecycle.cancelled", "data": {"reason": "user_stop"}}
+            position = await edge.write("event", orjson.dumps(cancelled), leg=1)
+            partition = subjects.partition_of(run.run_id)
+            await eventually(lambda: passed(bus, partition, position - 1), what="the checkpoint")
+        async with normalizer(fresh_nats.url):
+            await run.whole("x")
+            events = await run.until("lifecycle.cancelled")
+    assert [event.headers["ce-type"] for event in events] == [
+        "lifecycle.started",
+        "lifecycle.cancelled",
+    ]
+
+
+async def test_two_normalizers_share_the_partitions_and_lose_and_repeat_nothing(
+    fresh_nats: NatsServer,
+) -> None:
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(bus_to(fresh_nats.url))
+        one = await stack.enter_async_context(normalizer(fresh_nats.url))
+        two = await stack.enter_async_context(normalizer(fresh_nats.url))
+
+        async def shared() -> bool:
+            return len(one.partitions) == len(two.partitions) == 8
+
+        runs = [Run(bus) for _ in range(20)]
+        # runs go on while the partitions move
+        writing = asyncio.gather(*(run.whole(*map(str, range(30))) for run in runs))
+        await eventually(shared)
+        await writing
+        assert not one.partitions & two.partitions
+        for run in runs:
+            check_order(await run.until("lifecycle.completed"), [*map(str, range(30))])
+
+
+async def test_two_owners_of_one_partition_publish_each_event_once(
+    fresh_nats: NatsServer,
+) -> None:
+    """A zombie: two that both believe the partition theirs. Only the fence stands between."""
+
+    async def give_up(stored: Stored, error: Exception) -> None:
+        raise AssertionError(error)
+
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(bus_to(fresh_nats.url))
+        tasks = []
+        for _ in range(2):
+            own = await stack.enter_async_context(bus_to(fresh_nats.url))
+            settings = NormalizerSettings(nats_url=fresh_nats.url, **FAST)
+            budget = Budget(settings.max_held_bytes)
+            tasks += [
+                asyncio.create_task(Partition(own, number, settings, budget, give_up).work())
+                for number in range(subjects.PARTITIONS)
+            ]
+        runs = [Run(bus) for _ in range(20)]
+        await asyncio.gather(*(run.whole(*map(str, range(30))) for run in runs))
+        for run in runs:
+            check_order(await run.until("lifecycle.completed"), [*map(str, range(30))])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("missed", ["an event", "half an event"])
+async def test_a_run_that_was_elsewhere_for_a_while_goes_on_with_all_of_its_frames(
+    fresh_nats: NatsServer, missed: str
+) -> None:
+    """The number of partitions was changed and changed back: one owner misses a frame between.
+
+    Of half an event nothing is published, so that no conflict tells the owner what it lacks.
+    """
+
+    async def give_up(stored: Stored, error: Exception) -> None:
+        raise AssertionError(error)
+
+    async with bus_to(fresh_nats.url) as bus:
+        await make_streams(fresh_nats.url)
+        settings = NormalizerSettings(nats_url=fresh_nats.url, **FAST)
+        here, elsewhere = (
+            Partition(bus, number, settings, Budget(settings.max_held_bytes), give_up)
+            for number in range(2)
+        )
+        run = Run(bus)
+        first, second, third = (agno("RunContent", content=text) for text in "abc")
+        at = len(second) if missed == "an event" else len(second) // 2
+        await run.open()
+        await run.bytes(agno("RunStarted") + first)
+        await run.bytes(second[:at])
+        await run.bytes(second[at:] + third)
+        await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="abc"))
+        await run.end()
+        pattern = subjects.raw_stored(run.run_id, "upstream")
+        frames = [
+            stored async for stored in direct.replay(bus, streams.raw_for(run.run_id), pattern)
+        ]
+
+        async def hand_out(partition: Partition, given: list[Stored]) -> None:
+            for stored in given:
+                await partition._hand_out(stored)
+
+            async def is_done() -> bool:
+                return not partition.runs.is_busy
+
+            await eventually(is_done)
+
+        await hand_out(here, frames[:2])
+        await hand_out(elsewhere, frames[:3])
+        await hand_out(here, frames[3:])
+        check_order(await run.until("lifecycle.completed"), ["a", "b", "c"])
+        for partition in (here, elsewhere):
+            await partition._close()
+
+
+async def test_runs_survive_kill_9_of_their_normalizer(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    config = tmp_path / "penstock.yaml"
+    config.write_text("agents: []\n")
+    environment = {
+        **os.environ,
+        "PENSTOCK_CONFIG": str(config),
+        "PENSTOCK_NATS_URL": fresh_nats.url,
+        "PENSTOCK_PROBE_PORT": "0",
+        **{f"PENSTOCK_{name.upper()}": str(value) for name, value in FAST.items()},
+    }
+
+    async def start() -> asyncio.subprocess.Process:
+        with (tmp_path / "normalizer.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "penstock_normalizer", env=environment, stderr=log
+            )
+
+    async with bus_to(fresh_nats.url) as bus:
+        process = await start()
+        runs = [Run(bus) for _ in range(10)]
+        for run in runs:
+            await run.open()
+            await run.bytes(agno("RunStarted"))
+        try:
+            for round_ in range(3):
+                for run in runs:
+                    await run.bytes(agno("RunContent", content=f"{round_}"))
+                # killed in the middle of these
+                await runs[0].until("llm.stream")
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
+                process = await start()
+            for run in runs:
+                await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+            for run in runs:
+                check_order(await run.until("lifecycle.completed", 30), ["0", "1", "2"])
+        finally:
+            process.kill()
+            await process.wait()
+
+
+async def test_runs_survive_kill_9_of_the_broker(fresh_nats: NatsServer) -> None:
+    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url):
+        runs = [Run(bus) for _ in range(5)]
+        writing = asyncio.gather(*(run.whole(*map(str, range(100))) for run in runs))
+        await runs[0].until("llm.stream")
+        await asyncio.to_thread(fresh_nats.kill)
+        await asyncio.to_thread(fresh_nats.start)
+        await writing
+        for run in runs:
+            check_order(await run.until("lifecycle.completed", 30), [*map(str, range(100))])
+
+
+async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
+    fresh_nats: NatsServer,
+) -> None:
+    """Two that fold the same partition; the second is stopped behind its first frames."""
+    async with bus_to(fresh_nats.url) as bus, bus_to(fresh_nats.url) as theirs:
+        run = Run(bus)
+        settings = NormalizerSettings(nats_url=fresh_nats.url, **FAST)
+        number = subjects.partition_of(run.run_id)
+        zombie = Partition(theirs, number, settings, Budget(2**20), raises)
+        held: list[Stored] = []
+
+        async def hold(stored: Stored) -> None:
+            held.append(stored)
+
+        take, zombie._hand_out = zombie._hand_out, hold  # type: ignore[method-assign]  # it hangs here
+        task = asyncio.create_task(zombie.work())
+        async with normalizer(fresh_nats.url):
+            await run.open()
+            await run.bytes(agno_pause())
+            await run.end()
+            asked = await run.until("approval.requested")
+            approval_id = orjson.loads(asked[-1].payload)["data"]["approval_id"]
+
+            async def all_held() -> bool:
+                return len(held) == 3
+
+            await eventually(all_held)
+            stale = held.copy()
+            run.leg = 2
+            await run.open(
+                approval_id=approval_id, items=[{"item_id": "t1", "decision": "approve"}]
+            )
+            await run.bytes(agno("RunContinued") + agno_pause("t2"))
+            await run.end()
+
+            async def second() -> PauseRecord | None:
+                entry = await bus.bucket("pauses").get(run.run_id)
+                record = PauseRecord.model_validate_json(entry.value) if entry else None
+                return record if record is not None and record.leg == 2 else None
+
+            kept = await eventually(second)
+            checkpoint = await eventually(lambda: passed(bus, number, stale[-1].sequence))
+            for stored in stale:
+                await take(stored)
+
+            async def woke() -> bool:
+                return not zombie.runs.is_busy
+
+            await eventually(woke)
+            await zombie._checkpoint.write(zombie._floor)
+            assert await second() == kept
+            assert await passed(bus, number, checkpoint - 1)
+        task.cancel()
+        await asyncio.wait([task])
