@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import orjson
 import pytest
 
 from penstock.bus import Message, streams, subjects
 from penstock.bus.admin import replay
 from penstock.bus.state import deadletters
+from penstock_automations.delivery import deliverer
+from penstock_automations.delivery.request import Sender
 from support.drive.automations import automations, rule
 from support.drive.waiting import eventually
 from support.fakes.receiver import (
@@ -18,6 +23,7 @@ from support.fakes.receiver import (
     garbage,
     hangs,
     late,
+    receiver,
     resets,
     trickles,
 )
@@ -269,6 +275,66 @@ async def test_two_rules_that_wait_for_each_other_end_at_the_depth(
         await other.open()
         await made.outcomes(other.run_id, 4)
         assert len(made.receiver.requests) == 8
+
+
+async def test_an_event_of_a_deleted_rule_does_not_reach_the_next_owner_of_its_id(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url) as made:
+        made.receiver.plans["/first"] = [answers(500)]
+        await made.apply(rule("hook", made.receiver.url("/first"), "lifecycle.started"), "u1")
+        run = await made.run("u1")
+        await run.open()
+        await made.receiver.count(1, "/first")
+        assert await made.store.delete("hook")
+        await made.apply(rule("hook", made.receiver.url("/second"), "lifecycle.started"), "u2")
+        [outcome] = await made.outcomes(run.run_id, 1)
+        assert outcome.data["error"]["code"] == "rule_deleted"
+        assert made.receiver.got("/second") == []
+
+
+async def test_a_slow_receiver_does_not_hold_up_another_and_gets_few_requests_at_once(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url, deliveries_at_once=12) as made, receiver() as other:
+        made.receiver.usual["/slow"] = late(1)
+        slow = rule("slow", made.receiver.url("/slow"), "llm.tool_call", webhook={"concurrency": 1})
+        await made.apply(slow)
+        await made.apply(rule("fast", other.url(), "llm.tool_call"))
+        run = await made.run()
+        await run.open()
+        for number in range(10):
+            await run.tool(number)
+        await other.count(10)
+        assert len(made.receiver.requests) < 10
+        await made.outcomes(run.run_id, 20, 60)
+        times = sorted(each.at for each in made.receiver.requests)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert min(gaps) > 0.9, "one request at a time"
+
+
+async def test_a_job_that_fails_again_and_again_ends_and_the_next_in_order_goes_on(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Sender.post
+
+    async def post(self: Sender, url: str, *arguments: Any) -> Any:
+        if arguments[0]["webhook-id"].endswith(".2"):
+            raise RuntimeError("a fault in the code")
+        return await real(self, url, *arguments)
+
+    monkeypatch.setattr(Sender, "post", post)
+    monkeypatch.setattr(deliverer, "AGAIN_S", 0.1)
+    async with automations(nats_server.url) as made:
+        await made.apply(rule("hook", made.receiver.url(), "llm.tool_call", order="run"))
+        run = await made.run()
+        await run.open()
+        await run.tool(1)
+        await run.tool(2)
+        first, second = await made.outcomes(run.run_id, 2)
+        assert first.type == "automation.failed"
+        assert first.data["error"]["code"] == "internal"
+        assert second.type == "automation.completed"
 
 
 async def test_a_job_that_cannot_be_read_is_a_dead_letter_and_not_repeated(

@@ -255,6 +255,7 @@ def compiled(owner: str = "u1", **fields: Any) -> CompiledRule:
     all_users = fields.pop("all_users", False)
     record = RuleRecord(
         rule=read_rule({**GOOD, **fields}, Rule),
+        uid="1",
         owner=owner,
         all_users=all_users,
         begins={"EVENTS": 10},
@@ -321,7 +322,7 @@ def test_a_rule_acts_with_its_owners_rights_and_in_no_loop(
 
 
 def test_a_job_is_read_as_it_was_written_and_anything_else_is_refused() -> None:
-    job = Job("rule", 2, RUN_ID, 3, "llm.tool_call", 44, 40, ordered=True, attempt=2)
+    job = Job("rule", 2, RUN_ID, 3, "llm.tool_call", 44, 40, "u", ordered=True, attempt=2)
     assert Job.parse(job.dump()) == job
     assert Job.parse(orjson.dumps({**orjson.loads(job.dump()), "later": 1})) == job
     ids = {job.message_id, job.next_attempt().message_id, job.deferred().message_id}

@@ -33,14 +33,15 @@ class Breaker:
     def admit(self, now: float) -> float:
         """Return 0 if a request may be made now, otherwise the seconds to wait.
 
-        A caller that may make a request must report its result.
+        A caller that may make a request reports its result. If the result of a probe is never
+        reported, another probe follows.
         """
         match self.state:
             case State.CLOSED:
                 return 0.0
             case State.OPEN if now >= self._until:
                 self.state = State.HALF_OPEN
-                self._until = now + self._open_s  # in case the probe's result is never reported
+                self._until = now + self._open_s
                 return 0.0
             case State.HALF_OPEN if now >= self._until:
                 self._until = now + self._open_s

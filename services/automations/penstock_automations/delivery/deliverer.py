@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from penstock import telemetry
@@ -123,7 +123,7 @@ class Deliverer:
                 log.exception("%s: not carried out, it is tried again", stored.subject)
                 await taken.give_back(AGAIN_S)
                 return
-            await self._give_up(stored, error)
+            await self._end(stored, error)
             await taken.ack()
         finally:
             heartbeat.cancel()
@@ -141,10 +141,22 @@ class Deliverer:
             await self._give_up(stored, error)
         else:
             if stored.delivered > MAX_UNFINISHED:
-                await self._give_up(stored, NeverFinished(stored.delivered - 1))
+                await self._end(stored, NeverFinished(stored.delivered - 1))
             else:
                 await self._deliver(job, stored)
         await taken.ack()
+
+    async def _end(self, stored: Stored, error: Exception) -> None:
+        """Give up a job whose handling fails, and say so: later jobs may wait for its outcome."""
+        log.error("%s: given up", stored.subject, exc_info=error)
+        try:
+            job = Job.parse(stored.payload)
+            record = await self._persist(lambda: self._records.get(job))
+            if record is None or not record.has_done(job):
+                record = self._new_record(job, record)
+            await self._fail(job, stored, record, "internal", repr(error)[:200])
+        except Exception as failure:
+            await self._give_up(stored, failure)
 
     async def _deliver(self, job: Job, stored: Stored) -> None:
         record = await self._persist(lambda: self._records.get(job))
@@ -161,7 +173,8 @@ class Deliverer:
         if rule is None:
             await self._persist(self._rules.refresh)
             rule = self._rules.get(job.rule)
-        if rule is None:
+        if rule is None or rule.record.uid != job.uid:
+            # A rule with the same id may belong to another user, who must not get this event.
             return await self._fail(job, stored, record, "rule_deleted", "the rule was deleted")
         record.name = rule.record.rule.name
         if job.deferrals > MAX_DEFERRALS:
@@ -172,7 +185,11 @@ class Deliverer:
         endpoint = self.endpoints.of(rule.record.rule.action.webhook)
         if wait_s := await admitted(endpoint):
             return await self._defer(job, max(wait_s, _growing(BUSY_S, job.deferrals)))
-        await self._attempt(job, stored, record, rule, endpoint)
+        endpoint.busy += 1
+        try:
+            await self._attempt(job, stored, record, rule, endpoint)
+        finally:
+            endpoint.busy -= 1
 
     async def _attempt(
         self,
@@ -192,19 +209,12 @@ class Deliverer:
             await self._persist(
                 lambda: self._announcements.once(job, "triggered", "automation.triggered", said)
             )
-        endpoint.busy += 1
-        try:
-            async with endpoint.turns:
-                request = self._request(rule, job, *found)
-                begun, at = time.monotonic(), self._bus.clock.stamp()
-                result = await self._sender.post(
-                    request.url, request.headers, request.body, webhook.timeout_s
-                )
-        except BaseException:
-            endpoint.breaker.failed(time.monotonic())  # the probe of a breaker must be reported
-            raise
-        finally:
-            endpoint.busy -= 1
+        async with endpoint.turn():
+            request = self._request(rule, job, *found)
+            begun, at = time.monotonic(), self._bus.clock.stamp()
+            result = await self._sender.post(
+                request.url, request.headers, request.body, webhook.timeout_s
+            )
         seconds = time.monotonic() - begun
         meant = verdict(result, webhook.expect, self._bus.clock.time())
         if meant.is_up:
@@ -274,7 +284,7 @@ class Deliverer:
     async def _settle(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
         """Do what follows from the record. Every step may be repeated."""
         if record.status == "waiting":
-            following = job.next_attempt()
+            following = replace(job, attempt=record.made).next_attempt()
             at = record.next_at or self._bus.clock.time()
             await self._persist(lambda: self._schedule(following, at))
             return

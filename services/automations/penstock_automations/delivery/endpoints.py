@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from penstock_automations.delivery.breaker import Breaker, Rate, State
@@ -15,15 +16,37 @@ MAX_KNOWN = 1000
 SHORT_S = 1.0  # a wait of up to so many seconds is made in memory
 
 
-@dataclass(slots=True)
 class Endpoint:
-    """A scheme, host and port. `busy`: how many requests are under way or wait for their turn."""
+    """A scheme, host and port.
 
-    breaker: Breaker = field(default_factory=Breaker)
-    rate: Rate | None = None
-    concurrency: int = 0
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    busy: int = 0
+    `busy`: how many deliveries are under way or wait for their turn. `concurrency`: how many
+    requests may be made at once; it may change while requests are made.
+    """
+
+    def __init__(self) -> None:
+        self.breaker = Breaker()
+        self.rate: Rate | None = None
+        self.concurrency = 1
+        self.busy = 0
+        self._running = 0
+        self._freed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until one more request may be made, and hold its place."""
+        async with self._freed:
+            await self._freed.wait_for(lambda: self._running < self.concurrency)
+            self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            # Without the shield, a cancellation here would leave the waiters asleep.
+            await asyncio.shield(self._wake())
+
+    async def _wake(self) -> None:
+        async with self._freed:
+            self._freed.notify_all()
 
 
 class Endpoints:
@@ -42,11 +65,13 @@ class Endpoints:
             if len(self._known) > MAX_KNOWN:
                 self._forget_one()
         self._known.move_to_end(key)
-        if endpoint.concurrency != webhook.concurrency:
-            endpoint.concurrency = webhook.concurrency
-            endpoint.turns = asyncio.Semaphore(webhook.concurrency)
-        if (endpoint.rate.per_s if endpoint.rate else None) != webhook.rate_per_s:
-            endpoint.rate = Rate(webhook.rate_per_s) if webhook.rate_per_s else None
+        endpoint.concurrency = webhook.concurrency
+        if webhook.rate_per_s is None:
+            endpoint.rate = None
+        elif endpoint.rate is None:
+            endpoint.rate = Rate(webhook.rate_per_s)
+        else:
+            endpoint.rate.per_s = webhook.rate_per_s
         return endpoint
 
     def open_breakers(self) -> int:

@@ -13,6 +13,7 @@ from penstock_automations.delivery.answers import Answer, NoAnswer
 from penstock_automations.guard.backend import AddressRefused, Guard, GuardedBackend
 
 READ_BYTES = 64 * 1024  # how much of an answer is read
+_UNUSABLE = (httpcore.ProtocolError, httpcore.UnsupportedProtocol, httpx.InvalidURL, ValueError)
 
 
 class Sender:
@@ -41,8 +42,8 @@ class Sender:
             return NoAnswer("timeout", str(error) or f"no answer within {timeout_s:g} s")
         except (httpcore.NetworkError, OSError) as error:
             return NoAnswer("connection", f"the connection failed: {_text(error)}")
-        except (httpcore.ProtocolError, httpcore.UnsupportedProtocol, ValueError) as error:
-            return NoAnswer("protocol", f"the receiver does not speak HTTP/1.1: {_text(error)}")
+        except _UNUSABLE as error:
+            return NoAnswer("protocol", f"no HTTP/1.1 exchange is possible: {_text(error)}")
 
     async def _exchange(
         self, url: httpx.URL, headers: Mapping[str, str], body: bytes, timeout_s: float

@@ -25,6 +25,7 @@ class Job:
     type: str
     event: int
     raw: int
+    uid: str  # of the rule: a later rule with the same id has another one
     leg: int = 1
     ordered: bool = False  # the run's deliveries of this rule are made one after another
     depth: int = 0  # how many rules led to the event

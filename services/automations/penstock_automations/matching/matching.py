@@ -129,6 +129,7 @@ class Matching:
                     type=type_,
                     event=stored.sequence,
                     raw=int(stored.headers.get(messages.RAW_POSITION, 0)),
+                    uid=rule.record.uid,
                     leg=body.get("leg", 1),
                     ordered=rule.is_ordered,
                     depth=depth_of(facts, body),

@@ -27,6 +27,7 @@ class RuleRecord(Record):
     """KV `rules`, key rule id. It holds the rule's secrets; no API shows them."""
 
     rule: Rule
+    uid: str = Field(description="Tells the rule from an earlier rule with the same id")
     owner: str = Field(description="The user with whose rights the rule acts")
     all_users: bool = Field(False, description="Whether the rule sees the runs of all users")
     version: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 
 from pydantic import ValidationError
@@ -66,22 +67,29 @@ class RuleStore:
         """Store a rule: a new one, or a new version of the rule with its id.
 
         A rule without a signing secret keeps its earlier secrets, or gets a new one. A rule that
-        did not match events before begins with the events that come after this call.
+        did not match events before begins with the events that come after this call. A rule with
+        another owner than before is another rule: it has no earlier secrets, and deliveries of the
+        earlier rule are not made.
 
         Raises:
             Conflict: the rule was changed at the same time.
             BusError: nothing was stored, or it is unknown whether the rule was stored.
         """
         earlier = await self.get(rule.id)
+        same_rights = earlier is not None and (
+            (earlier.record.owner, earlier.record.all_users) == (owner, all_users)
+        )
+        uid = earlier.record.uid if earlier is not None and same_rights else secrets.token_hex(8)
         now = self._bus.clock.stamp()
         record = RuleRecord.model_validate(
             {
-                "rule": _with_secrets(rule, earlier),
+                "rule": _with_secrets(rule, earlier if same_rights else None),
+                "uid": uid,
                 "owner": owner,
                 "all_users": all_users,
                 "version": earlier.record.version + 1 if earlier else 1,
                 "source": source,
-                "begins": await self._begins(rule, earlier),
+                "begins": await self._begins(rule, earlier if same_rights else None),
                 "created_at": earlier.record.created_at if earlier else now,
                 "updated_at": now,
             }
