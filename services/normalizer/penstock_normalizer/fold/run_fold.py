@@ -27,6 +27,7 @@ from penstock_normalizer.fold.approval_request import (
     pending_approval,
 )
 from penstock_normalizer.fold.envelope import CanonicalEvent, NotEncodable, canonical_event
+from penstock_normalizer.fold.service_events import is_allowed
 
 log = logging.getLogger(__name__)
 
@@ -235,8 +236,7 @@ class RunFold:
             return
         event: JsonObject = orjson.loads(frame.payload)
         type_, data = event["type"], event.get("data", {})
-        is_allowed = _SERVICE_EVENTS.get(type_)
-        if is_allowed is None or not is_allowed(self, data):
+        if not is_allowed(type_, data, self.pending):
             log.info("run %s: %s of %s is ignored now", self.run_id, type_, frame.writer)
             return
         if self.pending is not None and type_ == "lifecycle.paused":
@@ -386,38 +386,6 @@ _HANDLERS: Mapping[str, Callable[[RunFold, RawFrame], Iterable[Draft]]] = {
     "end": RunFold._on_end,
     "lost": RunFold._on_lost,
     "event": RunFold._on_event,
-}
-
-
-def _is_about_pending(fold: RunFold, data: JsonObject) -> bool:
-    return fold.approval_id is not None and data.get("approval_id") == fold.approval_id
-
-
-def _is_first_pause(fold: RunFold, data: JsonObject) -> bool:
-    return _is_about_pending(fold, data) and not (fold.pending and fold.pending.pause_announced)
-
-
-def _is_first_decision(fold: RunFold, data: JsonObject) -> bool:
-    return _is_about_pending(fold, data) and not (fold.pending and fold.pending.decision_announced)
-
-
-def _always(fold: RunFold, data: JsonObject) -> bool:
-    return True
-
-
-# The events that services may add to a run, each with its condition. All other events come from the
-# upstream.
-_SERVICE_EVENTS: Mapping[str, Callable[[RunFold, JsonObject], bool]] = {
-    "lifecycle.paused": _is_first_pause,
-    "lifecycle.cancelled": _always,
-    "lifecycle.failed": _always,
-    "approval.decided": _is_first_decision,
-    "approval.expired": _is_about_pending,
-    "approval.withdrawn": _always,
-    "automation.triggered": _always,
-    "automation.completed": _always,
-    "automation.failed": _always,
-    "system.warning": _always,
 }
 
 

@@ -1,0 +1,50 @@
+"""Decide which events services may add to a run. All other events come from the upstream. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.dialects.base import JsonObject
+from penstock_normalizer.fold.approval_request import PendingApproval
+
+_Condition = Callable[[JsonObject, PendingApproval | None], bool]
+
+
+def is_allowed(type_: str, data: JsonObject, pending: PendingApproval | None) -> bool:
+    """Return whether a service may add this event now.
+
+    `pending` is the request that the run waits for; None if the run waits for none.
+    """
+    condition = _CONDITIONS.get(type_)
+    return condition is not None and condition(data, pending)
+
+
+def _is_about_pending(data: JsonObject, pending: PendingApproval | None) -> bool:
+    return pending is not None and data.get("approval_id") == pending.approval_id
+
+
+def _is_first_pause(data: JsonObject, pending: PendingApproval | None) -> bool:
+    return _is_about_pending(data, pending) and not (pending and pending.pause_announced)
+
+
+def _is_first_decision(data: JsonObject, pending: PendingApproval | None) -> bool:
+    return _is_about_pending(data, pending) and not (pending and pending.decision_announced)
+
+
+def _always(data: JsonObject, pending: PendingApproval | None) -> bool:
+    return True
+
+
+_CONDITIONS: Final[Mapping[str, _Condition]] = {
+    "lifecycle.paused": _is_first_pause,
+    "lifecycle.cancelled": _always,
+    "lifecycle.failed": _always,
+    "approval.decided": _is_first_decision,
+    "approval.expired": _is_about_pending,
+    "approval.withdrawn": _always,
+    "automation.triggered": _always,
+    "automation.completed": _always,
+    "automation.failed": _always,
+    "system.warning": _always,
+}
