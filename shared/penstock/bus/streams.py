@@ -48,6 +48,8 @@ OLDEST = 1
 # of a run into shard 0, whatever the run's shard is.
 OLDEST_WITH_SHARDS = 3
 SCHEMA_KEY, OLDEST_KEY = "penstock-schema", "penstock-oldest-schema"
+# The number of shards that were ever made, in the metadata of RAW; missing with one shard.
+SHARDS_KEY = "penstock-shards"
 
 # Fields of a stream's configuration: the fields that identify a stream of Penstock (STRUCTURE), the
 # fields that a start upgrades (FORWARD), and the fields of retention and replication, which only

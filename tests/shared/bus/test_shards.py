@@ -213,6 +213,17 @@ async def test_services_that_do_not_know_shards_do_not_start_beside_them(
             assert found[streams.OLDEST_KEY] == "3", "an upgrade keeps it"
 
 
+async def test_a_lost_record_of_shards_is_written_again_at_the_next_start(
+    fresh_nats: NatsServer,
+) -> None:
+    async with connected(fresh_nats.url) as bus:
+        await reshard(bus, 3, settle_s=0)
+        await bus.bucket("checkpoints").delete("shards")
+        async with connected(fresh_nats.url) as service:
+            assert service.shards == Shards(3, 1), "all are read; the operator says which are used"
+        assert await reshard(bus, 3, settle_s=0) == Shards(3, 3)
+
+
 async def test_new_shards_are_kept_as_long_as_shard_0_whatever_the_commands_settings(
     fresh_nats: NatsServer,
 ) -> None:

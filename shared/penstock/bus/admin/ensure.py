@@ -59,11 +59,12 @@ async def ensure(bus: Buckets, retention: Retention) -> Shards:
         found = await shards_of(bus)
         if found == ONE and streams.RAW in made and retention.shards > 1:
             await ensure_all(bus, declared_shards(retention, retention.shards))
-            await refuse_older_services(bus)
+            await mark_shards(bus, retention.shards)
             wanted = Shards(retention.shards, retention.shards)
             await bus.bucket(shards.BUCKET).create(shards.KEY, wanted.dump())
             found = await shards_of(bus)
         else:
+            found = await _with_marked_shards(bus, found)
             await ensure_all(bus, declared_shards(retention, found.made))
     except StartUpError:
         raise
@@ -78,17 +79,46 @@ async def ensure(bus: Buckets, retention: Retention) -> Shards:
     return found
 
 
-async def refuse_older_services(bus: Buckets) -> None:
-    """Let no service start any more that does not know shards.
+async def mark_shards(bus: Buckets, count: int) -> None:
+    """Write into the streams of shard 0 that there are this many shards.
+
+    Services that do not know shards then refuse to start. And if NATS loses the record of shards,
+    the next start writes the record again.
 
     Raises:
         BusError: the server refuses the change, or does not answer.
     """
     for name in (streams.RAW, streams.EVENTS):
         found = await expected(bus, name)
-        if oldest_of(found) < streams.OLDEST_WITH_SHARDS:
-            mark = {streams.OLDEST_KEY: f"{streams.OLDEST_WITH_SHARDS}"}
+        if count > _marked_shards(found):
+            oldest = max(oldest_of(found), streams.OLDEST_WITH_SHARDS)
+            mark = {streams.OLDEST_KEY: f"{oldest}", streams.SHARDS_KEY: f"{count}"}
             await update(bus, found, [], mark)
+
+
+def _marked_shards(found: Configuration) -> int:
+    return int((found.get("metadata") or {}).get(streams.SHARDS_KEY, 1))
+
+
+async def _with_marked_shards(bus: Buckets, recorded: Shards) -> Shards:
+    """Return the record, with all shards that RAW's mark says were made. Raises BusError.
+
+    Without the record, the normalizers would not read the frames of these shards.
+    """
+    marked = _marked_shards(await expected(bus, streams.RAW))
+    if marked <= recorded.made:
+        return recorded
+    log.warning("the record of shards names %d of %d shards", recorded.made, marked)
+    bucket = bus.bucket(shards.BUCKET)
+    entry = await bucket.get(shards.KEY)
+    wanted = Shards(marked, recorded.used)
+    revision = entry.revision if entry is not None else 0
+    try:
+        await bucket.update(shards.KEY, wanted.dump(), revision)
+    except NotPermitted as error:
+        # The users of most services may not write the record. A normalizer or the operator may.
+        log.warning("the record of shards is not written by this service: %s", error)
+    return wanted
 
 
 async def shards_of(bus: Buckets) -> Shards:

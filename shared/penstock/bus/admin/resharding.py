@@ -18,7 +18,7 @@ from penstock.bus.admin.configuration import (
     expected,
     partitions_of,
 )
-from penstock.bus.admin.ensure import ensure_all, refuse_older_services, shards_of
+from penstock.bus.admin.ensure import ensure_all, mark_shards, shards_of
 from penstock.bus.admin.repartition import at_least, change_partitions, partitions
 from penstock.bus.errors import BusError, BusUnavailable
 from penstock.bus.shards import Shards, group_of
@@ -58,7 +58,7 @@ async def reshard(
                 await change_partitions(bus, raw, count_of_parts)
             await at_least(bus, count_of_parts, shard)
         if count > 1:
-            await refuse_older_services(bus)
+            await mark_shards(bus, count)
         if not lease.held:
             raise BusUnavailable("the lease on changes was lost; begin again")
         made = Shards(max(before.made, count), before.used)
