@@ -1,8 +1,8 @@
 """Lists runs by an index in memory, the newest first.
 
-Run ids begin with the time, so the order of the ids is the order in which the runs were created. A page
-begins after a run id, so pages stay complete and without repetitions while runs are created and
-change.
+Run ids begin with the time, so the order of the ids is the order in which the runs were created. A
+page begins after a run id, so pages stay complete and without repetitions while runs are created
+and change.
 """
 
 from __future__ import annotations
