@@ -339,19 +339,16 @@ class Hub:
         If the streams end with this chunk, if the chunk is large, or if the ring has evicted it,
         each client takes its next items by itself.
         """
-        ring, group, newest = self.ring, self.in_step, self.ring.newest
-        if newest is not None and end - group.at == 1:  # nearly always; a chunk would cost 1 µs
-            at, body, last, events = end, newest.body, newest, 1
-        elif group.at >= ring.base and (chunk := ring.chunk(group.at)) is not None:
-            at, body, last, events = chunk.end, chunk.body, chunk.items[-1], len(chunk.items)
-        else:
+        ring, group = self.ring, self.in_step
+        if group.at < ring.base:
             self._dissolve()
             return
-        next_ = StreamSequence(last.sequence + 1)
-        if last.last or len(body) > CHUNK_BYTES:
+        begun = group.at
+        body, at, next_ = ring.joined(begun)
+        if len(body) > CHUNK_BYTES or (self.closed and at == end):
             self._dissolve()
         elif body:
-            group.begin(http_chunk(body), at, next_, events, now)
+            group.begin(http_chunk(body), at, next_, at - begun, now)
         else:
             group.move(at, next_)
 

@@ -108,16 +108,30 @@ class Ring:
             return self.delivered_bytes
         return ByteOffset(self._offsets[index] - len(self._bodies[index]))
 
-    def _make_chunk(self, first: int) -> Chunk:
-        """Return the chunk whose first item has this index in the ring's lists."""
-        stop, size_bytes = first, 0
+    def joined(self, at: RingPosition) -> tuple[bytes, RingPosition, StreamSequence]:
+        """Return the bytes of a chunk, its end, and one more than the sequence of its last item.
+
+        `at` is a position in the ring, before its end. No objects are made for the items.
+        """
+        if at + 1 == self.end:  # nearly always
+            return self._bodies[-1], self.end, StreamSequence(self._sequences[-1] + 1)
+        body, stop = self._join(at - self.base)
+        return body, RingPosition(self.base + stop), StreamSequence(self._sequences[stop - 1] + 1)
+
+    def _join(self, first: int) -> tuple[bytes, int]:
+        """Return the bytes of the items from this index on, and the index after them."""
         bodies = self._bodies
+        stop, size_bytes = first + 1, len(bodies[first])
         while stop < len(bodies):
             size_bytes += len(bodies[stop])
-            if stop > first and size_bytes > CHUNK_BYTES:
+            if size_bytes > CHUNK_BYTES:
                 break
             stop += 1
-        body = bodies[first] if stop - first == 1 else b"".join(bodies[first:stop])
+        return bodies[first] if stop - first == 1 else b"".join(bodies[first:stop]), stop
+
+    def _make_chunk(self, first: int) -> Chunk:
+        """Return the chunk whose first item has this index in the ring's lists."""
+        body, stop = self._join(first)
         items = tuple(map(self._item, range(first, stop)))
         return Chunk(body, RingPosition(self.base + stop), items)
 
