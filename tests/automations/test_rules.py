@@ -1,0 +1,195 @@
+"""Rules are stored by compare-and-set, read from a file, and followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.bus import Bus
+from penstock.settings import ConfigurationError
+from penstock_automations.matching.consumers import Consumers
+from penstock_automations.rules.file import apply_file, read_rules
+from penstock_automations.rules.secrets import check_secret
+from penstock_automations.rules.store import Conflict, CurrentRules, RuleStore
+from support.drive.automations import rule
+from support.drive.bus import connected, event, new_run_id
+from support.drive.waiting import eventually
+from support.fakes.receiver import SECRET
+from support.real.nats import NatsServer
+
+URL = "https://hook.example/x"
+FILE = """
+rules:
+  - id: first
+    subjects: [lifecycle.completed]
+    action: {{webhook: {{url: "{url}", secrets: ["${{HOOK_SECRET}}"]}}}}
+  - id: second
+    subjects: [llm.*]
+    where: 'event.data.tool == "x"'
+    action: {{webhook: {{url: "{url}"}}}}
+    owner: alice
+"""
+
+
+@asynccontextmanager
+async def stored(server: NatsServer) -> AsyncIterator[tuple[Bus, RuleStore]]:
+    async with connected(server.url) as bus:
+        store = RuleStore(bus)
+        for each in await store.all():
+            await store.delete(each.id)
+        yield bus, store
+
+
+async def test_a_change_is_a_new_version_and_keeps_the_secret(nats_server: NatsServer) -> None:
+    async with stored(nats_server) as (_, store):
+        plain = rule("hook", URL, "lifecycle.completed", webhook={"secrets": []})
+        first = await store.apply(plain, "u1")
+        [secret] = first.rule.action.webhook.secrets
+        check_secret(secret)
+        changed = rule("hook", URL, "lifecycle.failed", webhook={"secrets": []})
+        second = await store.apply(changed, "u1")
+        assert (first.version, second.version) == (1, 2)
+        assert second.rule.action.webhook.secrets == [secret]
+        assert second.uid == first.uid
+        other = await store.apply(changed, "u2")
+        assert other.uid != first.uid
+        assert other.rule.action.webhook.secrets != [secret], "another owner must not sign with it"
+
+
+async def test_of_two_changes_at_once_one_is_refused(nats_server: NatsServer) -> None:
+    async with stored(nats_server) as (_, store):
+        made = rule("hook", URL, "lifecycle.completed")
+        results = await asyncio.gather(
+            *(store.apply(made, "u1") for _ in range(4)), return_exceptions=True
+        )
+        refused = [each for each in results if isinstance(each, BaseException)]
+        assert len(refused) == 3
+        assert all(isinstance(each, Conflict) for each in refused)
+
+
+async def test_a_rule_begins_after_its_making_and_after_its_pause(nats_server: NatsServer) -> None:
+    async with stored(nats_server) as (bus, store):
+        made = rule("hook", URL, "lifecycle.completed")
+
+        async def publish() -> int:
+            return await bus.publisher.publish(event(new_run_id(), 1, type="lifecycle.completed"))
+
+        before = await publish()
+        first = await store.apply(made, "u1")
+        assert first.begins["EVENTS"] == before
+        await publish()
+        assert (await store.apply(made, "u1")).begins == first.begins, "a change loses no event"
+        assert await store.pause("hook", "why", "u1")
+        assert not await store.pause("hook", "again", "u1")
+        during = await publish()
+        assert await store.resume("hook")
+        found = await store.get("hook")
+        assert found is not None
+        assert found.record.paused is None
+        assert found.record.begins["EVENTS"] == during
+        assert not await store.resume("hook")
+        assert await store.delete("hook")
+        assert not await store.delete("hook")
+
+
+async def test_changes_are_followed_and_a_record_that_cannot_be_read_harms_no_other(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stored(nats_server) as (bus, store):
+        current = CurrentRules(bus)
+        following = asyncio.create_task(current.follow())
+        await bus.bucket("rules").put("broken", b'{"rule": {"id": "broken"}}')
+        await store.apply(rule("hook", URL, "lifecycle.completed"), "u1")
+
+        async def known() -> bool:
+            return bool(current.of_type("lifecycle.completed"))
+
+        await eventually(known, what="the rule")
+        assert current.types(ordered=False) == {"lifecycle.completed"}
+        assert current.types(ordered=True) == frozenset()
+        assert "the rule broken cannot be read" in caplog.text
+        await store.pause("hook", "why", "u1")
+
+        async def gone() -> bool:
+            return not current.of_type("lifecycle.completed")
+
+        await eventually(gone, what="the pause")
+        assert current.get("hook") is not None
+        following.cancel()
+        await asyncio.wait([following])
+        await bus.bucket("rules").delete("broken")
+
+
+async def test_processes_that_change_consumers_at_once_leave_the_subjects_of_all_rules(
+    nats_server: NatsServer,
+) -> None:
+    async with stored(nats_server) as (bus, store):
+        processes = [Consumers(bus, CurrentRules(bus), "automations", 5) for _ in range(4)]
+        types = ["lifecycle.completed", "lifecycle.failed", "llm.tool_call", "state.delta"]
+
+        async def add(number: int) -> None:
+            await store.apply(rule(f"r{number}", URL, types[number]), "u1")
+            await processes[number].update()
+
+        await asyncio.gather(*map(add, range(4)))
+        info = await bus.api("CONSUMER.INFO.EVENTS.automations")
+        assert info["config"]["filter_subjects"] == [f"{type_}.*" for type_ in types]
+        ordered = await bus.api("CONSUMER.INFO.EVENTS.automations-ordered")
+        assert ordered["config"]["max_ack_pending"] == 1
+        assert "llm.stream" not in str(info["config"])
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "rules.yaml"
+    path.write_text(text)
+    return path
+
+
+async def test_a_file_makes_changes_and_deletes_its_rules_and_no_others(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    async with stored(nats_server) as (_, store):
+        await store.apply(rule("mine", URL, "lifecycle.completed"), "u1")
+        path = write(tmp_path, FILE.format(url=URL))
+        await apply_file(path, store)
+        await apply_file(path, store)
+        found = {each.id: each.record for each in await store.all()}
+        assert {id: each.version for id, each in found.items()} == {
+            "mine": 1,
+            "first": 1,
+            "second": 1,
+        }
+        assert found["first"].rule.action.webhook.secrets == [SECRET]
+        assert (found["first"].all_users, found["second"].all_users) == (True, False)
+        assert found["second"].owner == "alice"
+        head, _, _ = FILE.partition("  - id: second")
+        write(tmp_path, head.format(url=f"{URL}/changed"))
+        await apply_file(path, store)
+        found = {each.id: each.record for each in await store.all()}
+        assert {id: each.version for id, each in found.items()} == {"mine": 1, "first": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("rules: [", "cannot be read"),
+        ("rules: 1", "a list of rules"),
+        ("rule: []", "one key, `rules`"),
+        (FILE.format(url="ftp://x"), "rule 1 is wrong: action.webhook.url"),
+        (FILE.format(url=URL).replace('"x"', '"x" +'), r"rule 2 is wrong: where \(line 1"),
+        (FILE.format(url=URL).replace("HOOK_SECRET", "NOT_THERE"), "NOT_THERE is not set"),
+        (FILE.format(url=URL).replace("second", "first"), "used twice: first"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_rule_and_the_field(
+    text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    with pytest.raises(ConfigurationError, match=reason) as refused:
+        read_rules(write(tmp_path, text))
+    assert SECRET not in str(refused.value)
