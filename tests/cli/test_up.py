@@ -244,7 +244,8 @@ def test_a_demo_with_a_key_wants_tokens_and_says_how_to_make_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in (up_module.OPEN_TO_ALL, *up_module.KEYS):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that the variable is as before after the test
+        monkeypatch.delenv(name)
     monkeypatch.setenv("ENABLE_ADK_CANONICAL_STREAM", "false")  # what is set stays
     up_module._switch_on_the_demo()
     assert not AuthConfig(**AuthSettings().model_dump()).asks
