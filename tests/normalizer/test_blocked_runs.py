@@ -25,6 +25,7 @@ from penstock.bus.state import deadletters
 from penstock.bus.write import objects
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.partitions.checkpoint import Checkpoint
+from penstock_normalizer.runs.active_run import ActiveRun
 from penstock_normalizer.runs.backlog import Backlog
 from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.pauses import Pauses
@@ -211,6 +212,41 @@ async def test_a_run_goes_on_after_a_failure_outside_of_its_frames(
         check_order(await run.until("lifecycle.completed"), ["one"])
     assert not failures
     assert f"run {run.run_id}: unexpected failure" in caplog.text
+    assert await are_blocked(0)
+
+
+@pytest.mark.parametrize("step", ["_fold", "_acknowledged"])
+async def test_a_run_goes_on_after_a_failure_in_a_callback_of_the_event_loop(
+    nats_server: NatsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    step: str,
+) -> None:
+    """The event loop only logs such a failure, and would never call the run again."""
+    works = getattr(ActiveRun, step)
+    failures = [RuntimeError("a defect")]
+
+    def failing(self: ActiveRun, *arguments: int) -> None:
+        if self.run_id == run.run_id and failures and fails:
+            raise failures.pop()
+        works(self, *arguments)
+
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        run, fails = Run(bus), False
+        monkeypatch.setattr(ActiveRun, step, failing)
+        await run.open()
+        await run.bytes(agno("RunStarted"))
+        await run.until("custom.event")
+        await run.bytes(agno("RunContent", content="one"))
+        await run.until("llm.stream")  # the task that has begun the run has ended before
+        fails = True
+        for content in ("two", "three"):
+            await run.bytes(agno("RunContent", content=content))
+        await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+        await run.end()
+        check_order(await run.until("lifecycle.completed"), ["one", "two", "three"])
+    assert not failures
+    assert f"run {run.run_id}: it is blocked at RAW" in caplog.text
     assert await are_blocked(0)
 
 
