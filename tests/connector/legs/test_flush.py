@@ -36,7 +36,7 @@ class Clock:
 def after(per_s: float, seconds: float = 5.0) -> tuple[Flush, Clock]:
     """A flush after pieces have come at that rate."""
     clock = Clock()
-    made = Flush(clock)
+    made = Flush(clock=clock)
     for _ in range(int(per_s * seconds)):
         clock.now_s += 1 / per_s
         made.count()

@@ -50,6 +50,8 @@ class Body:
         self._is_closed = False
         self._was_full = False
         self._taker: asyncio.Future[None] | None = None
+        # Python 3.11 makes a system call in each `get_running_loop`.
+        self._loop = asyncio.get_running_loop()
 
     @property
     def has_room(self) -> bool:
@@ -80,7 +82,7 @@ class Body:
         self._give_back(self._writing_bytes)
         self._writing_bytes = 0
         while not (self._is_due or self._is_closed):
-            self._taker = asyncio.get_running_loop().create_future()
+            self._taker = self._loop.create_future()
             await self._taker
         self._is_due = False
         self._writing_bytes = self._held_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
@@ -47,7 +47,7 @@ class Resources:
     budget: Budget  # bytes that are read and not yet stored
     frame_budget: Budget  # bytes of unfinished frames
     stamp: Callable[[], str]  # the time of receipt, RFC 3339
-    flush: Flush = field(default_factory=Flush)
+    flush: Flush
 
 
 # Stores one chunk of the body, with its time of receipt.

@@ -20,6 +20,7 @@ from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control
 from penstock.settings import AgentConfig
 from penstock_connector.legs.diagnosis import Diagnosis
+from penstock_connector.legs.flush import Flush
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.leg import Leg, Steps
 from penstock_connector.legs.orders import Order, Orders
@@ -64,6 +65,7 @@ class LegRunner:
             Budget(settings.max_total_buffered_bytes),
             Budget(settings.max_total_frame_bytes),
             stores.bus.clock.stamp,
+            Flush(),
         )
 
     def upstream(self, agent: AgentConfig) -> Upstream[Any]:
