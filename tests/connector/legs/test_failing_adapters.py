@@ -19,7 +19,7 @@ from penstock_connector.succession import reaper
 from penstock_connector.upstreams.agno import AgnoUpstream
 from support.drive.pipeline import PIPELINE, Pipeline, pipeline
 from support.drive.waiting import eventually
-from support.fakes.misbehaving import Misbehaving, Script, agents, cuts, plays, stalls
+from support.fakes.misbehaving import Answer, Misbehaving, Script, agents, cuts, plays, stalls
 from support.fakes.raw import agno, agno_text
 from support.real.connectors import FAST
 from support.real.nats import NatsServer
@@ -195,18 +195,29 @@ async def test_a_leg_that_is_cancelled_while_it_waits_for_its_turn_waits_no_more
             waits_no_more.set()
 
     monkeypatch.setattr(SessionQueue, "wait", wait)
+    first_may_end = asyncio.Event()
+
+    async def is_first(answer: Answer) -> None:
+        await first_may_end.wait()
+        await answer.whole(agno_text("x"))
+
+    upstream.script(is_first)
     async with pipeline(nats_server.url, agents(upstream), PIPELINE) as penstock:
+        first = await penstock.start_run("agno", "hello", session_id="s-turn")
+        await upstream.called()
         run_id = await penstock.start_run("agno", "hello", session_id="s-turn")
         async with asyncio.timeout(10):
             await waits.wait()
-        [held] = connector_of(penstock)._commands.registry.legs.values()
+        held = connector_of(penstock)._commands.registry.legs[run_id]
         held.task.cancel()
         *_, last = await penstock.ended(run_id)
         async with asyncio.timeout(10):
             await waits_no_more.wait()
+        first_may_end.set()
+        await penstock.ended(first)
         await nothing_is_left(penstock, run_id, "s-turn")
     assert last.data["code"] == "upstream_lost"
-    assert not upstream.calls
+    assert len(upstream.calls) == 1
 
 
 async def test_a_leg_that_is_cancelled_while_it_updates_its_records_updates_them_all(
