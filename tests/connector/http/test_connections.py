@@ -22,6 +22,7 @@ from httpx._utils import get_environment_proxies
 from penstock_connector.http import dialing
 from penstock_connector.http.exchange import MAX_OVERHEAD_BYTES
 from penstock_connector.http.proxies import environment_proxies
+from penstock_connector.http.reading import reading_of
 from penstock_connector.http.transport import DirectTransport, new_client
 from support.real.authority import Authority
 
@@ -283,6 +284,39 @@ def test_a_server_is_held_back_while_nobody_reads(run: Run) -> None:
                 assert taken < 500  # what the sockets hold
                 read = sum([len(chunk) async for chunk in response.aiter_bytes()])
             assert read == 1000 * 64 * 1024
+
+    run(main())
+
+
+class Counts:
+    """A receiver that counts what comes."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.ended = asyncio.Event()
+
+    def feed(self, chunk: bytes) -> None:
+        self.size_bytes += len(chunk)
+
+    def end(self, error: httpx.HTTPError | None) -> None:
+        assert error is None
+        self.ended.set()
+
+
+def test_a_server_that_was_held_back_before_there_was_a_receiver_goes_on(run: Run) -> None:
+    """More than an exchange keeps has come by the time at which the leg begins to read."""
+    size_bytes = 20 * 1024 * 1024
+
+    async def main() -> None:
+        head = OK + b"Content-Length: %d\r\n\r\n" % size_bytes
+        async with serving(says(head + b"x" * size_bytes)) as server, new_client(5.0) as client:
+            async with asyncio.timeout(DEADLINE_S), client.stream("GET", server.url) as response:
+                await asyncio.sleep(0.3)
+                reading, counts = reading_of(response), Counts()
+                reading.start(counts)
+                await counts.ended.wait()
+                await reading.stop()
+            assert counts.size_bytes == size_bytes
 
     run(main())
 

@@ -144,10 +144,12 @@ class Exchange(asyncio.BufferedProtocol):
     def attach(self, receiver: Receiver) -> None:
         """Give the rest of the body to the receiver as it comes, in place of `read`."""
         self._receiver = receiver
-        for chunk in self._unread:
-            receiver.feed(chunk)
-        self._unread.clear()
-        self._unread_bytes = 0
+        unread, self._unread, self._unread_bytes = self._unread, deque(), 0
+        # More than `MAX_UNREAD_BYTES` may have come before. Without this, nobody would ever read
+        # the socket again: a receiver that has room has no reason to call `resume`.
+        self.resume()
+        for chunk in unread:
+            receiver.feed(chunk)  # which may pause
         if self._state is not State.BODY:
             receiver.end(self._error)
 
