@@ -1,0 +1,144 @@
+"""Says which past events would have set a rule off, and why the others would not."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import orjson
+
+from penstock.bus import Bus, ObjectGone, Stored, streams, subjects
+from penstock.bus.read import direct
+from penstock.bus.write import objects
+from penstock.expressions import ExpressionError, MissingField
+from penstock_automations.matching.facts import Facts, RunFacts
+from penstock_automations.matching.match import may_act
+from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_of
+
+MAX_EVENTS: Final = 10_000
+SHOWN_OF_EACH = 20
+MAX_SECONDS = 20.0
+
+Why = Literal["matched", "condition", "missing_field", "failed", "not_allowed", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One event: what the rule would have done with it. `reason`: of a failure."""
+
+    run_id: str
+    sequence: int
+    type: str
+    why: Why
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class DryRun:
+    """The result of a dry run. `shown` has the first 20 events of each kind.
+
+    `complete` is False if there are more events than were looked at.
+    """
+
+    looked_at: int = 0
+    counts: Counter[Why] = field(default_factory=Counter)
+    shown: list[Shown] = field(default_factory=list)
+    complete: bool = True
+
+
+async def dry_run(bus: Bus, rule: CompiledRule, since: datetime, limit: int = MAX_EVENTS) -> DryRun:
+    """Try a rule on the events since a time, at most `limit`, the oldest first. Sends nothing.
+
+    Events of runs that the rule's owner may not see are not looked at, and not counted. A rule that
+    is paused or disabled is tried all the same. After 20 seconds the dry run ends incomplete.
+
+    Raises:
+        BusError: the events cannot be read.
+    """
+    result = DryRun()
+    facts = Facts(bus)
+    until = time.monotonic() + MAX_SECONDS
+    for shard in range(bus.shards.made):
+        stream = streams.events_of(shard)
+        first = await bus.since(stream, since)
+        if first is None:
+            continue
+        left = limit - result.looked_at
+        events = await _events(bus, stream, rule, first.sequence, left)
+        if len(events) > left:
+            result.complete = False
+        for stored in events[:left]:
+            if time.monotonic() > until:
+                result.complete = False
+                return result
+            shown = await _tried(bus, facts, rule, stored)
+            if shown is None:
+                continue
+            result.looked_at += 1
+            result.counts[shown.why] += 1
+            if result.counts[shown.why] <= SHOWN_OF_EACH:
+                result.shown.append(shown)
+    return result
+
+
+async def _events(
+    bus: Bus, stream: str, rule: CompiledRule, start: int, limit: int
+) -> list[Stored]:
+    """Return up to one more than `limit` events of the rule's types, in the order of the stream."""
+    found = [
+        [
+            stored
+            async for stored in _limited(bus, stream, subjects.event(type_, "*"), start, limit + 1)
+        ]
+        for type_ in sorted(rule.types)
+    ]
+    return list(heapq.merge(*found, key=lambda stored: stored.sequence))[: limit + 1]
+
+
+async def _limited(
+    bus: Bus, stream: str, pattern: str, start: int, limit: int
+) -> AsyncIterator[Stored]:
+    count = 0
+    async for stored in direct.replay(bus, stream, pattern, start):
+        if count >= limit:
+            return
+        count += 1
+        yield stored
+
+
+async def _tried(bus: Bus, facts: Facts, rule: CompiledRule, stored: Stored) -> Shown | None:
+    """Return what the rule would do with an event; None if its owner may not see the run."""
+    type_, _, run_id = stored.subject.rpartition(".")
+    of_run = await facts.of(run_id)
+    if of_run is None or not (rule.record.all_users or of_run.owner == rule.record.owner):
+        return None
+    try:
+        payload = await objects.unwrap(bus, stored.payload)
+        body = orjson.loads(payload)
+        sequence = int(body["sequence"])
+        why, reason = _why(rule, of_run, body, len(payload))
+    except (ObjectGone, ValueError, KeyError, TypeError) as error:
+        return Shown(run_id, 0, type_, "unreadable", repr(error)[:200])
+    return Shown(run_id, sequence, type_, why, reason)
+
+
+def _why(
+    rule: CompiledRule, facts: RunFacts, body: dict[str, Any], size_bytes: int
+) -> tuple[Why, str]:
+    if not may_act(rule, facts, body):
+        return "not_allowed", "the rule would set itself off, or too many rules led to the event"
+    if rule.trouble is not None:
+        return "failed", rule.trouble
+    try:
+        bound = CONDITIONS.bind({"event": event_of(body)}, size_bytes)
+        holds = rule.condition is None or rule.condition.holds(bound)
+    except MissingField as error:
+        return "missing_field", error.reason
+    except ExpressionError as error:
+        return "failed", str(error)
+    return ("matched", "") if holds else ("condition", "")
