@@ -192,12 +192,14 @@ def records(count: int) -> Iterable[tuple[str, bytes]]:
 
 
 async def fill(bus: Bus, count: int) -> str:
-    """Store the records, and a run of Bob, whose id is returned."""
+    """Store the records, and a run and an approval of Bob, whose id is returned."""
     bobs = run_id(count + 1)
-    value = {"run_id": bobs, "agent": "assistant", "session_id": "s", "user_id": "bob"}
+    value: dict[str, Any] = {"run_id": bobs, "agent": "assistant", "session_id": "s"}
     at = "2026-11-22T10:00:00.000Z"
-    value |= {"status": "completed", "created_at": at, "updated_at": at}
+    value |= {"user_id": "bob", "status": "completed", "created_at": at, "updated_at": at}
     await bus.bucket("runs").put(bobs, orjson.dumps(value))
+    value |= {"approval_id": bobs, "leg": 1, "digest": "", "items": [], "requested_at": at}
+    await bus.bucket("approvals").put(bobs, orjson.dumps(value | {"status": "pending"}))
     batch: list[Message] = []
     for key, payload in records(count):
         batch.append(Message(f"$KV.{key}", payload, {}))
@@ -283,4 +285,4 @@ async def test_lists(fresh_nats: NatsServer, tmp_path: Path, stored: int) -> Non
     async with service("edge", fresh_nats.url, tmp_path) as edge:
         await measure(edge, EDGE, f"/v1/runs/{bobs}", stored)
     async with service("approvals", fresh_nats.url, tmp_path) as approvals:
-        await measure(approvals, APPROVALS, "/v1/tokens", stored)
+        await measure(approvals, APPROVALS, f"/v1/approvals/{bobs}", stored)
