@@ -71,6 +71,35 @@ async def test_a_kill_at_any_step_of_a_delivery_leaves_one_outcome(
         assert await made.bus.tail(streams.DELIVERIES, "delivery.>") is None
 
 
+# Of one delivery in order: its place in the queue, the job, automation.triggered, (the request),
+# the record, the outcome, the end of its place.
+@pytest.mark.parametrize(
+    "write", [*(pytest.param(n, marks=pytest.mark.chaos) for n in range(1, 6)), 6]
+)
+async def test_a_kill_at_any_step_of_an_ordered_delivery_leaves_one_outcome_and_no_queue(
+    fresh_nats: NatsServer, write: int
+) -> None:
+    async with without_service(fresh_nats.url) as made:
+        hook = rule("hook", made.receiver.url(), "llm.tool_call", order="run")
+        await made.store.apply(hook, "u1")
+        async with automations_process(fresh_nats.url, dies_before=write) as victim:
+            run = await made.run()
+            await run.open()
+            await run.tool(1)
+            assert await victim.process.wait() == -signal.SIGKILL
+        async with automations_process(fresh_nats.url) as other:
+            await run.tool(2)
+            outcomes = await made.outcomes(run.run_id, 2)
+            assert await other.stop() == 0
+        ids = [str(each.data["delivery_id"]) for each in outcomes]
+        assert len(set(ids)) == 2
+        assert await said(made, run.run_id) == [
+            (type_, id) for id in ids for type_ in ("automation.triggered", "automation.completed")
+        ]
+        assert [each.id for each in made.receiver.got()] in (ids, [ids[0], *ids])
+        assert await made.bus.bucket("deliveries").keys("order.>") == []
+
+
 async def test_a_kill_before_a_retry_is_scheduled_loses_no_retry(fresh_nats: NatsServer) -> None:
     async with without_service(fresh_nats.url) as made:
         await made.store.apply(rule("hook", made.receiver.url(), "lifecycle.started"), "u1")
