@@ -248,7 +248,6 @@ def retry(ms: int) -> bytes:
 
 
 def _line(text: str) -> bytes:
-    # Three searches for one character take 0.1 µs, a regular expression takes 0.3 µs.
     if "\n" in text or "\r" in text or "\0" in text:
         raise ValueError(f"an id, event name or comment must be one line without NUL: {text!r}")
     return text.encode()

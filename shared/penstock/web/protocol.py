@@ -101,7 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Let the stream write the rest of the response."""
         self.stream = stream
         self.flow.resume_reading()  # otherwise a closed connection would not be noticed
-        # What is left of the request is not needed any more, and would take 2 KB until the end.
+        # What is left of the request is not needed any more, but would be kept until the end.
         self.scope["headers"], self.headers, self.cycle.body = [], [], bytearray()
 
     def give_back(self, stream: Stream) -> None:

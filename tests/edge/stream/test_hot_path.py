@@ -1,6 +1,6 @@
 """What one live event costs, in function calls: these counts do not depend on the machine.
 
-A count that grows needs a reason. It is worth 0.05 to 0.1 µs for each call, at each event.
+A count that grows needs a reason.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ async def test_a_client_in_step_has_no_task() -> None:
 
 
 async def test_the_garbage_collector_tracks_no_event_of_a_ring() -> None:
-    """Collections took a tenth of the edge's time when it tracked two objects for each event."""
+    """With two tracked objects for each event, 10,000 events/s led to a full collection in 4 s."""
     world = World()
     connection = await world.join()
     world.say("first")

@@ -48,7 +48,7 @@ def while_valid(
 
 
 class _Expiry:
-    """Calls `end` at a time, given in Unix seconds. A timer needs 3 KB less than a task."""
+    """Calls `end` at a time, given in Unix seconds. A timer needs 0.4 KB, a task 1.6 KB."""
 
     __slots__ = ("_end", "_expires_at", "_timer")
 

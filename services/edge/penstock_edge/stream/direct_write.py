@@ -1,7 +1,8 @@
 """Writes a stream directly to its connection, without ASGI and without a task.
 
 ASGI sends the head of the response. Then the stream takes the connection over from uvicorn, and the
-ASGI application returns: a suspended ASGI call would need 10 KB for each open stream. Until the end
+ASGI application returns: an idle stream took 24 KB with a
+suspended ASGI call and two tasks, and takes 12 KB without. Until the end
 of the response, the hub writes to the transport. A task exists only while the client is not in
 step. All bytes are HTTP chunks, which are made once for all clients.
 

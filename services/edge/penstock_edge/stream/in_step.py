@@ -1,7 +1,7 @@
 """The clients of one hub that are in step: they have all items of the ring, and wait for more.
 
 Such clients all get the same bytes next. So a write to a thousand clients is a loop over a thousand
-bound `transport.write`, which costs 1 µs for each client in addition to the system call. The
+bound `transport.write`: two function calls for each client, and the system call. The
 position in the ring belongs to the group. A client leaves the group before it gets any other bytes:
 when its connection is paused, when its stream is about to end, or when it gets a notice.
 """

@@ -29,7 +29,8 @@ class Ring:
     """Items in the order of their stream. If there are too many, the oldest items are evicted.
 
     The ring keeps only numbers and bytes of each item, which Python's garbage collector does not
-    track. With objects of its own for each item, a tenth of the edge's time went into collections.
+    track. With objects for each item, 10,000 events/s led to 30 collections a second, and to a full
+    one of 0.1 to 0.2 s (on a busy machine) every 4 s. Now there are 4, and no full one in 8 s.
     Only the newest item may end the stream.
     """
 

@@ -88,7 +88,7 @@ class Sse(Framing):
         return sse.encode(frame.data, event=name, id=id, id_first=self.id_first)
 
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
-        """Return the lines `event`, `data` and `id`. One formatting saves 1.5 µs for each event."""
+        """Return the lines `event`, `data` and `id`. One formatting saves 0.5 of 1.1 µs."""
         if self.id_first or not self.named or b"\n" in data or b"\r" in data:
             return self.event(Frame(data, event), f"{sequence}-0")
         return b"%bdata: %b\nid: %d-0\n\n" % (sse.event_line(event), data, sequence)

@@ -133,7 +133,7 @@ class UnchangedEncoding(Encoding):
     """Writes the stored bodies of events without any change, one frame for each event.
 
     With `ends`, the stream ends after the terminal event of its one run. A body is not parsed,
-    which saves 4 µs for each event. Only the normalizer may publish events, and it writes JSON
+    which saves 1.9 of 3.1 µs. Only the normalizer may publish events, and it writes JSON
     objects without a line end.
     """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from penstock.bus.messages import Stored
 
 _PREFIX_BYTES = len(b"NATS/1.0")
-_PLAIN = b"NATS/1.0\r\n"  # the first line of a block without a status
 
 
 class Incoming:
@@ -53,16 +52,8 @@ class Incoming:
 def fields(block: bytes) -> dict[str, str]:
     """Return the headers of a header block, which begins with `NATS/1.0` and a status or nothing.
 
-    For an event, this takes 1.5 µs; to look at each line takes 2.5 µs, and nats-py's own function
-    16 µs.
+    Splitting lines takes 2 µs for an event; nats-py's own function takes 16 µs.
     """
-    is_plain = block.startswith(_PLAIN) and block.endswith(b"\r\n\r\n")
-    if is_plain and b" \r\n" not in block and b":  " not in block:
-        try:
-            lines = block[len(_PLAIN) : -4].decode().split("\r\n")
-            return dict([line.split(": ", 1) for line in lines])
-        except ValueError:
-            pass  # no UTF-8, or a line has another form
     text = block.decode("utf-8", "replace")
     first, _, rest = text.partition("\r\n")
     found: dict[str, str] = {}
