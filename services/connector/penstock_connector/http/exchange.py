@@ -1,6 +1,6 @@
 """One request and its response on a connection of their own, parsed by httptools.
 
-Reading a response this way costs a third of the CPU that httpx's own transport takes
+Of the connector's CPU for a frame, httpx's own transport took 17 %, and this one takes 7 %
 (`tests/bench/README.md`): no pool, no stream objects, no timeout scope around every read.
 """
 

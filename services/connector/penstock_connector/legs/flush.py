@@ -1,9 +1,9 @@
 """Decides when the bytes that legs have read are written, for all legs of a process.
 
-A message that wakes the connector, the broker, the normalizer and the edge for itself costs four
-times what it costs among others. So in a busy process the bytes wait for a few milliseconds, and
-all legs write in the same turn of the loop: then the connection to NATS has one write, and what one
-leg has read is one source frame. In a quiet process nothing waits.
+A message that wakes the connector for itself costs 350 µs there, a message among many 140 µs; the
+broker, the normalizer and the edge save as much. So in a busy process the bytes wait for up to 5
+ms, and all legs write in the same turn of the loop: then the connection to NATS has one write, and
+what one leg has read is one source frame. In a quiet process nothing waits.
 """
 
 from __future__ import annotations
