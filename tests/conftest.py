@@ -1,4 +1,4 @@
-"""Fixtures that every part may use: real servers. See tests/support for what they are."""
+"""Fixtures for all tests: real nats-servers and real agent servers. tests/support defines them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from support.real import servers, upstreams
 from support.real.nats import NatsServer, write_passwords
 from support.real.upstreams import Recipe, Upstream
 
-# A busy machine is no bug, and CI must not fail by luck: what it tries is the same every time.
+# Hypothesis uses fixed examples in CI and never a deadline for an example, so that a slow machine
+# or an unlucky example does not fail CI.
 hypothesis.settings.register_profile(
     "penstock", deadline=None, derandomize=os.environ.get("CI") == "true"
 )
 hypothesis.settings.load_profile("penstock")
 
 
-# A test that tries many examples takes as long as the machine needs for them: what must not hang
-# has a deadline of its own.
+# The time limit of a test that tries many examples, in seconds. Such a test takes as long as the
+# machine needs for all examples, so the limit of other tests would be too short. Each wait inside
+# such a test has a deadline of its own.
 HYPOTHESIS_TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of hypothesis are not bound by the limit of the others."""
+    """Give every Hypothesis test without a limit of its own `HYPOTHESIS_TIMEOUT_S`."""
     for item in items:
         test = getattr(item, "obj", None)
         called = getattr(getattr(test, "__code__", None), "co_names", ())
@@ -54,9 +56,10 @@ def _public_context(cafile: str) -> ssl.SSLContext:
 
 @pytest.fixture(scope="session", autouse=True)
 def public_certificates_once() -> Iterator[None]:
-    """HTTP clients share one TLS context: each would read all public certificates, for 20 ms.
+    """Let all HTTP clients share one TLS context.
 
-    Almost every test makes clients, and none of them speaks TLS to a public server.
+    Without this fixture, each client would spend 20 ms on reading all public certificates. Almost
+    every test makes clients, and none of these clients connects to a public server over TLS.
     """
 
     def create(*args: Any, **given: Any) -> ssl.SSLContext:
@@ -71,7 +74,10 @@ def public_certificates_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nats_passwords(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every service of the tests, in this process or one of its own, is its own NATS user."""
+    """Give the services of all tests the passwords of their NATS users.
+
+    Each service has its own NATS user, in the test's process and in a separate process.
+    """
     with pytest.MonkeyPatch.context() as environment:
         folder = write_passwords(tmp_path_factory.mktemp("credentials"))
         environment.setenv("PENSTOCK_NATS_PASSWORDS", str(folder))
@@ -80,17 +86,17 @@ def nats_passwords(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all workers of this test run share."""
+    """Return a folder that all workers of this test run share."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if _is_worker() else base
 
 
 @pytest.fixture(scope="module")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """A nats-server with JetStream, one per module. Do not stop it: see `fresh_nats`.
+    """Run one nats-server with JetStream per module. A test must not stop it: see `fresh_nats`.
 
-    One server for all modules would keep the unfinished runs of every earlier test. The services
-    of the later tests would look after these runs, and their tests took up to ten times as long.
+    One server for all modules would keep the unfinished runs of every earlier test. The services of
+    the later tests would look after these runs, and their tests took up to ten times as long.
     """
     server = NatsServer(tmp_path_factory.mktemp("nats"))
     server.start()
@@ -100,7 +106,10 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 
 @pytest.fixture
 def fresh_nats(tmp_path: Path) -> Iterator[NatsServer]:
-    """A nats-server of the test's own, empty: to stop, kill, restart or count in."""
+    """Run an empty nats-server for this test alone, which the test may stop, kill or restart.
+
+    A test that counts messages also needs this server, because it holds no messages of other tests.
+    """
     server = NatsServer(tmp_path / "nats", name="fresh nats")
     server.start()
     yield server
@@ -109,40 +118,40 @@ def fresh_nats(tmp_path: Path) -> Iterator[NatsServer]:
 
 @pytest.fixture(scope="session")
 def agno_server(run_folder: Path) -> Upstream:
-    """The real Agno 3.1.10 AgentOS with scripted models, one for the whole run."""
+    """Return the real Agno 3.1.10 AgentOS with scripted models; the whole test run shares it."""
     return _upstream(upstreams.AGNO, run_folder)
 
 
 @pytest.fixture(scope="session")
 def adk_server(run_folder: Path) -> Upstream:
-    """The real google-adk 2.13.0 server with scripted models, one for the whole run."""
+    """Return the real google-adk 2.13.0 server with scripted models, for the whole test run."""
     return _upstream(upstreams.ADK, run_folder)
 
 
 @pytest.fixture(scope="session")
 def pydantic_ai_server(run_folder: Path) -> Upstream:
-    """The real pydantic-ai 2.68.0 AG-UI adapter with scripted models."""
+    """Return the real pydantic-ai 2.68.0 AG-UI adapter with scripted models."""
     return _upstream(upstreams.PYDANTIC_AI, run_folder)
 
 
 @pytest.fixture(scope="session")
 def langgraph_server(run_folder: Path) -> Upstream:
-    """The real ag-ui-langgraph 0.0.47 with a graph that asks before it deletes."""
+    """Return the real ag-ui-langgraph 0.0.47 with a graph that asks before it deletes."""
     return _upstream(upstreams.LANGGRAPH, run_folder)
 
 
 @pytest.fixture(scope="session")
 def agno_agui_server(run_folder: Path) -> Upstream:
-    """The real AG-UI interface of Agno 3.1.10 with a scripted model."""
+    """Return the real AG-UI interface of Agno 3.1.10 with a scripted model."""
     return _upstream(upstreams.AGNO_AGUI, run_folder)
 
 
 def _upstream(recipe: Recipe, folder: Path) -> Upstream:
     if not recipe.python.exists():
         reason = f"no environment for the real {recipe.name} server: run `make upstreams`"
-        # A skip that nobody sees would be a hole in what CI says.
+        # In CI, a missing environment fails the test: nobody would notice a skip there.
         pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
-    # The process that outlives every worker: the one that was started by hand.
+    # The owner is the process that outlives every worker: the pytest process that the user started.
     owner_pid = os.getppid() if _is_worker() else os.getpid()
     return upstreams.shared(recipe, folder / "upstreams", owner_pid)
 
@@ -160,7 +169,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows what the servers wrote meanwhile."""
+    """Add what the servers wrote during a failed test to its report."""
     report = yield
     if report.failed:
         for name, log in servers.LOGS.items():

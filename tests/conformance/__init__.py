@@ -1,5 +1,5 @@
-"""What each contract says, statement by statement, and the tests that show it.
+"""The statements of each contract, and the tests that show that they hold.
 
-One module a document, as plain data; `test_conformance.py` holds the tables to the tests that
-there are, and deploy/contract/conformance.md is made of them (`make contract`).
+Each document has one module of plain data. `test_conformance.py` compares these tables with the
+existing tests, and `make contract` writes deploy/contract/conformance.md from the tables.
 """

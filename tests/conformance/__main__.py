@@ -1,4 +1,4 @@
-"""Writes deploy/contract/conformance.md anew: `make contract` runs it."""
+"""Write deploy/contract/conformance.md again; `make contract` runs this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""adk-streaming.md: POST /run_sse, its errors and its security, and the legacy pair."""
+"""The table of adk-streaming.md: POST /run_sse, its errors, its security, and the legacy pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""agent-runs-sse.md: a thread's runs as AG-UI frames with the contract's own fields."""
+"""The table of agent-runs-sse.md: a thread's runs as AG-UI frames with the contract's fields."""
 
 from __future__ import annotations
 

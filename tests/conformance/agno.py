@@ -1,4 +1,4 @@
-"""agno-events.md: Agno's events as an upstream tells them, and Agno's endpoints for its clients."""
+"""The table of agno-events.md: the events that Agno sends, and Agno's endpoints for its clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""executions-sse.md: trigger, the event stream, cancel."""
+"""The table of executions-sse.md: the trigger, the event stream and the cancel request."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the tables are made of: statements, the documents' own examples, and how each is shown.
+"""The types of the tables: statements, the documents' examples, and the tests that show them.
 
-A test is named `part/module::name`, whichever folder of the part it is in:
+A test is named `part/module::name`, without the folders below the part:
 `edge/run_sse::snake_case_is_accepted` is `test_snake_case_is_accepted` in
 `edge/surfaces/adk/test_run_sse.py`.
 """
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """What became of a statement."""
+    """Whether Penstock fulfils a statement."""
 
     HOLDS = "holds"
     OTHERWISE = "otherwise, on purpose"
@@ -22,7 +22,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One statement. `note` says what we do besides or instead, or why there is no test."""
+    """One statement. `note` says what Penstock does besides or instead, or why there is no test."""
 
     id: str
     statement: str
@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example of the document, under its heading there."""
+    """One example of the document, named by its heading there."""
 
     name: str
     tests: tuple[str, ...]
@@ -41,7 +41,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A contract: `rows` from 1 on without a gap, their ids beginning with `prefix`."""
+    """One contract. The ids of `rows` are `prefix` and a number, from 1 on without a gap."""
 
     name: str
     prefix: str
@@ -51,25 +51,28 @@ class Document:
 
 
 def holds(id: str, statement: str, *tests: str, note: str = "") -> Row:
-    """It is so, and these tests show it."""
+    """Return a row whose statement holds, as these tests show."""
     return Row(id, statement, Verdict.HOLDS, tests, note)
 
 
 def otherwise(id: str, statement: str, note: str, *tests: str) -> Row:
-    """It is not so on purpose: `note` says why, and the tests show what is done instead."""
+    """Return a row whose statement does not hold on purpose.
+
+    `note` says why, and the tests show what Penstock does instead.
+    """
     return Row(id, statement, Verdict.OTHERWISE, tests, note)
 
 
 def elsewhere(id: str, statement: str, note: str) -> Row:
-    """It is not for a server to fulfil."""
+    """Return a row whose statement no server can fulfil."""
     return Row(id, statement, Verdict.ELSEWHERE, (), note)
 
 
 def not_yet(id: str, statement: str, note: str, *tests: str) -> Row:
-    """It does not hold today; `tests` show the part that does."""
+    """Return a row whose statement does not hold today; `tests` show the part that does."""
     return Row(id, statement, Verdict.NOT_YET, tests, note)
 
 
 def example(name: str, *tests: str) -> Example:
-    """An example, and the tests that use it."""
+    """Return an example with the tests that use it."""
     return Example(name, tests)

@@ -1,4 +1,4 @@
-"""The five tables, the tests that there are, and the page that is made of both."""
+"""The five tables, the index of all existing tests, and the page that is made from both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ DOCUMENTS: Final = tuple(module.DOCUMENT for module in (executions, unified, agn
 TESTS: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = TESTS.parent / "deploy/contract/conformance.md"
 
-# Tests of encoders alone, and tests that end at a decoder or at a model.
+# `_ENCODERS` matches files that test encoders alone. `_DECODERS` matches files whose tests end at a
+# decoder or at a model.
 _ENCODERS: Final = re.compile(r"/shared/dialects/(?:\w+/)?test_(\w+_encode\w*|encoders_\w+)\.py$")
 _DECODERS: Final = re.compile(
     r"/shared/dialects/(?:\w+/)?test_((?!\w*encode)\w+)\.py$|/conformance/test_examples\.py$"
@@ -29,12 +30,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test as its file has it. `skipped`: whatever the circumstances.
+    """One test, as its file defines it. `skipped` is true only if the test never runs.
 
-    `by_hand`: it feeds an encoder with canonical events of its own, and with no recorded run.
+    `by_hand` is true if the test feeds an encoder with canonical events that the test itself makes,
+    and with no recorded run.
     """
 
-    path: str  # from the repository's root
+    path: str  # relative to the repository's root
     name: str
     skipped: bool
     by_hand: bool = False
@@ -42,7 +44,7 @@ class Test:
 
 @cache
 def known() -> dict[str, Test]:
-    """Every test by its name in the tables."""
+    """Return every test by its name in the tables."""
     found: dict[str, Test] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         module = f"{_part(path)}/{path.stem.removeprefix('test_')}"
@@ -55,7 +57,7 @@ def known() -> dict[str, Test]:
 
 
 def _part(path: Path) -> str:
-    """The part of Penstock that a file tests: `edge`, `e2e`, `dialects`."""
+    """Return the part of Penstock that a file tests: `edge`, `e2e`, `dialects`."""
     folders = path.relative_to(TESTS).parts[:-1]
     return (
         folders[1] if folders[:1] == ("shared",) and len(folders) > 1 else (*folders, TESTS.name)[0]
@@ -63,7 +65,7 @@ def _part(path: Path) -> str:
 
 
 def read_tests(path: str, source: bytes) -> Iterator[Test]:
-    """The tests of a file, as its source has them."""
+    """Read the tests of a file from its source."""
     body = ast.parse(source).body
     none_runs = any(_skips(node) for node in body if _marks_the_module(node))
     for node in body:
@@ -75,7 +77,7 @@ def read_tests(path: str, source: bytes) -> Iterator[Test]:
 
 
 def _is_by_hand(path: str, test: Function) -> bool:
-    """Of the tests of encoders those that name nothing recorded."""
+    """Return whether this is a test of an encoder that names nothing recorded."""
     if not _ENCODERS.search(path):
         return False
     names = {
@@ -86,9 +88,10 @@ def _is_by_hand(path: str, test: Function) -> bool:
 
 
 def without_a_real_path(document: Document) -> list[str]:
-    """Statements that are said to hold, and that nothing drives from an agent server's bytes.
+    """Return the statements that are marked HOLDS without a test from an agent server's bytes on.
 
-    Of what clients read (EX, UN, AR) a test that ends at the decoder shows only half of the way.
+    The statements EX, UN and AR are about what clients read. For them, a test that ends at the
+    decoder shows only half of the way.
     """
     return [
         row.id
@@ -111,7 +114,7 @@ def _marks_the_module(node: ast.stmt) -> bool:
 
 
 def _skips(node: ast.AST) -> bool:
-    """`pytest.mark.skip`, `pytest.mark.xfail` and `pytest.skip(…)`; not `skipif`."""
+    """Return whether the node has a `skip` or `xfail` mark or call; `skipif` does not count."""
     return any(
         isinstance(each, ast.Attribute) and each.attr in ("skip", "xfail")
         for each in ast.walk(node)
@@ -119,12 +122,12 @@ def _skips(node: ast.AST) -> bool:
 
 
 def unknown(named: Row | Example) -> list[str]:
-    """Names of tests that there are not, or that never run."""
+    """Return the named tests that do not exist or never run."""
     return [test for test in named.tests if test not in known() or known()[test].skipped]
 
 
 def page() -> str:
-    """deploy/contract/conformance.md."""
+    """Return the text of deploy/contract/conformance.md."""
     return "\n".join(_lines())
 
 

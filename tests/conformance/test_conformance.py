@@ -1,4 +1,4 @@
-"""The tables are whole, every test that they name is there, and the page is what they say."""
+"""The tables have no gaps, every test that they name exists, and the page is up to date."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.tables import (
     without_a_real_path,
 )
 
-# How many statements each document makes.
+# The number of statements that each document makes.
 STATEMENTS = {"EX": 42, "UN": 51, "AG": 59, "AD": 71, "AR": 43}
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.prefix)
@@ -101,5 +101,5 @@ def test_no_test_is_there_that_never_runs() -> None:
 
 
 def test_the_page_is_what_the_tables_say() -> None:
-    """Run `make contract` after a change of the tables."""
+    """If this test fails, run `make contract`: the tables have changed."""
     assert PAGE.read_text("utf-8") == page()

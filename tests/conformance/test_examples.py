@@ -1,7 +1,8 @@
-"""The documents' own examples, word for word, through the decoders and encoders.
+"""The documents' own examples pass the decoders and encoders unchanged.
 
-`documents/` holds them as they stand there, but that `{ ... }` and `[...]` are empty where they
-stand for JSON. Requests and answers over HTTP are in the tests of their endpoints.
+`documents/` holds the examples word for word, except that the placeholders `{ ... }` and `[...]`
+for JSON are empty there. The tests of the endpoints use the examples of HTTP requests and
+responses.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DOCUMENTS = Path(__file__).parent / "documents"
 
 
 def examples(document: str) -> dict[str, Any]:
-    """The examples by their headings."""
+    """Return the document's examples by their headings."""
     found: dict[str, Any] = json.loads((DOCUMENTS / f"{document}.json").read_text("utf-8"))
     return found
 
@@ -55,7 +56,7 @@ def test_the_executions_document_has_twelve_events() -> None:
 # unified-events.md
 
 UNIFIED = examples("unified")
-# What begins, ends or stops a run is never taken from a custom event.
+# The events that begin, end or stop a run are never taken from a custom event.
 OURS_ALONE = {"session_started", "session_ended", "run_retry", "run_interrupted"}
 
 
@@ -65,12 +66,13 @@ def test_the_unified_document_has_all_its_types() -> None:
 
 @pytest.mark.parametrize("name", sorted(UNIFIED.keys() - OURS_ALONE))
 def test_a_payload_of_the_unified_document_is_an_event_of_ours_and_back(name: str) -> None:
-    """An agent says it by a custom event of that name; a client of the dialect gets it again."""
+    """An agent sends the payload in a custom event; a client of the dialect gets it unchanged."""
     payload = UNIFIED[name]
     draft = from_custom(name, payload)
     assert draft is not None
     typed_data(draft.type, draft.data)
-    # A message is said by its source; everything else names its agent in the payload itself.
+    # In agent_message_start, the event's source names the agent. In all other payloads, a field of
+    # the payload names it.
     speaker = payload["agent"] if name == "agent_message_start" else "another agent"
     source = {"agent_id": speaker, "agent_type": "agent", "agent_name": "A", "team_name": None}
     frames = UnifiedEncoder().feed(event(draft.type, draft.data, source=source))
@@ -79,7 +81,7 @@ def test_a_payload_of_the_unified_document_is_an_event_of_ours_and_back(name: st
         assert told["message_id"] == f"{RUN_ID}/{payload['message_id']}"
         told["message_id"] = payload["message_id"]
     if "run_id" in payload:
-        payload = {**payload, "run_id": RUN_ID}  # the run's own, in every payload
+        payload = {**payload, "run_id": RUN_ID}  # every payload carries the run's own id
     assert {field: told[field] for field in payload} == payload
     assert told.keys() - payload.keys() <= {"run_id", "is_error"}
 
@@ -98,7 +100,7 @@ ASKED = "toolu_014NwbC34YUX8CFu1fzMSzur"
 
 
 def agno(name: str, **fields: Any) -> Frame:
-    """The example of that heading, or a frame that the document only names, in one run."""
+    """Return a frame of that name in run `r1`, with the body of the document's example if any."""
     body = {"event": name, **AGNO.get(name, {}), "run_id": "r1", "session_id": "s1", **fields}
     return Frame(orjson.dumps(body), body["event"])
 
@@ -107,7 +109,8 @@ TEXT = [agno(CHUNK), agno(CITED), agno("RunContentCompleted"), agno("RunComplete
 BEFORE = [agno("RunStarted"), agno(CHUNK, content="")]
 TOOL = [agno("ToolCallStarted"), agno("ToolCallCompleted")]
 ENDS = ["llm.message_started", "llm.stream", "llm.message_completed", "lifecycle.completed"]
-# What the tool of the pause does once it is confirmed: the examples' call, as it was asked about.
+# The frames of the paused tool after its confirmation. They are the examples' tool call, with the
+# id, name and arguments of the call in `RunPaused`.
 [PAUSED] = [tool for tool in AGNO["RunPaused"]["tools"] if tool["tool_call_id"] == ASKED]
 APPROVED = {key: PAUSED[key] for key in ("tool_call_id", "tool_name", "tool_args")}
 CONFIRMED = [
@@ -195,7 +198,7 @@ WIRE = (DOCUMENTS / "adk.sse").read_bytes()
 
 
 def of_adk(frames: list[Frame]) -> list[Draft]:
-    """What a run of these frames says."""
+    """Return the canonical events of a run of these frames."""
     made = AdkDecoder(AgentFacts(id="vana"))
     drafts = [*made.open(1), *(draft for each in frames for draft in made.feed(each)), *made.end()]
     return [draft for draft in drafts if isinstance(draft, Draft)]
@@ -224,7 +227,7 @@ def test_the_events_of_the_adk_document_mean_what_they_say() -> None:
 
 def test_the_stream_of_the_adk_document_is_read_and_passes_unchanged() -> None:
     frames = Parser().feed(WIRE)
-    # the document's own client: split on blank lines, take what follows `data: `
+    # This is the document's own client: it splits on blank lines and takes the text after `data: `.
     split = [each.removeprefix(b"data: ") for each in WIRE.split(b"\n\n") if each]
     assert [frame.data for frame in frames] == split
     assert [draft.type for draft in of_adk(frames)][1:] == [

@@ -1,7 +1,7 @@
-"""Statements about events, driven the whole way: a recorded stream through its decoder and encoder.
+"""Statements about events: a recorded stream passes through its decoder and its encoder.
 
-Where no recording has what a statement is about, one is altered: frames of the same framework are
-put into it, or a value in it is replaced. Nothing here makes a canonical event by hand.
+If no recording has what a statement is about, the test alters a recording: it inserts frames of the
+same framework, or replaces a value. No test here makes a canonical event by hand.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from support.recorded.canonical import folded, type_of
 Alter = Callable[[bytes], bytes]
 
 each_recording = for_each("name", recorded())
-# Names that a protocol has for its own counters, as an agent's data may be named.
+# An agent's data may have these field names, which some protocols use for their own counters.
 BUSINESS = {"title": "Spike Test", "model": "T", "cost": 3, "inputTokens": 5, "latencyMs": 1}
 
 
 def altered(protocol: str, name: str, folder: Path, alter: Alter) -> list[Event]:
-    """The canonical events of a recorded run whose every leg is altered."""
+    """Return the canonical events of a recorded run after `alter` has changed its legs."""
     found = {each.name: each for each in (agno if protocol == "agno" else agui).scenarios()}[name]
     legs = []
     for number, leg in enumerate(found.legs):
@@ -48,7 +48,7 @@ def altered(protocol: str, name: str, folder: Path, alter: Alter) -> list[Event]
 
 
 def with_customs(folder: Path, *customs: tuple[str, Mapping[str, Any]]) -> list[Event]:
-    """A recorded run of pydantic-ai, whose agent says these CUSTOM events at its start."""
+    """Return a recorded run of pydantic-ai whose agent sends these CUSTOM events at its start."""
     frames = b"".join(
         b"data: " + orjson.dumps({"type": "CUSTOM", "name": name, "value": value}) + b"\n\n"
         for name, value in customs
@@ -62,7 +62,7 @@ def with_customs(folder: Path, *customs: tuple[str, Mapping[str, Any]]) -> list[
 
 
 def unified(events: list[Event], type: str) -> list[dict[str, Any]]:
-    """The payloads of that type."""
+    """Return the payloads of that type."""
     encoder = UnifiedEncoder()
     bodies = [orjson.loads(frame.data) for each in events for frame in encoder.feed(each)]
     return [body["payload"] for body in bodies if body["type"] == type]
@@ -120,7 +120,7 @@ def test_a_recorded_call_has_the_documents_fields_from_start_to_result(name: str
 def test_a_call_id_that_a_server_repeats_is_unique_in_the_run_and_in_the_thread(
     tmp_path: Path,
 ) -> None:
-    """The recorded call is made twice in a run, and the run twice in its thread."""
+    """The recorded call occurs twice in a run, and the run occurs twice in its thread."""
 
     def repeats(body: bytes) -> bytes:
         frames = body.split(b"\n\n")
@@ -159,7 +159,7 @@ def test_a_recorded_answer_ends_as_it_came_to_its_end(name: str) -> None:
 
 
 def test_recordings_have_answers_that_succeed_and_that_fail_and_calls_of_both_kinds() -> None:
-    """Else the tests above would show nothing."""
+    """If the recordings had only one kind, the tests above would show nothing."""
     ends: Counter[str] = Counter()
     for events in recorded().values():
         told = encoded(RUNS_1, events)
@@ -311,7 +311,7 @@ def test_recorded_thoughts_are_told_with_their_agent(name: str) -> None:
     assert all(each["agent"] and each["debug"] is False for each in thoughts)
 
 
-# Payloads of the document that no framework has a frame for, as an agent says them.
+# Payloads of the document for which no framework has a frame. An agent sends them as custom events.
 SAID: dict[str, dict[str, Any]] = {
     "retrieval_started": {"query": "refund policy", "agent": "kb"},
     "retrieval_result": {"documents": [{"id": "d1", "score": 0.9, "content": "30 days"}]},
@@ -357,7 +357,7 @@ def test_the_source_of_a_recorded_run_is_null_at_its_start_and_where_it_is_cance
 
 
 def test_recordings_have_what_the_executions_document_names() -> None:
-    """Else the test above would show nothing."""
+    """If the recordings had none of it, the test above would show nothing."""
     found = {
         f"{body['event']['category']}.{body['event']['action']}"
         for events in recorded().values()
@@ -420,7 +420,10 @@ def test_no_counter_of_a_framework_is_told_in_the_agent_runs_contract(name: str)
 def test_a_second_pause_does_not_ask_again_for_a_requirement_that_agno_2_3_repeats(
     tmp_path: Path,
 ) -> None:
-    """2.3 repeats the first pause's requirements as they were; 3.1's recording is made so."""
+    """Agno 2.3 repeats the first pause's requirements unchanged.
+
+    The test alters the recording of Agno 3.1 in this way.
+    """
     name = "agno/3.1.10/confirm_twice"
     first = data_of(recorded()[name], "approval.requested")[0]["items"][0]["item_id"]
     kept: list[Any] = []

@@ -1,4 +1,4 @@
-"""Schemathesis over our OpenAPI: whatever is sent, no 5xx, and nothing that is not declared."""
+"""Schemathesis tests our OpenAPI: no request gets a 5xx or a response that is not declared."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-EXAMPLES: Final = 10  # of each operation, with authentication and without
+EXAMPLES: Final = 10  # examples of each operation, with authentication and without
 CHECKS: Final = [
     not_a_server_error,
     status_code_conformance,
     content_type_conformance,
     response_schema_conformance,
 ]
-# Made up, these would nearly always be unknown: with them a request comes further.
+# Known values of parameters. Nearly all values that Schemathesis makes up are unknown, and requests
+# with them would be refused early.
 KNOWN: Final[dict[str, Any]] = {
     "agent": "assistant",
     "appName": "assistant",
@@ -63,7 +64,7 @@ CALLERS: Final[tuple[dict[str, str], ...]] = (
 )
 MOSTLY: Final = st.sampled_from((True, True, True, False))
 ACCEPTED: Final = ("*/*", JSON, SSE)
-# Schemathesis opens no WebSockets.
+# The test leaves out this route, because Schemathesis opens no WebSockets.
 SOCKET: Final = "/v1/sessions/{session_id}/events/ws"
 
 Operation = APIOperation[Any, Any, Any, Any]
@@ -72,14 +73,14 @@ Asked = Case[Operation]
 
 def operations() -> list[Operation]:
     schema = schemathesis.openapi.from_dict(document())
-    # CALLERS are: made up, they would all be refused at the door
+    # CALLERS supplies the credentials. Made-up credentials would all be refused.
     schema.config.generation.update(with_security_parameters=False)
     found = [each.ok() for each in schema.get_all_operations() if isinstance(each, Ok)]
     return [operation for operation in found if operation.path != SOCKET]
 
 
 def cases(operation: Operation) -> st.SearchStrategy[Asked]:
-    """What fits the document, and what does not, where there is anything to get wrong."""
+    """Make requests that fit the document, and invalid ones if the operation has any input."""
     fitting = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
     if not any(operation.iter_parameters()) and not operation.body:
         return fitting
@@ -87,7 +88,7 @@ def cases(operation: Operation) -> st.SearchStrategy[Asked]:
 
 
 def told(method: str, path: str) -> tuple[str, str]:
-    """A route, whatever its ids are called."""
+    """Return the route with its ids' names removed, so that routes can be compared."""
     return method.upper(), re.sub(r"{\w+}", "{}", path)
 
 
@@ -97,7 +98,7 @@ def row_of(operation: Operation) -> Row:
 
 
 def with_known(made: Any, known: Mapping[str, Any], data: st.DataObject) -> Any:
-    """The same, most of its fields with a value that exists."""
+    """Replace most values by known ones, where a field's name is known."""
     if not isinstance(made, Mapping):
         return made
     return {
@@ -107,7 +108,7 @@ def with_known(made: Any, known: Mapping[str, Any], data: st.DataObject) -> Any:
 
 
 def nearly_right(made: Any, good: Any, data: st.DataObject) -> Any:
-    """The body of a request that is served, with some of the fields made up."""
+    """Return the body of a request that is served, with up to two made-up fields."""
     if not isinstance(made, Mapping) or not isinstance(good, Mapping) or not data.draw(MOSTLY):
         return made
     fields = sorted(made, key=str)
@@ -116,7 +117,7 @@ def nearly_right(made: Any, good: Any, data: st.DataObject) -> Any:
 
 
 async def ask(http: httpx.AsyncClient, case: Asked, headers: dict[str, str]) -> Response:
-    """Of a stream the head alone is read: it may have no end."""
+    """Send the request; of an event stream, read the head only, because the stream may not end."""
     kwargs = case.as_transport_kwargs(base_url=str(http.base_url), headers=headers)
     prepared = requests.Request(**kwargs).prepare()
     body = prepared.body or b""
@@ -150,7 +151,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["asked", "not asked"])
 async def penstock(nats: NatsServer, request: pytest.FixtureRequest) -> AsyncIterator[Secured]:
-    """Callers are asked who they are, or nobody is."""
+    """Run Penstock once with authentication and once without."""
     open_to_all = request.param != "asked"
     async with secured(nats.url, ALLOW_UNAUTHENTICATED_SSE=open_to_all) as running:
         yield running
@@ -158,7 +159,7 @@ async def penstock(nats: NatsServer, request: pytest.FixtureRequest) -> AsyncIte
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def names(penstock: Secured, operation: Operation) -> dict[str, str]:
-    """What the ids in paths and bodies stand for."""
+    """Return the values for the ids in paths and bodies."""
     row = row_of(operation)
     asked = (await penstock.http.get("/v1/csrf")).status_code == 401
     known = await penstock.given(row, tokens=asked)

@@ -1,4 +1,4 @@
-"""unified-events.md: 22 types under one root, over SSE and WebSocket."""
+"""The table of unified-events.md: 22 types under one root, over SSE and WebSocket."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`python -m mutations [WORD…]`: make each fault in a copy and see that its tests catch it.
+"""`python -m mutations [WORD…]`: make each fault in a copy and check that its tests catch it.
 
-With words, only the faults whose sentence contains one of them. The test that fails must pass when
-the fault is taken back: one that fails anyway catches nothing. Exits with 1 where a fault is not
-caught, its code is not found, or its tests cannot run.
+With words, only the faults whose sentence contains one of the words are made. A test that fails
+with the fault must pass without it: a test that always fails catches nothing. The exit code is 1 if
+a fault is not caught, if the code that it changes is not found, or if its tests cannot run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Result = Literal["caught", "NOT CAUGHT", "NO RESULT"]
 PASSED: Final = 0
 FAILED: Final = 1
 TIMEOUT_S: Final = 900.0
-# what the tests need, and what is made once: environments and Node packages
+# Things that the tests need and that are made only once: environments and Node packages. The copy
+# links to them.
 LINKED: Final = (".venv", ".penstock")
 
 
@@ -38,7 +39,7 @@ def _copy(folder: Path) -> None:
 
 
 def _run(folder: Path, *arguments: str) -> tuple[int, str]:
-    """The exit code of pytest, and the last lines of its output."""
+    """Run pytest; return its exit code and the last lines of its output."""
     members = [folder / "shared", *sorted((folder / "services").iterdir())]
     environment = {
         **os.environ,
@@ -84,7 +85,7 @@ def _result(folder: Path, mutation: Mutation) -> tuple[Result, str]:
 
 
 def main(words: list[str]) -> int:
-    """Go through the table; returns the exit code."""
+    """Go through the table; return the exit code."""
     chosen = [each for each in mutations() if not words or any(w in each.what for w in words)]
     results = []
     with tempfile.TemporaryDirectory(prefix="mutations-") as name:

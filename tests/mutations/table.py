@@ -1,4 +1,4 @@
-"""The table of faults, and where in a copy of the repository each of them belongs."""
+"""The table of faults, and the place in a copy of the repository where each fault belongs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TABLE: Final = Path(__file__).with_name("mutations.toml")
 
 
 class NotInPlace(LookupError):
-    """The code that a fault changes is not there, or is there more than once."""
+    """The code that a fault changes does not exist, or exists more than once."""
 
 
 class Mutation(BaseModel):
-    """One fault. `old` stands exactly once in the .py files below the folder `within`."""
+    """One fault. Exactly one .py file below the folder `within` contains `old`, exactly once."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,7 +27,7 @@ class Mutation(BaseModel):
     tests: list[str]
 
     def file(self, root: Path) -> Path:
-        """The file that it changes. Raises `NotInPlace`."""
+        """Return the file that the fault changes. Raises `NotInPlace`."""
         found = {
             path: count
             for path in sorted((root / self.within).rglob("*.py"))
@@ -42,10 +42,10 @@ class Mutation(BaseModel):
         return next(iter(found))
 
     def missing_tests(self, root: Path) -> list[str]:
-        """The files of its tests that are not there."""
+        """Return the paths of its test files that do not exist."""
         return [name for name in self.tests if not (root / name.partition("::")[0]).exists()]
 
 
 def mutations() -> list[Mutation]:
-    """All faults, in the order of the table."""
+    """Return all faults, in the order of the table."""
     return [Mutation(**entry) for entry in tomllib.loads(TABLE.read_text())["mutation"]]
