@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from bench import machine
 from bench.pieces import PIECES, by_default
-from bench.published import publish, write_plots
+from bench.published import ordered, publish, write_plots
 from bench.results import Results, load, markdown, merged
 from bench.session import Options, Session
 from support.drive.repository import ROOT
@@ -99,7 +99,7 @@ def _show(results: Results, plots: Path) -> None:
 def main() -> None:
     arguments = _arguments()
     if arguments.show:
-        found = merged([load(path) for path in arguments.show])
+        found = ordered(merged([load(path) for path in arguments.show]))
         OUT.mkdir(parents=True, exist_ok=True)
         _show(found, OUT)
         if arguments.publish:

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from bench.pieces import PIECES
 from bench.plots import plot
-from bench.results import Results, load, summary
+from bench.results import Results, Sample, load, summary
 from bench.session import OURS
 
 FILE: Final = Path(__file__).with_name("figures.json")
 # `before` is the code of the morning of 2026-11-22, before the work on speed.
 OTHERS: Final = ("before", "nchan", "naive", "proxy")
+
+
+def ordered(found: Results) -> Results:
+    """The samples in the order of pieces, workloads and systems, whatever was measured first."""
+    systems = (OURS, *OTHERS)
+
+    def place(sample: Sample) -> tuple[int, int, int]:
+        workloads = list(PIECES[sample.piece].about) if sample.piece in PIECES else []
+        return (
+            _index(list(PIECES), sample.piece),
+            _index(workloads, sample.workload),
+            _index(systems, sample.system),
+        )
+
+    return replace(found, samples=sorted(found.samples, key=place))
+
+
+def _index(names: Sequence[str], name: str) -> int:
+    return names.index(name) if name in names else len(names)
 
 
 def results() -> Results:

@@ -77,12 +77,21 @@ def load(path: Path) -> Results:
 
 
 def merged(results: Sequence[Results]) -> Results:
-    """One table of several sessions; the machine of the last one is shown."""
-    whole = Results(results[-1].machine)
+    """One table of several sessions. Of the machine, the first and the last value are named."""
+    sessions = sorted(results, key=lambda each: each.machine.get("date", ""))
+    names = dict.fromkeys(name for each in sessions for name in each.machine)
+    whole = Results(
+        {name: _named([each.machine.get(name, "") for each in sessions]) for name in names}
+    )
     for each in results:
         whole.samples.extend(each.samples)
         whole.skipped.update(each.skipped)
     return whole
+
+
+def _named(values: Sequence[str]) -> str:
+    different = list(dict.fromkeys(value for value in values if value))
+    return " to ".join([*different[:1], *different[1:][-1:]])
 
 
 def markdown(results: Results, leads: Mapping[str, tuple[str, Sequence[str]]]) -> str:
