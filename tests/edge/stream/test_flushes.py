@@ -111,5 +111,5 @@ async def test_delivered_events_are_counted_soon_and_at_the_end() -> None:
         return all(len(each.frames()) == 3 for each in connections)
 
     await eventually(all_there)
-    await world.hubs.close()
+    await world.close()
     assert count() == before + 9

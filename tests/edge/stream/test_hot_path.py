@@ -73,7 +73,7 @@ async def calls_per_event(clients: int, monkeypatch: pytest.MonkeyPatch) -> floa
     count = calls(work)
     monkeypatch.undo()
     assert connections[0].writes == before + EVENTS
-    await world.hubs.close()
+    await world.close()
     return count / EVENTS
 
 
@@ -130,7 +130,7 @@ async def test_a_client_in_step_has_no_task() -> None:
 
     await eventually(all_in_step)
     assert len(asyncio.all_tasks()) == before
-    await world.hubs.close()
+    await world.close()
 
 
 async def test_the_garbage_collector_tracks_no_event_of_a_ring() -> None:
@@ -155,4 +155,4 @@ async def test_the_garbage_collector_tracks_no_event_of_a_ring() -> None:
     await eventually(all_there)
     gc.collect()
     assert len(gc.get_objects()) - before < 50
-    await world.hubs.close()
+    await world.close()

@@ -38,7 +38,7 @@ def no_joining(monkeypatch: pytest.MonkeyPatch) -> None:
 async def world() -> AsyncIterator[World]:
     world = World()
     yield world
-    await world.hubs.close()
+    await world.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -323,7 +323,7 @@ class Coming(RuleBasedStateMachine):
         for each in self.lost:
             assert each.frames() == expected[: len(each.frames())]
         await until(lambda: not world.hubs.streams)
-        await world.hubs.close()
+        await world.close()
 
 
 @pytest.fixture

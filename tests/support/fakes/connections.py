@@ -93,6 +93,13 @@ class World:
         self.connections.append(connection)
         return connection
 
+    async def close(self) -> None:
+        """All clients leave. Otherwise the metric of open streams would count them for ever."""
+        for connection in self.connections:
+            connection.lose()
+            connection.client.leave()
+        await self.hubs.close()
+
     def say(self, *texts: str, type: str = "llm.stream") -> None:
         """Events come."""
         batch = [stored(len(self.said) + at, text, type) for at, text in enumerate(texts, 1)]
