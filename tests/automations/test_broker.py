@@ -112,3 +112,15 @@ async def test_a_consumer_gets_other_subjects_while_a_subscriber_runs(
                 await bus.publisher.publish(message)
             await came(found, 2)
         assert sorted(found) == ["also", "wanted"]
+
+
+async def test_a_message_that_was_deleted_before_is_no_error_for_the_services_user(
+    fresh_nats: NatsServer,
+) -> None:
+    """A process may be killed between the deletion of a due message and its acknowledgement."""
+    async with connected(fresh_nats.url, **login("operator")) as operator:
+        subject = subjects.due("automations", f"rule.{new_run_id()}-1")
+        sequence = await operator.publisher.publish(Message(subject, b"", {}))
+        async with connected(fresh_nats.url, **login("automations")) as bus:
+            assert await bus.delete(streams.SCHEDULES, sequence)
+            assert not await bus.delete(streams.SCHEDULES, sequence)

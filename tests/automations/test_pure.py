@@ -12,7 +12,7 @@ from standardwebhooks.webhooks import Webhook
 
 from penstock_automations.delivery.answers import Answer, NoAnswer, verdict
 from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s, retry_after_s
-from penstock_automations.delivery.breaker import FAILURES, MAX_OPEN_S, Breaker, Rate
+from penstock_automations.delivery.breaker import FAILURES, MAX_OPEN_S, PROBE_S, Breaker, Rate
 from penstock_automations.delivery.payload import body_of
 from penstock_automations.delivery.signing import signed
 from penstock_automations.jobs.job import Job
@@ -219,7 +219,7 @@ def test_a_breaker_opens_probes_and_closes() -> None:
         breaker.failed(0)
     assert breaker.admit(1) == 29
     assert breaker.admit(30) == 0, "one request probes the endpoint"
-    assert breaker.admit(30) > 0, "and no second one"
+    assert 0 < breaker.admit(30) <= PROBE_S, "and no second one, which need not wait long"
     breaker.failed(31)
     assert breaker.admit(31) == 60, "the next time is twice as long"
     assert breaker.admit(91) == 0

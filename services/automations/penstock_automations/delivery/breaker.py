@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 FAILURES = 5  # so many failures in a row open the breaker
 FIRST_OPEN_S, MAX_OPEN_S = 30.0, 600.0
+PROBE_S = 5.0  # how long other requests wait while a probe is under way
 
 
 class State(Enum):
@@ -46,6 +47,10 @@ class Breaker:
             case State.HALF_OPEN if now >= self._until:
                 self._until = now + self._open_s
                 return 0.0
+            case State.HALF_OPEN:
+                # The probe's result comes soon. After a longer wait, deliveries would still wait
+                # long after the endpoint has come back.
+                return min(max(self._until - now, 1.0), PROBE_S)
             case _:
                 return max(self._until - now, 1.0)
 

@@ -20,6 +20,7 @@ from penstock_automations.broker import Taken
 from penstock_automations.delivery.announcements import Announcements
 from penstock_automations.delivery.answers import Answer, Verdict, verdict
 from penstock_automations.delivery.backoff import delay_s
+from penstock_automations.delivery.breaker import State
 from penstock_automations.delivery.endpoints import Endpoint, Endpoints, admitted
 from penstock_automations.delivery.outcomes import dead_letter, outcome, triggered
 from penstock_automations.delivery.preparing import Request, request_of
@@ -39,10 +40,10 @@ RETRY_S = 1.0
 AGAIN_S = 5.0  # before a job is tried again whose handling failed unexpectedly
 MAX_FAILURES = 5  # deliveries by NATS after which such a job is given up
 MAX_UNFINISHED = 20  # deliveries by NATS after which a job is given up that no process finished
-MAX_DEFERRALS = 1000
+MAX_DEFERRALS = 10_000
 # The first and the longest wait of a delivery that is put off, since its rule is paused or its
 # endpoint is busy. Each wait is twice the one before.
-PAUSED_S, BUSY_S = (10.0, 3600.0), (1.0, 300.0)
+PAUSED_S, BUSY_S = (10.0, 3600.0), (1.0, 60.0)
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
@@ -184,7 +185,9 @@ class Deliverer:
             return await self._defer(job, _growing(PAUSED_S, job.deferrals))
         endpoint = self.endpoints.of(rule.record.rule.action.webhook)
         if wait_s := await admitted(endpoint):
-            return await self._defer(job, max(wait_s, _growing(BUSY_S, job.deferrals)))
+            if endpoint.breaker.state is State.CLOSED:
+                wait_s = max(wait_s, _growing(BUSY_S, job.deferrals))
+            return await self._defer(job, wait_s)
         endpoint.busy += 1
         try:
             await self._attempt(job, stored, record, rule, endpoint)

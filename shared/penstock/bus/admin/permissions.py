@@ -220,7 +220,7 @@ USERS: Final = (
         _takes(SCHEDULES, "automations"),
         # A retry that is due has moved to DELIVERIES; SCHEDULES would keep its message forever.
         [f"{_API}.STREAM.MSG.DELETE.{SCHEDULES}"],
-        _reads(EVENTS, RAW),
+        _reads(EVENTS, RAW, SCHEDULES),
         _buckets("rules", "deliveries", "runs", "aliases", "leases"),
         _keys("rules.*", "deliveries.>", "runs.*", "leases.automations.*"),
         _KEEPS_OBJECTS,
