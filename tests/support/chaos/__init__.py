@@ -1,6 +1,7 @@
-"""A whole system of real processes, hurt by a seeded schedule, and every run of it checked.
+"""Run Penstock as real processes, inject faults on a seeded schedule, and check every run.
 
-`schedule` says what happens when, `plans` what is asked for, `fleet` and `brokers` are the
-processes, `links` and `recorder` the connections between them, `clients` what people do,
-`evidence` what is left in the streams, `checker` what must be true of it, `harness` all of it.
+`schedule` makes the faults and their times. `plans` makes the requests. `fleet` and `brokers` start
+the processes. `links` and `recorder` are proxies for the connections between them. `clients` act as
+users. `evidence` holds what the streams contain afterwards. `checker` says what must be true of
+this evidence. `harness` plays a whole round.
 """

@@ -1,4 +1,4 @@
-"""The NATS servers of a round: one, or three that replicate. Killed, paused, and waited for."""
+"""The NATS servers of a round: one, or a cluster of three. Faults kill or pause them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from support.real.nats_cluster import cluster
 _CALL_TIMEOUT_S = 2.0
 _WHOLE_TIMEOUT_S = 120.0
 _ASK_EVERY_S = 0.2
-_BREATH_S = 5.0  # of a cluster that is whole again, before the next fault
+_BREATH_S = 5.0  # pause after a cluster has recovered, before the next fault
 
 
 @dataclass(slots=True)
 class Brokers:
-    """The servers, each behind its link. Faults come one at a time: see `alone`."""
+    """The servers, each behind its link. Faults of brokers do not overlap: see `alone`."""
 
     servers: list[NatsServer]
     links: Sequence[Link]
@@ -36,19 +36,19 @@ class Brokers:
 
     @property
     def url(self) -> str:
-        """What services are given: the links."""
+        """Return the URLs that the services use. They lead to the links."""
         return ",".join(f"nats://127.0.0.1:{link.port}" for link in self.links)
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """While nothing else happens to a broker, and each has caught up with the others."""
+        """Hold off all other faults of brokers until every replica has caught up."""
         async with self._alone:
             await self.whole()
             yield
             clock = asyncio.get_running_loop().time
             began = clock()
             await self.whole()
-            if len(self.servers) > 1:  # the slower the machine, the longer
+            if len(self.servers) > 1:  # a slower machine gets a longer pause
                 await asyncio.sleep(_BREATH_S + clock() - began)
 
     async def kill(self, number: int) -> None:
@@ -58,13 +58,13 @@ class Brokers:
         await asyncio.to_thread(self.servers[number].start)
 
     def connect(self) -> Any:
-        """A connection of the test's own, past the links."""
+        """Connect the test itself to the servers, without the links."""
         return connection([server.url for server in self.servers])
 
     def refused(self) -> list[str]:
-        """What a service tried that its user may not.
+        """Return the operations that a service tried and that its NATS user may not do.
 
-        An answer that comes too late is none of it: who was stopped for a while gives some.
+        A refused reply to an `_INBOX` does not count: a service that was paused may reply too late.
         """
         found = [line for server in self.servers for line in server.violations()]
         return [line for line in found if 'Publish Violation - Subject "_INBOX' not in line]
@@ -94,10 +94,10 @@ class Brokers:
 
 @asynccontextmanager
 async def connection(urls: list[str]) -> AsyncIterator[Client]:
-    """nats-py as it is, without a word of ours."""
+    """Connect with plain nats-py, without the product's bus."""
 
     async def ignore(error: Exception) -> None:
-        """Brokers die here: that is what it is for."""
+        """Ignore the error: the test kills brokers on purpose."""
 
     client = await nats.connect(
         urls,
@@ -119,22 +119,22 @@ async def connection(urls: list[str]) -> AsyncIterator[Client]:
 async def running(
     count: int, links: Sequence[Link], folder: Path
 ) -> AsyncIterator[list[NatsServer]]:
-    """One server or a cluster of three; clients that they tell of each other come by the links."""
+    """Run one server or a cluster of three, which advertise the links to their clients."""
     advertised = [f'client_advertise: "127.0.0.1:{link.port}"' for link in links]
     make = cluster if count > 1 else _single
     context = make(folder / "nats", advertised)
-    # it waits for its servers, and runs a loop of its own
+    # The context manager waits for its servers and runs an event loop of its own.
     servers = await asyncio.to_thread(context.__enter__)
     try:
         for server in servers:
-            server.allow_violations()  # what was refused is looked at when all is over
+            server.allow_violations()  # `Brokers.refused` checks the violations at the end
         for link, server in zip(links, servers, strict=True):
             link.target = int(server.url.rpartition(":")[2])
-        if count == 1:  # a cluster has made them to see whether it stands
+        if count == 1:  # `cluster` has already made the streams as a check
             await make_streams(servers[0].url)
         yield servers
     finally:
-        for number, server in enumerate(servers):  # their folders are removed
+        for number, server in enumerate(servers):  # the servers' folders are removed
             shutil.copy(server.store.parent / "nats.log", folder / f"nats-{number}.log")
         await asyncio.to_thread(context.__exit__, None, None, None)
 

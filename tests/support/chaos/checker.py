@@ -1,11 +1,11 @@
-"""What must be true of every run, whatever was done to the system meanwhile. Pure.
+"""The checks of every run after a round. They do no I/O.
 
-Each check is a function of the evidence to sentences about what is wrong. Nothing here is the
-product's code but the fold whose result is in the evidence.
+Each check is a function from the evidence to sentences about what is wrong. The checks use no code
+of the product except its fold, whose result is part of the evidence.
 
-A sentence that is `Late` speaks of something that may only have taken too long. On a machine that
-is starved it proves nothing. Every other sentence is about what must not be on any machine: a
-number twice, other words, a second call.
+A sentence of type `Late` is about something that may only have taken too long. Such a sentence
+proves nothing on a starved machine. Every other sentence is about a defect on any machine: a
+sequence number twice, a changed text, a second call of the agent server.
 """
 
 from __future__ import annotations
@@ -24,55 +24,59 @@ from support.chaos.recorder import Exchange
 ENDS = {"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"}
 EPILOGUE = ("automation.", "approval.withdrawn")
 LOST = {"upstream_lost", "outcome_unknown"}
-# What a run is not judged by that was there when a stream lost its end. Always it has numbers
-# without a gap, one end that the list knows, and went upstream once.
+# The checks that do not apply to a run that was open when this stream lost its newest messages.
+# Three guarantees always apply: the sequence has no gap, the list of runs knows the one end, and
+# each request went upstream at most once.
 _CANNOT_HOLD = {
     "RAW": {"reason", "gone on", "views", "bytes", "words", "content", "tools", "decision"},
-    "EVENTS": {"views"},  # what is lost is made again, and clients begin anew
+    "EVENTS": {"views"},  # lost events are folded again, and clients begin anew
     "COMMANDS": {"views", "tools", "decision"},
 }
-# What is left for a while, and goes by itself.
+# The remains that may exist for a while and are then removed without help.
 TRANSIENT = {"commands", "leases", "claims", "queues", "outbox"}
-SHOWN = 600  # characters of an event
-POD_TTL_S = 15.0  # of a connector's lease, unless it is set otherwise
-AGNO_KEEPS = 1000  # events of a run, for who comes back
+SHOWN = 600  # characters of an event in a message
+POD_TTL_S = 15.0  # TTL of a connector's lease, unless a round sets another
+AGNO_KEEPS = 1000  # events of a run that Agno keeps for a reconnecting client
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must not be. `run` is the run's mark and id, or empty."""
+    """One defect. `run` is the run's mark and id, or empty."""
 
     check: str
     run: str
     text: str
-    late: bool = False  # more time might have helped
+    late: bool = False  # true if more time might have helped
 
     def __str__(self) -> str:
         return f"{self.check}: {self.run}: {self.text}"
 
 
 class Late(str):
-    """A sentence about what was not there in time."""
+    """A sentence about something that did not happen in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hurt:
-    """A process that was killed, stopped or cut off from the bus, and for how long."""
+    """A process that was killed, paused or cut off from the bus, and the time of this fault."""
 
-    pid: int | None  # None: a broker, on which any of them may hang
-    from_s: float  # both in seconds since 1970
+    pid: int | None  # None: a broker, to which any process may be connected
+    from_s: float  # both times in seconds since 1970
     until_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """What was done that may lose an upstream."""
+    """The faults of a round that may cause the loss of an upstream."""
 
     hurts: Sequence[Hurt] = ()
-    lease_s: float = POD_TTL_S  # so long after it was hurt others may take it for dead
+    lease_s: float = POD_TTL_S  # TTL after which others take a connector for dead
 
     def reached(self, pids: set[int | None], from_s: float, until_s: float) -> bool:
-        """Whether one of these, or a broker, was hurt in that time or a lease before it."""
+        """Return whether a fault of these processes or of a broker may have had an effect then.
+
+        A fault that ended less than a lease's TTL before `from_s` may still have an effect.
+        """
         return any(
             hurt.from_s <= until_s and hurt.until_s >= from_s - self.lease_s
             for hurt in self.hurts
@@ -84,7 +88,7 @@ Check = Callable[[Evidence, Harm], Iterable[str]]
 
 
 def check_run(run: Evidence, harm: Harm) -> list[Violation]:
-    """Everything that is wrong with one run."""
+    """Return everything that is wrong with one run."""
     name = f"{run.plan.mark} {run.run_id}"
     return [
         Violation(check, name, text, isinstance(text, Late))
@@ -95,7 +99,7 @@ def check_run(run: Evidence, harm: Harm) -> list[Violation]:
 
 
 def check_remains(remains: Remains) -> list[Violation]:
-    """Nothing may be left of what is over. What is only slow to go is late."""
+    """Return what is left of runs that are over. Transient remains are marked as late."""
     return [
         Violation(each.name, "", str(text), each.name in TRANSIENT)
         for each in fields(remains)
@@ -112,17 +116,20 @@ def types_of(run: Evidence) -> list[str]:
 
 
 def has_ended(run: Evidence) -> bool:
-    """Whether a terminal event stands."""
+    """Return whether the run has a terminal event."""
     return not ENDS.isdisjoint(types_of(run))
 
 
 def is_behind(run: Evidence) -> bool:
-    """Whether the events are the beginning of what RAW makes, and more are to come."""
+    """Return whether the events are the beginning of those that RAW makes, and more must follow."""
     return len(run.bodies) < len(run.folded) and run.folded[: len(run.bodies)] == run.bodies
 
 
 def outcome_of(run: Evidence) -> str:
-    """How it ended: the terminal event's action, with the code of a failure; or where it is."""
+    """Return the terminal event's action, with the code of a failure.
+
+    For a run without a terminal event, return the action of its last lifecycle event, or `nothing`.
+    """
     for event in run.events:
         if type_of(event) in ENDS:
             code = event["data"].get("code")
@@ -176,26 +183,29 @@ def _outcome(run: Evidence, harm: Harm) -> Iterator[str]:
     if 200 in {answer.status for answer in run.cancels} and outcome != "cancelled":
         yield word(f"a client was told that it is cancelled, but it is {outcome}")
     if run.status != outcome.partition(" ")[0]:
-        # the events stand before the list says so
+        # The normalizer writes the events before it updates the list of runs.
         yield Late(f"the list of runs says {run.status}, the events {outcome}")
 
 
 def _reason(run: Evidence, harm: Harm) -> Iterator[str]:
-    """An upstream is lost only where its connector was hurt meanwhile, or the connection to it."""
+    """A run may lose its upstream only if a fault hit its connector or the upstream connection."""
     if not _is_lost(run):
         return
     frames, exchanges = _last_leg(run)
     holders = {_pid(frame.connection) for frame in frames}
     was_hurt = harm.reached(holders, frames[0].stored_at, frames[-1].stored_at)
     if not was_hurt and not any(each.ended == "cut" for each in exchanges):
-        # a lease that nobody could renew has run out
+        # On a slow machine, the connector may have renewed its lease too late.
         yield Late(
             f"leg {frames[0].leg} is lost, and nobody had hurt it: {_last_word(run, exchanges)}"
         )
 
 
 def _gone_on(run: Evidence, harm: Harm) -> Iterator[str]:
-    """Agno 3 keeps a run for who comes back: its first leg is gone on with, whoever was killed."""
+    """A connector must continue the first leg of a run of Agno 3 after any kill.
+
+    Agno 3 keeps a run's events for a client that reconnects.
+    """
     if not _is_lost(run) or run.plan.agent != "agno":
         return
     frames, exchanges = _last_leg(run)
@@ -203,9 +213,9 @@ def _gone_on(run: Evidence, harm: Harm) -> Iterator[str]:
         index for written in run.written.get(1, {}).values() for index in wire.agno_indexes(written)
     ]
     cuts = sum(each.ended == "cut" for each in exchanges)
-    # cut again and again, whoever comes back gives up
+    # After several cuts, a reconnecting connector gives up.
     if frames[0].leg == 1 and indexes and max(indexes) < AGNO_KEEPS and cuts <= 1:
-        # who comes back gives up after some tries
+        # The sentence is late, because a connector gives up after some tries.
         yield Late(
             f"event {max(indexes)} had come, and nobody went on after it: "
             f"{_last_word(run, exchanges)}"
@@ -230,7 +240,7 @@ def _last_word(run: Evidence, exchanges: Sequence[Exchange]) -> str:
 
 
 def reattached(run: Evidence) -> int:
-    """How many legs went on with new bytes by another process than the one that began them."""
+    """Return the number of legs whose new bytes come from more than one connector process."""
     writers: dict[int, set[int | None]] = {}
     for frame in run.frames:
         if frame.writer == "upstream" and frame.kind in ("bytes", "part"):
@@ -264,7 +274,7 @@ def _views(run: Evidence, harm: Harm) -> Iterator[str]:
 
 
 def _bytes(run: Evidence, harm: Harm) -> Iterator[str]:
-    """RAW has what the server sent, and nothing else: all of it where the leg came to its end."""
+    """RAW has only bytes that the server sent, and all of them if the leg reached its end."""
     legs = run.asked
     for leg, connections in run.written.items():
         sent = legs[leg - 1] if len(legs) >= leg else []
@@ -280,7 +290,7 @@ def _bytes(run: Evidence, harm: Harm) -> Iterator[str]:
 
 
 def _are_prefixes(written: Sequence[bytes], sent: Sequence[bytes]) -> bool:
-    """Whether each of the written is the beginning of one of the sent, in their order."""
+    """Return whether each item of `written` is the beginning of an item of `sent`, in order."""
     if not written:
         return True
     return any(
@@ -304,7 +314,7 @@ def _once(run: Evidence, harm: Harm) -> Iterator[str]:
     for request in ("start", "continue"):
         if requests[request] > 1:
             yield f"{requests[request]} times {request}"
-    # a peer may ask for what was never begun, and learns so
+    # A connector that takes over a leg may ask for a run that never began, and gets an error.
     if run.exchanges and run.exchanges[0][0] == "continue":
         yield "a decision was sent about a run that was never begun"
     if run.other_ids - {run.run_id}:
@@ -312,20 +322,21 @@ def _once(run: Evidence, harm: Harm) -> Iterator[str]:
 
 
 def _words(run: Evidence, harm: Harm) -> Iterator[str]:
-    """Text and tools of the events are those of the bytes, read in another way."""
+    """The events have the text and tools of the bytes, which `wire` reads without the product."""
     read = wire.READERS[run.plan.agent]
     told = wire.events(run.events)
     raw = read([list(connections.values()) for _, connections in sorted(run.written.items())])
     sent = read([[bytes(each.body) for each in leg] for leg in run.asked])
     outcome = outcome_of(run)
     if outcome == "cancelled" or is_behind(run):
-        # what came after it was not said any more, or is not said yet
+        # The events lack the bytes after a cancel, or the normalizer has not folded all bytes yet.
         if not _begins(raw, told):
             yield f"the events say {told}, RAW {raw}"
     elif (told.text, told.calls, told.results) != (raw.text, raw.calls, raw.results):
         yield f"the events say {told}, RAW {raw}"
     if run.plan.agent == "resumable":
-        # what was on its way to a connector that died was said again in the next attempt
+        # The connector's process ended before it wrote the last bytes. The server sent them again
+        # in the next attempt.
         raw = read([list(connections.values())[-1:] for connections in run.written.values()])
         sent = read([[bytes(each.body) for each in leg[-1:]] for leg in run.asked])
     if outcome == "completed":
@@ -346,7 +357,7 @@ def _begins(whole: wire.Said, part: wire.Said) -> bool:
 
 
 def _content(run: Evidence, harm: Harm) -> Iterator[str]:
-    """The events are what a fresh fold of RAW makes, byte for byte."""
+    """The events equal those of a fresh fold of RAW, byte for byte."""
     if _hash(run.bodies) == _hash(run.folded):
         return
     if is_behind(run):
@@ -367,7 +378,7 @@ def _hash(bodies: Sequence[bytes]) -> str:
 
 
 def _tools(run: Evidence, harm: Harm) -> Iterator[str]:
-    """A tool that needed approval runs once if it was approved, and else never."""
+    """A tool that needs approval runs at most once, and only after an approval."""
     decided = [
         event["data"]["outcome"] for event in run.events if type_of(event) == "approval.decided"
     ]
@@ -380,7 +391,7 @@ def _tools(run: Evidence, harm: Harm) -> Iterator[str]:
 
 
 def _decision(run: Evidence, harm: Harm) -> Iterator[str]:
-    """Of several decisions one wins, and everybody else is told so."""
+    """At most one of several decisions wins, and all other clients get a 409."""
     outcomes = {"approve": "approved", "reject": "rejected"}
     decided = [
         event["data"]["outcome"] for event in run.events if type_of(event) == "approval.decided"
@@ -401,7 +412,10 @@ def _decision(run: Evidence, harm: Harm) -> Iterator[str]:
 
 
 def _pid(connection: str) -> int | None:
-    """The process in the name of a connection: <service>-<host>-<pid>-<random>/<n>."""
+    """Return the process id in a connection's name, `<service>-<host>-<pid>-<random>/<n>`.
+
+    Return None if the name has another form.
+    """
     parts = connection.partition("/")[0].split("-")
     return int(parts[-2]) if len(parts) > 2 and parts[-2].isdigit() else None
 

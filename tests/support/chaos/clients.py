@@ -1,7 +1,8 @@
-"""What people do: start runs, follow them over whatever edge lives, decide, cancel.
+"""The actions of users: start runs, follow them over any running edge, decide and cancel.
 
-A client knows a lost answer from a refusal. What it may safely do again, it does again; what it
-must never meet (a 4xx for a run that is there, an event without an id) it notes.
+A client distinguishes a lost answer from a refusal. It repeats every request that is safe to
+repeat. It records what no client must meet, such as a 4xx for an existing run or an event without
+an id.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from support.chaos.plans import Plan
 
 AGAIN_S = 0.25
 SILENCE_S = 20.0  # longer than a keep-alive: such a connection is given up
-PATIENCE_S = 120.0  # of one request, over all its attempts
+PATIENCE_S = 120.0  # for one request with all its attempts
 _MANY = {"approve": "reject", "reject": "approve"}
 
 
 @dataclass(slots=True)
 class Story:
-    """One run as its clients live it. `arrivals`: when each new event was first seen by anybody."""
+    """One run as its clients see it. `arrivals` has the time when any client first saw an event."""
 
     plan: Plan
     edges: Sequence[Slot]
@@ -44,12 +45,12 @@ class Story:
     arrivals: list[tuple[float, str]] = field(default_factory=list)
     began: float = 0.0  # by the loop's clock
     ended: float = math.inf
-    _seen: int = 0  # the highest sequence that anybody saw
+    _seen: int = 0  # the highest sequence that any client has seen
     _asked: dict[str, Any] | None = None  # the data of approval.requested
     _acting: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def live(self) -> None:
-        """From the start to the end that the plan foresees."""
+        """Do all that the plan asks for, from the start to the expected end."""
         clock = asyncio.get_running_loop().time
         chance = random.Random(self.plan.number)
         self.began = clock()
@@ -96,7 +97,7 @@ class Story:
             if answer.status_code >= 500:
                 await asyncio.sleep(AGAIN_S)
                 return
-            if answer.status_code == 410:  # what the cursor names is lost
+            if answer.status_code == 410:  # the stream has lost the event that the cursor names
                 view.begins_anew()
                 await asyncio.sleep(AGAIN_S)
                 return
@@ -197,7 +198,7 @@ class Story:
         body: Any,
         on_lost: Callable[[], None] = lambda: None,
     ) -> httpx.Response:
-        """POST to one after the other until one answers for good."""
+        """POST to the targets in turn until one gives a final answer."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
@@ -208,7 +209,7 @@ class Story:
                         return answer
                     on_lost()
                 except httpx.ConnectError:
-                    pass  # nothing was sent
+                    pass  # the request was not sent
                 except httpx.HTTPError:
                     on_lost()
                 first += 1

@@ -1,4 +1,4 @@
-"""What is left of a round: of each run, and of the system. Only data; `gather` collects it."""
+"""The data that a round leaves behind: of each run, and of the system. `gather` collects it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.chaos.plans import Plan
 from support.chaos.recorder import Exchange
 
 Request = Literal["start", "continue", "resume"]
-RUN_ID_CHARACTERS = 36  # a UUID
+RUN_ID_CHARACTERS = 36  # the length of a UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +24,22 @@ class RawFrame:
     leg: int
     connection: str
     payload: bytes
-    stored_at: float = 0.0  # seconds since 1970, by the broker's clock
+    stored_at: float = 0.0  # in seconds since 1970, by the broker's clock
 
 
 @dataclass(slots=True)
 class View:
-    """What one client saw, over all its connections."""
+    """What one client saw over all its connections."""
 
     seen: list[dict[str, Any]] = field(default_factory=list)
     cursors: list[str] = field(default_factory=list)
     connections: int = 0
-    odd: list[str] = field(default_factory=list)  # what no client should meet
-    finished: bool = False  # it saw the end, or what it was to wait for
-    restarts: int = 0  # it was told that what its cursor names is lost
+    odd: list[str] = field(default_factory=list)  # things that no client should meet
+    finished: bool = False  # the client saw the end, or the event that it waited for
+    restarts: int = 0  # how often the edge told the client that its cursor is lost
 
     def begins_anew(self) -> None:
-        """Without a cursor, from the run's first event."""
+        """Forget the cursor, so that the client reads again from the run's first event."""
         self.restarts += 1
         self.seen.clear()
         self.cursors.clear()
@@ -47,7 +47,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request of a client was answered; None where the answer was lost."""
+    """The answer to a client's request. The status is None if the answer was lost."""
 
     asked: str
     status: int | None
@@ -55,11 +55,11 @@ class Answer:
 
 @dataclass(slots=True)
 class Evidence:
-    """One run."""
+    """What the round left of one run."""
 
     plan: Plan
     run_id: str
-    bodies: list[bytes] = field(default_factory=list)  # in EVENTS, in order
+    bodies: list[bytes] = field(default_factory=list)  # of the events in EVENTS, in order
     folded: list[bytes] = field(default_factory=list)  # a fresh fold of RAW
     frames: list[RawFrame] = field(default_factory=list)  # in RAW, in order
     exchanges: list[tuple[Request, Exchange]] = field(default_factory=list)
@@ -68,8 +68,8 @@ class Evidence:
     cancels: list[Answer] = field(default_factory=list)
     other_ids: set[str] = field(default_factory=set)  # given for the same key
     tool_runs: int = 0
-    status: str = ""  # in the list of runs
-    loses: frozenset[str] = frozenset()  # streams that may have lost something of it
+    status: str = ""  # the run's status in the list of runs
+    loses: frozenset[str] = frozenset()  # streams that may have lost messages of this run
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ class Evidence:
 
     @property
     def asked(self) -> list[list[Exchange]]:
-        """The exchanges of each leg: the request that opened it, and those that came back to it."""
+        """Return the exchanges of each leg: the request that opened it, and later reconnects."""
         legs: list[list[Exchange]] = []
         for request, exchange in self.exchanges:
             if request != "resume" or not legs:
@@ -87,7 +87,7 @@ class Evidence:
 
     @property
     def written(self) -> dict[int, dict[str, bytes]]:
-        """The bytes in RAW, of each leg and connection."""
+        """Return the bytes in RAW by leg and connection."""
         legs: dict[int, dict[str, bytes]] = {}
         for frame in self.frames:
             connections = legs.setdefault(frame.leg, {})
@@ -100,21 +100,21 @@ class Evidence:
 
 @dataclass(slots=True)
 class Remains:
-    """What is left in the system when everything is over."""
+    """What is left in the system when all runs are over."""
 
     commands: list[str] = field(default_factory=list)
     dead_letters: list[str] = field(default_factory=list)
-    leases: list[str] = field(default_factory=list)  # of dead processes
-    claims: list[str] = field(default_factory=list)  # legs that somebody still holds
-    queues: list[str] = field(default_factory=list)  # sessions in which somebody still waits
-    outbox: list[str] = field(default_factory=list)  # decisions that were not sent on
-    strangers: list[str] = field(default_factory=list)  # runs that nobody asked for
-    exits: list[str] = field(default_factory=list)  # processes that ended by themselves
+    leases: list[str] = field(default_factory=list)  # of processes that have ended
+    claims: list[str] = field(default_factory=list)  # legs that a connector still holds
+    queues: list[str] = field(default_factory=list)  # sessions in which a run still waits
+    outbox: list[str] = field(default_factory=list)  # decisions that were not passed on
+    strangers: list[str] = field(default_factory=list)  # runs that no client asked for
+    exits: list[str] = field(default_factory=list)  # processes that ended without a fault
     refused: list[str] = field(default_factory=list)  # by NATS: what a service's user may not
 
 
 def request_of(exchange: Exchange) -> tuple[Request, str] | None:
-    """What it asks the agent server for, and the run id or the text that names the run there."""
+    """Return the kind of the request, and the run id or text that names the run upstream."""
     path = unquote(urlsplit(exchange.path).path)
     if exchange.method != "POST":
         return None
@@ -131,7 +131,7 @@ def request_of(exchange: Exchange) -> tuple[Request, str] | None:
 
 
 def _request_of_agui(body: dict[str, Any]) -> tuple[Request, str] | None:
-    """A later leg has the run's id with its number behind it."""
+    """A later leg has the run's id, followed by the number of the leg."""
     run_id = body.get("runId")
     if not isinstance(run_id, str):
         return None
@@ -141,7 +141,7 @@ def _request_of_agui(body: dict[str, Any]) -> tuple[Request, str] | None:
 
 def _request_of_adk(body: dict[str, Any]) -> tuple[Request, str]:
     message = body.get("newMessage")
-    if message is None:  # by its invocation alone
+    if message is None:  # a request that names its invocation alone
         return "resume", str(body["sessionId"])
     if "functionResponse" in json.dumps(message):
         return "continue", str(body["sessionId"])
@@ -151,8 +151,9 @@ def _request_of_adk(body: dict[str, Any]) -> tuple[Request, str]:
 def exchanges_of(
     plan: Plan, run_id: str, exchanges: Iterable[Exchange]
 ) -> list[tuple[Request, Exchange]]:
-    """Those of one run, in the order of their requests."""
-    # Agno and AG-UI are given our id; ADK knows a start by its text, all else by its session
+    """Return the exchanges of one run, in the order of their requests."""
+    # Agno and AG-UI requests have our run id. An ADK start has the run's text, and all other ADK
+    # requests have its session.
     names = {run_id} if plan.agent in ("agno", "agui") else {plan.message}
     if plan.agent == "resumable" or (plan.agent == "adk" and plan.decision is not None):
         names.add(plan.session_id)
@@ -165,7 +166,7 @@ def exchanges_of(
 
 
 def told(run: Evidence, found: Iterable[str]) -> str:
-    """All of one run in words: what is wrong, its events, its source frames, its requests."""
+    """Describe one run: what is wrong, its events, its source frames and its requests."""
     lines = [*found, "", f"plan: {run.plan}", f"listed as {run.status}", "", "events:"]
     lines += [body.decode() for body in run.bodies]
     lines += ["", f"a fold of RAW makes {len(run.folded)}, of which are not there:"]

@@ -1,4 +1,4 @@
-"""The processes of the services, each in a slot that is filled again when it is killed."""
+"""The processes of the services. Each has a slot, which starts a new process after a kill."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from support.fakes.clocks import ShiftedClock, libfaketime
 from support.real import servers
 from support.real.ports import free_port
 
-CANNOT_START = 2  # the exit code of a service that finds no bus: it is started again
+CANNOT_START = 2  # the exit code of a service that finds no bus; it is started again
 _READY_TIMEOUT_S = 120
 _END_TIMEOUT_S = 20
 _LOOK_EVERY_S = 0.2
 _START_AGAIN_S = 0.5
-_LIVES_S = 12.0  # who has not killed itself by then is killed
-_KILLED_ITSELF = -signal.SIGKILL % 256  # as its supervisor says it
+_LIVES_S = 12.0  # the fleet kills a process that has not killed itself by then
+_KILLED_ITSELF = -signal.SIGKILL % 256  # the supervisor's exit code for SIGKILL
 
-Clocks = Mapping[tuple[str, int], float]  # of a service's n-th process, how far ahead, in seconds
+Clocks = Mapping[tuple[str, int], float]  # by service and number: seconds that the clock is ahead
 
 
 @dataclass(slots=True)
 class Exit:
-    """A process that ended by itself."""
+    """A process that ended without a fault of the schedule."""
 
     who: str
     code: int
@@ -44,10 +44,10 @@ class Exit:
 
 @dataclass(slots=True)
 class Slot:
-    """A place for one process of a service, at the same ports each time.
+    """A place for one process of a service, with the same ports each time.
 
-    `crashes` says of each process that is started here in turn at which of its writes it kills
-    itself (see `hurt_at`); once there are no more, none does.
+    `crashes` names, for each process that this slot starts, the write at which the process kills
+    itself (see `hurt_at`). A process after the last name does not kill itself.
     """
 
     service: str
@@ -57,12 +57,12 @@ class Slot:
     environment: Mapping[str, str]
     port: int = field(default_factory=free_port)
     probe_port: int = field(default_factory=free_port)
-    pids: list[int] = field(default_factory=list)  # of all that were here, the last one last
+    pids: list[int] = field(default_factory=list)  # of all processes of this slot, the newest last
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)  # one fault at a time
-    clock: ShiftedClock | None = None  # None: the real one
+    clock: ShiftedClock | None = None  # None: the real clock
     crashes: Iterator[str] | None = None
-    hurt: str = ""  # where the process that is here kills itself
-    started_at: float = 0.0  # by the monotonic clock, which is the loop's
+    hurt: str = ""  # the write at which the current process kills itself
+    started_at: float = 0.0  # by the monotonic clock, which is also the loop's clock
     _process: servers.Process | None = None
 
     @property
@@ -75,16 +75,16 @@ class Slot:
 
     @property
     def pid(self) -> int:
-        """Of the service itself, not of its supervisor."""
+        """The process id of the service itself, not of its supervisor."""
         return self.pids[-1]
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, or while it is meant to be down."""
+        """The exit code; None while the process runs and after a kill by `kill`."""
         return None if self._process is None else self._process.popen.poll()
 
     def start(self) -> None:
-        """Start it; it is ready later."""
+        """Start the process, without waiting until it is ready."""
         self.hurt = next(self.crashes, "") if self.crashes is not None else ""
         self.started_at = time.monotonic()
         process = servers.start(
@@ -104,7 +104,7 @@ class Slot:
         self.pids.append(int(wait_for(children.read_text, 10, f"the process of {self.name}")))
 
     def kill(self) -> bool:
-        """kill -9; False when it had just ended by itself."""
+        """Send SIGKILL. Return False if the process had already ended."""
         assert self._process is not None
         process, self._process = self._process, None
         alive = process.popen.poll() is None
@@ -121,13 +121,16 @@ class Slot:
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Ask it to end, without waiting for it."""
+        """Ask the process to end, without waiting for its end."""
         if self._process is not None and self.exit_code is None:
             self.go_on()
             self._process.popen.terminate()
 
     def wait(self) -> None:
-        """Until it has ended; told again, it would not finish what it has begun."""
+        """Wait until the process has ended.
+
+        A second SIGTERM before that would stop the service before it finishes its work.
+        """
         if self._process is not None:
             try:
                 self._process.popen.wait(_END_TIMEOUT_S)
@@ -138,17 +141,17 @@ class Slot:
 
 @dataclass(slots=True)
 class Crash:
-    """A process that killed itself where it was told to."""
+    """A process that killed itself at the given write."""
 
     slot: Slot
     pid: int
-    at_s: float  # by the loop's clock, when it was seen
-    on_purpose: bool = True  # False: it did not come there, and was killed at any place
+    at_s: float  # when the fleet noticed it, by the loop's clock
+    on_purpose: bool = True  # False: the process never did that write, and the fleet killed it
 
 
 @dataclass
 class Fleet:
-    """All slots. What ends by itself is noted, and started again as an orchestrator would."""
+    """All slots. The fleet records ended processes and starts them again, like an orchestrator."""
 
     slots: list[Slot]
     http: httpx.AsyncClient
@@ -159,9 +162,11 @@ class Fleet:
         return [slot for slot in self.slots if slot.service == service]
 
     async def ready(self, slot: Slot) -> None:
-        """Until it says so, or that nothing but its clock is wrong, which was done on purpose.
+        """Wait until the slot's process is ready.
 
-        One that kills itself is started again, and waited for.
+        A process with a shifted clock also counts as ready if it reports only problems of its
+        clock. A process that kills itself is started again by `keep`, so the wait covers its
+        successor.
         """
 
         async def probe() -> bool:
@@ -177,7 +182,7 @@ class Fleet:
         await eventually(probe, _READY_TIMEOUT_S, f"{slot.name} is ready")
 
     async def _kill_what_lives_too_long(self, slot: Slot) -> None:
-        """It has not come to the write at which it was to die: the next one shall have its turn."""
+        """Kill a process that does not reach its write in time, so that the next one is tried."""
         clock = asyncio.get_running_loop().time
         if slot.exit_code is not None or not slot.hurt or clock() - slot.started_at < _LIVES_S:
             return
@@ -187,7 +192,7 @@ class Fleet:
         await asyncio.to_thread(slot.start)
 
     async def keep(self) -> None:
-        """Start again what ended by itself, until cancelled."""
+        """Start ended processes again, until cancelled."""
         while True:
             for slot in self.slots:
                 code = slot.exit_code
@@ -223,9 +228,10 @@ async def fleet(
     clocks: Clocks,
     crashes: Mapping[str, Iterable[str]],
 ) -> AsyncIterator[Fleet]:
-    """Started and ready. `launchers`: of a service that is not started as `-m penstock_<name>`.
+    """Start the services; yield when all are ready.
 
-    `crashes`: of a service, where each of its processes in turn kills itself (see `hurt_at`).
+    `launchers`: the module to run, for a service that does not run as `-m penstock_<name>`.
+    `crashes`: for a service, the writes at which its processes kill themselves (see `hurt_at`).
     """
     hurts = {service: iter(points) for service, points in crashes.items()}
     paths = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
@@ -238,7 +244,8 @@ async def fleet(
             folder / f"{service}-{number}.log",
             common,
             clock=_clock(folder, service, number, clocks),
-            # the last one lives: what every process that takes it dies of is put aside as poison
+            # The last process of a service never kills itself. If every process that takes a
+            # command ended, the command would become a dead letter.
             crashes=hurts.get(service) if number < count - 1 else None,
         )
         for service, count in counts.items()

@@ -1,4 +1,4 @@
-"""Collects what is left of a round, past the product's own reading where there is a way past it."""
+"""Collect the data that a round leaves behind, where possible without the product's own reads."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from support.chaos.recorder import Recorder
 _BATCH = 500
 _OWNED = re.compile(r"^pod\.|\.member\.|\.part\.")  # the keys of leases that a process holds
 _GONE = ("KV-Operation", "Nats-Marker-Reason")
-# the leases of a dead connector last 15 s; its legs are looked for every 4 s
+# The lease of an ended connector lasts 15 s, and other connectors look for its legs every 4 s.
 _REMAINS_TIMEOUT_S = 40.0
 _LOOK_AGAIN_S = 1.0
 _CLOCKS_S = 10.0
 _READ_TIMEOUT_S = 180.0
-_STILL_S = 20.0  # so long nothing may have moved before it is judged
+_STILL_S = 20.0  # this long without a change, the data is final
 
 
 async def runs(
@@ -47,10 +47,11 @@ async def runs(
     stories: Sequence[Story],
     tool_runs: Callable[[], Sequence[dict[str, Any]]],
 ) -> list[Evidence]:
-    """What is left of each run, once nothing more comes of it.
+    """Return the evidence of each run when the streams no longer change.
 
-    Who follows a run leaves at its end: what comes afterwards may still be on its way then, or its
-    end in the list of runs. It is read again as long as anything moves, and some seconds longer.
+    A client leaves at the run's end. Later events and the end in the list of runs may be written
+    after that. So this function reads again while anything changes, and for some seconds
+    afterwards.
     """
     deadline, before = 0.0, -1
     while True:
@@ -104,7 +105,7 @@ async def _runs(
 
 
 async def remains(brokers: Brokers, fleet: Fleet, stories: Sequence[Story]) -> Remains:
-    """What is left in the system; what is only slow to go is given its time."""
+    """Return what is left in the system, after waiting for transient remains to go."""
     known = {story.run_id for story in stories}
     deadline = time.monotonic() + _REMAINS_TIMEOUT_S
     async with brokers.connect() as client:
@@ -163,7 +164,7 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
 
 
 async def read(client: Client, stream: str) -> list[Msg]:
-    """Every message of a stream, in its order. On a starved machine it may take some tries."""
+    """Return every message of a stream in order. A starved machine may need several tries."""
     deadline = time.monotonic() + _READ_TIMEOUT_S
     while True:
         try:
@@ -175,7 +176,7 @@ async def read(client: Client, stream: str) -> list[Msg]:
 
 
 async def _read(client: Client, stream: str) -> list[Msg]:
-    """By a consumer: any of the replicas may serve it."""
+    """Read the stream through a consumer, which any of the replicas may serve."""
     js = client.jetstream(timeout=10)
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.ALL, ack_policy=AckPolicy.NONE, inactive_threshold=30
@@ -192,9 +193,10 @@ async def _read(client: Client, stream: str) -> list[Msg]:
 
 
 async def _stands(client: Client, bucket: str, key: str) -> bool:
-    """Whether the leader has the key, too: a broker that was killed may bring back what is gone.
+    """Return whether the leader also has the key.
 
-    A lease whose TTL has long passed is none, whoever still has it.
+    A broker that was killed may return a deleted key. A lease whose TTL has long passed does not
+    count, even if the leader has it.
     """
     asked = json.dumps({"last_by_subj": f"$KV.{bucket}.{key}"}).encode()
     answer = await client.request(f"$JS.API.STREAM.MSG.GET.KV_{bucket}", asked, timeout=10)
@@ -210,7 +212,10 @@ async def _stands(client: Client, bucket: str, key: str) -> bool:
 
 
 async def _subjects(client: Client, stream: str) -> list[str]:
-    """What stands in a work queue: none may read it besides those whose work it is."""
+    """Return the subjects of the messages in a work queue.
+
+    Reading the messages is impossible here: a work queue allows only one consumer per subject.
+    """
     asked = json.dumps({"subjects_filter": ">"}).encode()
     answer = await client.request(f"$JS.API.STREAM.INFO.{stream}", asked, timeout=10)
     return list(json.loads(answer.data)["state"].get("subjects") or ())
@@ -244,7 +249,7 @@ def _frame(msg: Msg) -> RawFrame:
 
 
 def _folded(run_id: str, messages: Iterable[Msg]) -> list[bytes]:
-    """The events that the run's frames make in a fold of our own."""
+    """Return the events that a fold in the test makes of the run's frames."""
     fold = RunFold(run_id, DECODERS)
     return [
         placed.body
@@ -258,7 +263,7 @@ def _folded(run_id: str, messages: Iterable[Msg]) -> list[bytes]:
 
 
 def _ran(story: Story, tool_runs: Sequence[dict[str, Any]]) -> int:
-    """How often a tool of the run ran that needed approval."""
+    """Return how often a tool that needs approval ran for this run."""
     if story.plan.decision is None:
         return 0
     return sum(

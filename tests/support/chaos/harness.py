@@ -1,4 +1,4 @@
-"""One round: the system is started, loaded and hurt; then every run is looked at.
+"""One round: start the system, put load and faults on it, then check every run.
 
 ```python
 servers = {"agno": agno_server, "adk": adk_server}
@@ -49,49 +49,49 @@ from support.recorded.older_store import copied, put_back
 
 
 def _splits(fault: Fault) -> bool:
-    """Whether it cuts off some processes, and not others.
+    """Return whether the fault cuts off some processes and not others.
 
-    Without a broker nobody renews a lease, and nobody is judged for it. Behind one that is stopped,
-    only those are cut off who were connected to it.
+    While a broker is down, no process can renew its lease, and no lease is judged. While one broker
+    is paused, only the processes that are connected to that broker are cut off.
     """
     return (fault.target, fault.kind) == ("broker", "pause")
 
 
 _LOOK_S = 1.0
-CRASHED_S = 3.0  # until it is started again
-SETTLED_S = 10.0  # what is written around the time of a loss may be part of it
-STREAMING_S = 1.0  # a run that said something within the last second is streaming
+CRASHED_S = 3.0  # time until the fleet has started a crashed process again
+SETTLED_S = 10.0  # a loss may include messages written this long around it
+STREAMING_S = 1.0  # a run with an event within the last second is streaming
 _SILENT = {
     *ENDS,
     "approval.requested",
     "lifecycle.paused",
     "approval.decided",
-}  # unless after these
+}  # a run is not streaming after these events
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What is played: by the same seed the same runs are asked for, and the same is done."""
+    """The parameters of a round. The same seed gives the same runs and the same faults."""
 
     seed: int
     kills: int
     shape: Shape
-    runs: int  # at least; more are started as long as there are faults to come
+    runs: int  # at least; further runs start while faults are left
     runs_per_s: float
     settings: Mapping[str, object] = field(default_factory=dict)  # as PENSTOCK_<NAME>
     launchers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # when all is whole again, and no client has seen anything new for so long, it is over
+    # The round ends if, after the last fault, no client has seen a new event for this long.
     end_timeout_s: float = 120.0
-    faults: Sequence[Fault] = ()  # instead of those that the seed makes
+    faults: Sequence[Fault] = ()  # used in place of the faults that the seed gives
     clocks: Clocks = field(default_factory=dict)  # of which process, how far ahead, in seconds
     crashes: Mapping[str, Iterable[str]] = field(default_factory=dict)  # see `Slot.crashes`
     asking: float = ASKING  # the share of the runs that wait for a decision
-    older: Sequence[str] = ()  # the streams of which an older store is put back
+    older: Sequence[str] = ()  # the streams whose older store a fault puts back
 
 
 @dataclass(slots=True)
 class Done:
-    """A fault as it came about. Times are the loop's; until it was made good, without end."""
+    """A fault that was carried out. Times are the loop's; `until_s` is infinite until its end."""
 
     fault: Fault
     at_s: float
@@ -105,7 +105,7 @@ class Done:
 
 @dataclass
 class System:
-    """Everything that can be hurt."""
+    """Everything that faults can hit, and the record of the faults."""
 
     fleet: Fleet
     brokers: Brokers
@@ -120,14 +120,14 @@ class System:
         return [done for done in self.done if done.fault.kind == "kill"]
 
     def note_crashes(self) -> None:
-        """Processes that killed themselves where they were told to are kills, too."""
+        """Record processes that killed themselves on purpose as kills."""
         for crash in self.fleet.crashes:
             fault = Fault(crash.at_s - self.began, "kill", crash.slot.service, crash.slot.number, 0)
             done = Done(fault, crash.at_s, frozenset({crash.pid}), crash.at_s + CRASHED_S)
             self.done.append(done)
 
     def lost_by(self, story: Story) -> frozenset[str]:
-        """The streams that may have lost something of this run."""
+        """Return the streams that may have lost messages of this run."""
         hit = any(
             done.fault.kind == "older"
             and story.began <= done.until_s + SETTLED_S
@@ -137,7 +137,7 @@ class System:
         return frozenset(self.older if hit else ())
 
     def harm(self, lease_s: float) -> Harm:
-        """What of it may lose an upstream; RAW's times are seconds since 1970."""
+        """Return the faults that may cause the loss of an upstream, in seconds since 1970."""
         since_1970_s = time.time() - asyncio.get_running_loop().time()
         return Harm(
             [
@@ -149,7 +149,7 @@ class System:
         )
 
     async def hurt(self, fault: Fault) -> None:
-        """Do it, wait, and make it good."""
+        """Carry out the fault, wait, and repair it."""
         match fault.target:
             case "upstream":
                 with self._noted(fault):
@@ -194,7 +194,7 @@ class System:
         await asyncio.gather(*map(self.brokers.start, numbers))
 
     async def _kill_everything(self, fault: Fault) -> None:
-        """As if the machine had crashed, but that no disk forgets anything."""
+        """Kill all processes at once, as in a crash of the machine in which no disk loses data."""
         slots = self.fleet.slots
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.brokers.alone())
@@ -211,7 +211,7 @@ class System:
         pid = slot.pid
         match fault.kind:
             case "kill":
-                # it may have ended by itself just then
+                # If the process had just ended without this fault, no kill is recorded.
                 with self._noted(fault, pid) if slot.kill() else nullcontext():
                     await asyncio.sleep(fault.for_s)
                     await asyncio.to_thread(slot.start)
@@ -231,7 +231,7 @@ class System:
 
     @contextmanager
     def _noted(self, fault: Fault, *pids: int) -> Iterator[None]:
-        """It lasts as long as this."""
+        """Record the fault with the duration of the `with` block."""
         clock = asyncio.get_running_loop().time
         done = Done(fault, clock(), frozenset(pids))
         self.done.append(done)
@@ -242,7 +242,7 @@ class System:
 async def play(round_: Round, folder: Path, upstreams: Mapping[str, Upstream]) -> Report:
     """Play a round. The report has every violation.
 
-    `upstreams`: the agent servers that are asked: `agno`, `adk`, `agui`.
+    `upstreams`: the agent servers of the round by their names `agno`, `adk`, `agui`.
     """
     faults = list(round_.faults)
     if round_.kills:
@@ -323,13 +323,13 @@ def _environment(
     return {f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()}
 
 
-# which agents are asked, and how often, by the servers that there are
+# The agents that runs use, by agent server. A repeated agent gets more of the runs.
 _ASKED: dict[str, tuple[Agent, ...]] = {
     "agno": ("agno", "agno", "agno"),
     "adk": ("adk", "resumable"),
     "agui": ("agui",),
 }
-# All clients are one user, and nothing here is about quotas.
+# All clients are one user, so the limits per user are off. No check here is about quotas.
 _OPEN = {
     "max_open_runs_per_user": 0,
     "max_queued_runs_per_user": 0,
@@ -340,7 +340,7 @@ _OPEN = {
 
 
 def _write_down(folder: Path, runs: Sequence[Evidence], report: Report) -> None:
-    """What is known of each run that something is wrong with, for who looks for the cause."""
+    """Write a file with all data of each run that has a violation, to help find the cause."""
     for run in runs:
         name = f"{run.plan.mark} {run.run_id}"
         found = [str(each) for each in report.violations if each.run == name]
@@ -355,7 +355,7 @@ async def _load(
     http: httpx.AsyncClient,
     servers: Sequence[str],
 ) -> tuple[list[Story], list[Violation]]:
-    """Start runs at a steady pace while the faults happen, and see them all through."""
+    """Start runs at a steady pace during the faults, and wait for their ends."""
     hurting = asyncio.create_task(_hurt(faults, system))
     stories: list[Story] = []
     living: list[asyncio.Task[None]] = []
@@ -385,9 +385,10 @@ _NOT_IN_TIME = (TimeoutError, asyncio.CancelledError)
 async def _until_still(
     living: Sequence[asyncio.Task[None]], stories: Sequence[Story], still_s: float
 ) -> set[asyncio.Task[None]]:
-    """Until all have ended, or nobody has seen anything new for so long; who is left.
+    """Wait until all tasks have ended, or no client has seen a new event for `still_s`.
 
-    On a starved machine everything comes, but late: it is waited for as long as anything comes.
+    Return the tasks that have not ended. On a starved machine events come late, so the wait
+    continues as long as events come.
     """
     left = set(living)
     clock = asyncio.get_running_loop().time
@@ -401,12 +402,12 @@ async def _until_still(
 
 
 def _nonce() -> str:
-    """Digits that no other round on the same servers has: what its runs did is told by them."""
+    """Return digits that no other round on the same servers has, to recognize the round's runs."""
     return str(time.time_ns() // 1_000_000 % 1_000_000_000)
 
 
 async def _hurt(faults: Sequence[Fault], system: System) -> list[Violation]:
-    """Do each at its time; what could not be made good again."""
+    """Carry out each fault at its time. Return the faults whose repair failed."""
     clock = asyncio.get_running_loop().time
     system.began = clock()
     hurting = []
@@ -423,7 +424,7 @@ async def _hurt(faults: Sequence[Fault], system: System) -> list[Violation]:
 
 
 def waits_after(system: System, stories: Sequence[Story]) -> Iterator[Wait]:
-    """For each kill, and each run that was streaming then: how long its next event took."""
+    """For each kill and each run that was streaming then, yield the time to its next event."""
     for kill, story in product(system.kills, stories):
         seen = story.arrivals
         place = bisect(seen, kill.at_s, key=lambda arrival: arrival[0])

@@ -1,7 +1,8 @@
 """`python -m support.chaos.hurt_at penstock_connector`: a service that kills itself at a write.
 
-At which one PENSTOCK_TEST_HURT says: `<Step> <before|after> <n>`, the n-th write of that kind that
-this process does. Empty: at none. No setting of the product does this.
+PENSTOCK_TEST_HURT names the write: `<Step> <before|after> <n>`, for the n-th write of that kind in
+this process. If the variable is empty, the process does not kill itself. No setting of the product
+does this.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HURT = "PENSTOCK_TEST_HURT"
 
 
 def everywhere(seed: int) -> Iterator[str]:
-    """Before and after every write by which connectors divide runs, in an order of the seed."""
+    """Yield the points before and after every write of `Step`, in an order that the seed gives."""
     chance = random.Random(f"hurt {seed}")
     places = list(itertools.product(Step, ("before", "after")))
     chance.shuffle(places)
@@ -29,14 +30,14 @@ def everywhere(seed: int) -> Iterator[str]:
 
 
 def told() -> None:
-    """From now on this process kills itself where it was told to."""
+    """Let this process kill itself at the write that PENSTOCK_TEST_HURT names."""
     if where := os.environ.get(HURT):
         step, when, times = where.split()
         hurt_at(Step[step], when, int(times), signal.SIGKILL)
 
 
 def main() -> None:
-    """Run the service, and end it where it was told."""
+    """Run the service, with the kill in place."""
     told()
     runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
 

@@ -1,4 +1,4 @@
-"""TCP proxies before the brokers: one service's connections can be cut, or left hanging."""
+"""TCP proxies in front of the brokers. They cut a service's connections or let them hang."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 _READ_BYTES = 64 * 1024
-# a client says its name first; ours is <service>-<host>-<pid>-<random>
+# A client first sends its name. The name of a service's client is <service>-<host>-<pid>-<random>.
 _PID = re.compile(rb'"name":\s*"[^"]*-(\d+)-[0-9a-f]{6}"')
 
 
 @dataclass(eq=False, slots=True)
 class _Pipe:
-    """One connection through a link, both ways."""
+    """One connection through a link, in both directions."""
 
     writers: tuple[asyncio.StreamWriter, asyncio.StreamWriter]
     flows: asyncio.Event
@@ -28,11 +28,14 @@ class _Pipe:
 
 @dataclass(slots=True)
 class Link:
-    """Stands before one broker; `port` is ours, `target` the broker's, known once it is started."""
+    """A proxy in front of one broker. It listens on `port` and connects to `target`.
+
+    `target` is set when the broker has started.
+    """
 
     port: int = 0
     target: int = 0
-    _cut: set[int] = field(default_factory=set)  # pids that are refused
+    _cut: set[int] = field(default_factory=set)  # process ids whose connections are refused
     _hanging: set[int] = field(default_factory=set)
     _pipes: set[_Pipe] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -50,14 +53,14 @@ class Link:
             pipe.abort()
 
     def hang(self, pid: int) -> None:
-        """Let nothing through, and say nothing about it: what is sent waits."""
+        """Stop the data of this process's connections without closing them."""
         self._hanging.add(pid)
         for pipe in self._pipes:
             if pipe.pid == pid:
                 pipe.flows.clear()
 
     def heal(self, pid: int) -> None:
-        """As before."""
+        """End `cut` and `hang` for this process."""
         self._cut.discard(pid)
         self._hanging.discard(pid)
         for pipe in self._pipes:
@@ -125,7 +128,7 @@ async def _copy(
 
 @asynccontextmanager
 async def links(count: int) -> AsyncIterator[list[Link]]:
-    """Listening; each is told its target later."""
+    """Listen with the given number of links; the caller sets each link's target later."""
     made = [Link() for _ in range(count)]
     try:
         for link in made:

@@ -1,8 +1,9 @@
-"""How loaded the machine was while a round was played, so that starvation is not taken for a fault.
+"""The load on the machine during a round, which shows whether a late event means a defect.
 
-A process of its own does a little work four times a second and says how long that took, and how
-much of it the process had a CPU. It shares nothing with what is tested: what slows it down is the
-machine. The harness measures how late its own event loop is, and how late faults were.
+A separate process does a little work four times a second. It reports how long the work took and how
+much of that time the process had a CPU. This process shares nothing with the tested processes, so
+only the machine can slow it down. The harness also measures the delays of its own event loop and of
+the faults.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 EVERY_S = 0.25
-WORK_S = 0.01  # of a CPU, each time
+WORK_S = 0.01  # CPU time of each piece of work
 WINDOW_S = 10.0
-# Leases are renewed three to five times before they run out. When everything takes four times as
-# long for ten seconds, some run out although their process lives.
+# A process renews its lease three to five times before the lease expires. If everything takes four
+# times as long for ten seconds, some leases expire although their processes run.
 STARVED = 4.0
-LATE_S = 2.0  # an event loop that is so late has missed renewals as well
+LATE_S = 2.0  # an event loop this late has also missed renewals
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement. `slower`: by how much the same work took longer than on a free CPU."""
+    """One measurement. `slower` is the factor by which the work took longer than on a free CPU."""
 
     at_s: float  # by the monotonic clock
     slower: float
@@ -41,7 +42,7 @@ class Load:
 
     @property
     def worst(self) -> float:
-        """The highest mean of ten seconds."""
+        """The highest mean over ten seconds."""
         means = []
         first = 0
         for last, sample in enumerate(self.samples):
@@ -53,12 +54,12 @@ class Load:
 
     @property
     def mean(self) -> float:
-        """Of the whole round."""
+        """The mean over the whole round."""
         return sum(each.slower for each in self.samples) / max(1, len(self.samples))
 
     @property
     def starved(self) -> bool:
-        """Whether what needs time may have failed for want of it."""
+        """Whether the machine was so slow that time limits may have failed because of it."""
         return self.worst > STARVED or max(self.loop_late_s, default=0.0) > LATE_S
 
     def __add__(self, other: Load) -> Load:
@@ -83,7 +84,7 @@ def _shown(late_s: Sequence[float]) -> str:
 
 @asynccontextmanager
 async def measured() -> AsyncIterator[Load]:
-    """Measure until it is left."""
+    """Measure during the `with` block."""
     load = Load()
     process = await asyncio.create_subprocess_exec(
         sys.executable, __file__, stdout=asyncio.subprocess.PIPE
@@ -116,7 +117,7 @@ async def _look(load: Load) -> None:
 
 
 def work() -> float:
-    """How many times as long the work took as the CPU was needed for it."""
+    """Do the work; return its duration divided by the CPU time that the work needs."""
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     while time.process_time() - began_cpu_s < WORK_S:
         sum(range(1000))
@@ -124,7 +125,7 @@ def work() -> float:
 
 
 def main() -> None:
-    """Measure until nobody reads it any more."""
+    """Measure until the reader closes the pipe."""
     while True:
         slower = work()
         try:

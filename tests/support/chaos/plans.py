@@ -1,4 +1,4 @@
-"""What the clients ask for: the runs of a round, made of its seed alone. Pure."""
+"""The requests of the clients: the runs of a round, made from its seed, without I/O."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# `resumable`: an app of the ADK server whose runs are gone on with; `agui`: pydantic-ai's adapter,
-# which has an address for each script
+# `resumable` is an app of the ADK server that can continue a run after a lost connection. `agui` is
+# pydantic-ai's adapter, which has an address for each script.
 Agent = Literal["agno", "adk", "resumable", "agui"]
-Decision = Literal["approve", "reject", "none"]  # "none": it is left waiting
+Decision = Literal["approve", "reject", "none"]  # "none": nobody decides
 
 # The first words select the scripted model's answer: see TRIGGERS.md and SCENARIOS.md in
 # tests/upstreams.
@@ -32,9 +32,10 @@ _ENDLESS: dict[Agent, str] = {
     "resumable": "slow 300 60",
     "agui": "slow",
 }
-# Scripts of runs that may share a session with others. The tools of ADK name their session and
-# nothing else, so that a run which asks has one of its own; a run of a resumable app is known
-# upstream by its session when it is gone on with; AG-UI's scripts go by the whole conversation.
+# The scripts of runs that may share a session with other runs. The other scripts need a session of
+# their own for one of three reasons. ADK's record of a tool names only the session, so a run with
+# an approval needs its own. A resumed run of a resumable app is recognized by its session. The
+# AG-UI scripts depend on the whole conversation.
 _SHARED: dict[Agent, tuple[str, ...]] = {
     "agno": (*_PLAIN["agno"], *_ASKING["agno"]),
     "adk": _PLAIN["adk"],
@@ -45,12 +46,12 @@ _DECISIONS: dict[Decision, int] = {"approve": 5, "reject": 3, "none": 1}
 
 # of a hundred runs
 ASKING, CANCELLED, SHARED, DUELS, TWICE, LEAVES = 0.33, 0.1, 0.4, 0.4, 0.15, 0.2
-SHARED_SESSIONS = 3  # of each agent: what comes in faster than it ends waits in line
+SHARED_SESSIONS = 3  # of each agent; few enough that some runs have to wait in line
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run. `mark` is in its message, and in nothing of any other run."""
+    """One run. `mark` is a text in the run's message that no other run contains."""
 
     nonce: str
     number: int
@@ -58,10 +59,10 @@ class Plan:
     script: str
     session_id: str
     followers: int = 1
-    started_twice: bool = False  # with the same key, on another edge
+    started_twice: bool = False  # started again with the same key, on another edge
     decision: Decision | None = None
-    duel: bool = False  # decided twice at once, one way and the other, by two processes
-    cancel_after: int | None = None  # events that its client has seen
+    duel: bool = False  # two processes send opposite decisions at once
+    cancel_after: int | None = None  # events that the client sees before it cancels
     leave_after: int | None = None  # events on one connection: then it comes back on another edge
 
     @property
@@ -70,7 +71,7 @@ class Plan:
 
     @property
     def agent_id(self) -> str:
-        """As the configuration names it."""
+        """The agent's id in the configuration."""
         return f"{self.agent}-{self.script}" if self.agent == "agui" else self.agent
 
     @property
@@ -79,7 +80,7 @@ class Plan:
 
 
 def agui_scripts() -> list[str]:
-    """All that the AG-UI server is asked for."""
+    """Return all scripts that the round requests from the AG-UI server."""
     return sorted({*_PLAIN["agui"], *_ASKING["agui"], _ENDLESS["agui"]})
 
 
@@ -89,10 +90,10 @@ def plans(
     agents: Sequence[Agent] = ("agno", "agno", "adk"),
     asking: float = ASKING,
 ) -> Iterator[Plan]:
-    """Runs without end. `nonce`: digits that tell this round's runs from another's.
+    """Yield runs without end. `nonce` has digits that no other round has.
 
-    `agents`: those that are there, as often as they are asked. `asking`: the share of the runs that
-    wait for a decision.
+    `agents`: the agents to use; a repeated agent gets more of the runs. `asking`: the share of the
+    runs that wait for a decision.
     """
     chance = random.Random(f"plans {seed}")
     number = 0

@@ -1,6 +1,6 @@
-"""An HTTP proxy before an agent server that keeps what was asked, and every byte of the answer.
+"""An HTTP proxy in front of an agent server that keeps every request and every response byte.
 
-It belongs to nobody under test: what an upstream really sent is known from here.
+The proxy is not under test: it shows what an upstream really sent.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Ended = Literal["whole", "cut", "client left", "server left"]
 
 @dataclass(slots=True)
 class Exchange:
-    """One request that came in whole, and the answer as far as the server gave it."""
+    """One complete request, and the response as far as the server sent it."""
 
     method: str
     path: str
     request: bytes
     status: int | None = None
     body: bytearray = field(default_factory=bytearray)
-    ended: Ended | None = None  # "whole": the server had said all, and the client was there
+    ended: Ended | None = None  # "whole": the server sent all, and the client was still connected
 
 
 class _Gone(Exception):
-    """One of the two sides is not there any more."""
+    """One of the two sides has closed its connection."""
 
     def __init__(self, ended: Ended) -> None:
         super().__init__(ended)
@@ -46,7 +46,7 @@ class _Active:
 
 
 class Recorder:
-    """Stands before one server; `exchanges` are in the order of their requests."""
+    """A proxy in front of one server. `exchanges` are in the order of their requests."""
 
     def __init__(self, target: str) -> None:
         self._target = urlsplit(target)
@@ -62,7 +62,7 @@ class Recorder:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self) -> int:
-        """Break every answer that is under way; how many were."""
+        """Break every response that is under way; return their number."""
         cut = 0
         for active in tuple(self._active):
             if active.exchange.ended is None:
@@ -94,7 +94,7 @@ class Recorder:
             self._tasks.discard(task)
 
     async def _exchange(self, client: _Side) -> bool:
-        """One request and its answer; whether another may follow."""
+        """Pass on one request and its response; return whether another request may follow."""
         request = await client.next("client left")
         if not isinstance(request, h11.Request):
             return False
@@ -161,14 +161,14 @@ class Recorder:
 
 @dataclass(slots=True)
 class _Side:
-    """One connection and what HTTP makes of it."""
+    """One connection with its HTTP state."""
 
     http: h11.Connection
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     async def next(self, ended: Ended) -> h11.Event:
-        """The next event from the other end. Raises _Gone."""
+        """Return the next event from the other end. Raises _Gone."""
         while (event := self.http.next_event()) is h11.NEED_DATA:
             try:
                 self.http.receive_data(await self.reader.read(_READ_BYTES))
@@ -178,13 +178,13 @@ class _Side:
         return event
 
     async def send(self, *events: h11.Event) -> None:
-        """Raises ConnectionError."""
+        """Send the event. Raises ConnectionError."""
         for event in events:
             self.writer.write(self.http.send(event) or b"")
         await self.writer.drain()
 
     async def leaves(self) -> None:
-        """Until the other end has closed; what it says meanwhile is kept for later."""
+        """Wait until the other end has closed; keep the bytes that arrive before that."""
         try:
             while data := await self.reader.read(_READ_BYTES):
                 self.http.receive_data(data)
@@ -194,7 +194,7 @@ class _Side:
 
 @asynccontextmanager
 async def recorder(target: str) -> AsyncIterator[Recorder]:
-    """One before that server."""
+    """Run a recorder in front of that server."""
     made = Recorder(target)
     await made.listen()
     try:

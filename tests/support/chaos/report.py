@@ -1,4 +1,4 @@
-"""What came of a round, and of several together; and the least that must come of one. Pure."""
+"""The results of one or several rounds, and the minimum that a round must reach. No I/O."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from support.chaos.load import Load
 
 @dataclass(frozen=True, order=True, slots=True)
 class Wait:
-    """From a kill to the next new event of a run that was streaming then."""
+    """The time from a kill to the next new event of a run that was streaming at the kill."""
 
     took_s: float
     target: str
-    killed_at_s: float  # since the first fault was waited for
+    killed_at_s: float  # seconds after the round began to wait for its first fault
     run: str
-    meanwhile: tuple[str, ...] = ()  # what else was hurt until then
+    meanwhile: tuple[str, ...] = ()  # other faults between the kill and the event
 
     def __str__(self) -> str:
         told = f"{self.took_s:.1f} s {self.run} after {self.target} at {self.killed_at_s:.0f} s"
@@ -27,14 +27,14 @@ class Wait:
 
 @dataclass(slots=True)
 class Report:
-    """What came of it."""
+    """The results of a round."""
 
     seed: int
-    kills: dict[str, int] = field(default_factory=dict)  # what was killed, how often
+    kills: dict[str, int] = field(default_factory=dict)  # the number of kills by target
     outcomes: dict[str, int] = field(default_factory=dict)
     events: int = 0
     reconnects: int = 0
-    reattached: int = 0  # legs that went on by another connector
+    reattached: int = 0  # legs that another connector continued
     violations: list[Violation] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     took_s: float = 0.0
@@ -42,12 +42,12 @@ class Report:
 
     @property
     def faults(self) -> list[Violation]:
-        """The violations that count: on a starved machine not those that are only late."""
+        """The violations that count. On a starved machine, late ones do not count."""
         return [each for each in self.violations if not (each.late and self.load.starved)]
 
     @property
     def excused(self) -> list[Violation]:
-        """Those that are only late on a starved machine: the round proves nothing about them."""
+        """Late violations on a starved machine. For them the round proves nothing."""
         return [each for each in self.violations if each.late and self.load.starved]
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Report:
 
 
 def summary(reports: Sequence[Report]) -> str:
-    """Of all rounds together."""
+    """Summarize all rounds together."""
     whole = Report(
         0,
         _sum([each.kills for each in reports]),
@@ -64,7 +64,7 @@ def summary(reports: Sequence[Report]) -> str:
         sum(each.events for each in reports),
         sum(each.reconnects for each in reports),
         sum(each.reattached for each in reports),
-        # what counts in its own round counts here
+        # Each round has already decided which of its violations count.
         [
             violation
             for each in reports
@@ -80,9 +80,9 @@ def summary(reports: Sequence[Report]) -> str:
 
 
 def check_floors(report: Report, completed: float, reattached: int = 0) -> list[Violation]:
-    """Less than this cannot be: then faults went by where nobody saw what they did.
+    """Return what is less than these floors. Below them, the faults had too little effect.
 
-    `completed`: the share of the runs, 0 to 1. `reattached`: how many legs.
+    `completed`: the share of the runs, 0 to 1. `reattached`: the number of legs.
     """
     share = report.outcomes.get("completed", 0) / max(1, sum(report.outcomes.values()))
     found = []
@@ -133,7 +133,7 @@ def _told(counts: Mapping[str, int]) -> str:
 
 
 def _waits(waits: Sequence[Wait]) -> list[str]:
-    """Percentiles of the time from a kill to the next new event of a run that was streaming."""
+    """Return percentiles of the time from a kill to the next event of a streaming run."""
     by_target: dict[str, list[float]] = {"anything": [wait.took_s for wait in waits]}
     for wait in waits:
         by_target.setdefault(wait.target, []).append(wait.took_s)
@@ -149,6 +149,6 @@ def _waits(waits: Sequence[Wait]) -> list[str]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Of a list that is not empty: the value that so many percent do not exceed."""
+    """Return the value that `percent` percent of a non-empty list do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]

@@ -1,4 +1,4 @@
-"""What is done to the system, and when: made of a seed, so that it can be done again. Pure."""
+"""The faults of a round and their times, made from a seed, so that a round can be repeated."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal
 
 Kind = Literal["kill", "pause", "cut", "hang", "older"]
 
-# how often each is killed, of sixteen kills
+# the shares of the targets, of sixteen kills
 _KILLED = {"connector": 4, "normalizer": 4, "approvals": 3, "edge": 3, "broker": 2}
-# what else happens, of each dozen kills: (kind, what)
+# the other faults for each dozen kills: (kind, target)
 _BESIDES: tuple[tuple[Kind, str], ...] = (
     ("cut", "upstream"),
     ("hang", "connector"),
@@ -27,11 +27,13 @@ _BESIDES: tuple[tuple[Kind, str], ...] = (
     ("hang", "approvals"),
 )
 _BESIDES_PER_KILL = 5 / 12
-# What was hurt is left alone so long after it is back. A broker's streams choose their leaders
-# anew, which takes seconds: hurt again at once, a cluster would never have any.
+# A target gets no further fault for this long after its return. Streams of a restarted broker elect
+# new leaders, which takes seconds. With a fault right after that, a cluster would never have
+# leaders.
 _SETTLE_S = {"broker": 12.0}
 SETTLE_S = 5.0
-# What happens to many at once: nothing else happens meanwhile, nor until they had time to return.
+# Faults that hit many processes at once. No other fault happens during such a fault and for some
+# seconds before and after it.
 EVERYTHING, MAJORITY = "everything", "majority"
 _ALONE: dict[str, tuple[float, float]] = {EVERYTHING: (1.0, 5.0), MAJORITY: (6.0, 20.0)}
 _BEFORE_ALONE_S = 8.0
@@ -40,12 +42,12 @@ _AFTER_ALONE_S = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is done. `for_s` later it is made good: started, continued, connected."""
+    """One fault. After `for_s` it is repaired: the process is started, continued or connected."""
 
     at_s: float
     kind: Kind
-    target: str  # a service, `broker` or an upstream; `everything`; a `majority` of the brokers
-    number: int  # which of them
+    target: str  # a service, `broker`, `upstream`, `everything` or `majority` (of brokers)
+    number: int  # the target's number
     for_s: float
 
     def __str__(self) -> str:
@@ -72,23 +74,24 @@ _WORDS: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many there are of each, and how long the leases of each last."""
+    """The number of processes of each kind, and the lengths of pauses."""
 
     count: dict[str, int]  # connector, normalizer, approvals, edge, broker, upstream
     every_s: float = 3.0  # from one kill to the next
     pause_s: dict[str, float] = field(
-        # longer than the leases: 15 s of a connector, 6 s of a normalizer; a broker's replicas of
-        # both are out of date when it is back
+        # The pauses exceed the leases: 15 s of a connector, 6 s of a normalizer. After its pause, a
+        # broker has outdated replicas of both leases.
         default_factory=lambda: {"connector": 17.0, "normalizer": 8.0, "broker": 16.0}
     )
     alone: tuple[str, ...] = ()  # `everything` or `majority`, each once, spread over the round
 
 
 def schedule(seed: int, kills: int, shape: Shape) -> list[Fault]:
-    """The faults in the order of their times.
+    """Return the faults in the order of their times.
 
-    Every target is killed, if `kills` allow it, before any is killed twice as often. Brokers are
-    hurt one at a time, with time to catch up in between; nothing is hurt that is still away.
+    If `kills` is high enough, every target is killed before any target is killed twice as often.
+    Faults of brokers do not overlap and leave time to catch up. A target that is still away gets no
+    fault.
     """
     chance = random.Random(f"faults {seed}")
     free_at: dict[tuple[str, int], float] = {}
@@ -101,7 +104,7 @@ def schedule(seed: int, kills: int, shape: Shape) -> list[Fault]:
         fault = Fault(round(start_s, 1), kind, target, number, _away_s(chance, kind, target, shape))
         faults.append(fault)
         back_s = start_s + fault.for_s + _SETTLE_S.get(target, SETTLE_S)
-        # a cluster of three stands while one of them is away, not two
+        # A cluster of three works while one broker is away, and not while two are away.
         hurt = range(shape.count[target]) if target == "broker" else [number]
         free_at.update({(target, each): back_s for each in hurt})
     faults = sorted(faults, key=lambda fault: (fault.at_s, fault.target, fault.number))
@@ -109,7 +112,7 @@ def schedule(seed: int, kills: int, shape: Shape) -> list[Fault]:
 
 
 def _with_those_alone(chance: random.Random, faults: Sequence[Fault], shape: Shape) -> list[Fault]:
-    """Room is made for what hurts many at once, and what follows comes so much later."""
+    """Insert the faults that hit many processes, and delay all later faults accordingly."""
     found: list[Fault] = []
     places = {
         len(faults) * (number + 1) // (len(shape.alone) + 1): target
@@ -129,7 +132,7 @@ def _with_those_alone(chance: random.Random, faults: Sequence[Fault], shape: Sha
 
 
 def shown(seed: int, faults: Sequence[Fault]) -> str:
-    """The schedule in words."""
+    """Describe the schedule in words."""
     kills = sum(fault.kind == "kill" for fault in faults)
     head = (
         f"seed {seed}: {kills} kills and {len(faults) - kills} other faults; "
@@ -150,9 +153,10 @@ def _mixed(chance: random.Random, kills: int, shape: Shape) -> Iterator[tuple[Ki
 
 
 def _in_turns(chance: random.Random, kills: int) -> list[str]:
-    """What is killed, one after another: in turns, so that the shares are spread evenly.
+    """Return the targets of the kills in turns, so that the shares are spread evenly.
 
-    A turn is each once, then the rest of the shares; the last one ends where there are enough.
+    A turn kills each target once and then the rest of its share. The last turn stops when `kills`
+    is reached.
     """
     rest = [name for name, share in _KILLED.items() for _ in range(share - 1)]
     order: list[str] = []
@@ -175,7 +179,10 @@ def _least_busy(
     count: int,
     at_s: float,
 ) -> tuple[int, float]:
-    """One of the target that is not away then, else the one that is back first; and when."""
+    """Return the number of a target, and the earliest time for its fault.
+
+    The number is a random one of those that are not away; if all are away, the first that returns.
+    """
     ready = [number for number in range(count) if free_at.get((target, number), 0.0) <= at_s]
     if ready:
         return chance.choice(ready), at_s

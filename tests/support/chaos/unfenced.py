@@ -1,7 +1,7 @@
 """`python -m support.chaos.unfenced penstock_normalizer`: a service whose writes are not fenced.
 
-For one purpose: to see that the checks find what the fence prevents. No setting of the product does
-this.
+A round with this service shows that the checks find what the fence prevents. No setting of the
+product does this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.bus.write import fence
 
 
 def _unfenced(message: Message, pattern: str, last: int) -> Message:
-    """The message as it is: the server takes it, whoever was first."""
+    """Return the message without an expected sequence, so that the server always accepts it."""
     return message
 
 

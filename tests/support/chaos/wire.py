@@ -1,4 +1,4 @@
-"""What an agent server's bytes say, read without any code of the product. Pure."""
+"""Readers of an agent server's bytes that use no code of the product. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sse:
 
 
 def frames(body: bytes) -> list[Sse]:
-    """The whole frames of a stream; what a cut has left of one is no frame. Comments are none."""
+    """Return the complete frames of a stream, without comments and without a frame that was cut."""
     found = []
     whole, _, _ = body.replace(b"\r\n", b"\n").rpartition(b"\n\n")
     for block in whole.split(b"\n\n"):
@@ -40,22 +40,22 @@ def frames(body: bytes) -> list[Sse]:
 
 @dataclass(slots=True)
 class Said:
-    """What a run was told by its server, or told its clients: the same words, the same tools."""
+    """The content of a run, as its server or its clients have it: text, tool calls and results."""
 
     text: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)  # tool, arguments; once for each id
     results: int = 0  # of tools that ran
-    end: str | None = (
-        None  # of the last leg, where it is said: completed, paused, cancelled, failed
-    )
+    end: str | None = None  # of the last leg, if known: completed, paused, cancelled, failed
 
     def call(self, tool: str, args: Any) -> None:
         self.calls.append((tool, json.dumps(args, sort_keys=True)))
 
 
 def agno(legs: Sequence[Sequence[bytes]]) -> Said:
-    """The legs of a run, each the bodies of its connections. Events are told apart by their index:
-    a second connection may repeat none, and must miss none that it is to go on with."""
+    """Read the legs of an Agno run. A leg has the body of each of its connections.
+
+    An event is recognized by its index and is read once, even if a second connection repeats it.
+    """
     said = Said()
     called: set[str] = set()
     done: set[str] = set()
@@ -84,7 +84,7 @@ def agno(legs: Sequence[Sequence[bytes]]) -> Said:
 
 
 def agno_indexes(body: bytes) -> list[int]:
-    """The numbers that an Agno 3 server gave its events: what stands whole in these bytes."""
+    """Return the indexes of the complete events of an Agno 3 server in these bytes."""
     found = (event.get("event_index") for event in _agno_events([body]))
     return [index for index in found if isinstance(index, int)]
 
@@ -106,8 +106,11 @@ def _agno_events(bodies: Iterable[bytes]) -> Iterable[dict[str, Any]]:
 
 
 def adk(legs: Sequence[Sequence[bytes]]) -> Said:
-    """The legs of a run. A piece of text comes as partial; the whole, once more, at its end. A
-    stream that ends without an error and without a request is complete: nothing says so."""
+    """Read the legs of an ADK run.
+
+    A piece of text comes as partial; the whole text comes once more at its end. A stream without an
+    error and without a request for approval is complete: ADK sends no event for the end.
+    """
     said = Said()
     called: set[str] = set()
     for bodies in legs:
@@ -132,11 +135,11 @@ def adk(legs: Sequence[Sequence[bytes]]) -> Said:
     return said
 
 
-_DENIED = "The tool call was denied."  # pydantic-ai's words for a tool that did not run
+_DENIED = "The tool call was denied."  # pydantic-ai's result of a tool that did not run
 
 
 def agui(legs: Sequence[Sequence[bytes]]) -> Said:
-    """The legs of a run, each the events of AG-UI. A call's arguments come in pieces."""
+    """Read the legs of an AG-UI run. A call's arguments come in pieces."""
     said = Said()
     called: set[str] = set()
     done: set[str] = set()
@@ -174,12 +177,12 @@ READERS: dict[str, Callable[[Sequence[Sequence[bytes]]], Said]] = {
     "resumable": adk,
     "agui": agui,
 }
-# Who says that it has ended. ADK's streams just end.
+# The agent servers that send an event for the run's end. ADK's streams just end.
 SAY_THEIR_END = {"agno", "agui"}
 
 
 def events(bodies: Sequence[dict[str, Any]]) -> Said:
-    """What the canonical events of a run say."""
+    """Read the canonical events of a run."""
     said = Said()
     for body in bodies:
         name = f"{body['event']['category']}.{body['event']['action']}"

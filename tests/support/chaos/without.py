@@ -1,7 +1,7 @@
 """`python -m support.chaos.without <fix> <module>`: a service from which a fix was taken out.
 
-For one purpose: to see that a round finds what the fix prevents. No setting of the product does
-this.
+A round with this service shows that the checks find what the fix prevents. No setting of the
+product does this.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ CLOCKS_DIFFER_S = 60.0
 
 
 def _passing_over() -> None:
-    """A turn of a dead connector stays in its session's queue, if the run has gone on since.
+    """Take out the fix that removes the session turn of an ended connector from its queue.
 
-    The dead are found by their leases alone, so that decisions come before that.
+    Without the fix, the turn stays in the queue if the run has continued since then. Ended
+    connectors are found by their leases alone, so decisions are taken before that.
     """
 
     async def is_abandoned(self: Any, turn: Any) -> bool:
@@ -58,7 +59,11 @@ def _passing_over() -> None:
 
 
 def _sequences() -> None:
-    """Where a leg begins in RAW goes by its connector's clock; without an `open`: not called."""
+    """Take out the fix that finds a leg's begin in RAW by its sequence, not by a clock.
+
+    Without the fix, the begin depends on the connector's clock, and a leg without an `open` counts
+    as not called.
+    """
     after, frames = Order.after, Runs.frames
 
     def noted_now(self: Order, sequence: int) -> Order:
@@ -76,7 +81,7 @@ def _sequences() -> None:
 
 
 def _continuity() -> None:
-    """A stream that came back shorter is taken for whole."""
+    """Take out the fix that notices when a stream came back shorter."""
 
     _replace(Snapshot, "behind", property(lambda self: {}))
 
