@@ -1,1 +1,1 @@
-"""What drives a test: clients, runs, waiting, checks, and the tables that tests go through."""
+"""Helpers that drive a test: clients, runs, waits, checks, and tables of test cases."""

@@ -1,8 +1,9 @@
-"""How a test asks for each operation. Scopes, error shapes and paths come from the declarations.
+"""The requests with which tests call each operation.
 
-What a test cannot know stands here: the query or the body that makes a request succeed, and what
-another user is answered. A path's `{names}` stand for things of Alice's, which `Secured.given`
-makes.
+The scopes, error shapes and paths come from the operations' declarations. This module adds what the
+declarations do not say: the query or body of a successful request, and the status that another user
+gets. A path's `{names}` are replaced by the ids of Alice's runs, sessions and approvals, which
+`Secured.given` makes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from penstock_cli.openapi import OPERATIONS
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """One way to ask for an operation.
+    """One way to request an operation.
 
-    `also`: the scopes that this request needs among those that the operation needs only sometimes.
-    `foreign`: the status that Bob gets for what is Alice's; 0 where nothing is anybody's. `good`:
-    the status that Alice gets; 4xx only where her request passes all that authentication checks.
-    `body`: instead of the operation's example. `bob`: Bob's body, where the body names Alice.
+    `foreign`: the status that Bob gets for Alice's resource; 0 if the resource belongs to nobody.
+    `good`: the status that Alice gets. It is a 4xx only if her request passes all checks of
+    authentication and fails afterwards. `also`: scopes that this request needs in addition to those
+    that the operation always needs. `body`: the body, if it is not the operation's example. `bob`:
+    Bob's body, if the body names Alice.
     """
 
     foreign: int = 0
@@ -36,7 +38,7 @@ class How:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An operation, and one way to ask for it."""
+    """An operation, and one way to request it."""
 
     operation: Operation
     how: How
@@ -53,7 +55,7 @@ class Row:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The scopes without any of which this request is refused."""
+        """The scopes that this request needs. Without any one of them, it is refused."""
         return (*self.operation.scopes, *self.operation.any_scope[:1], *self.how.also)
 
     @property
@@ -94,7 +96,8 @@ def _adk(app: str) -> dict[str, Any]:
 
 def _agno(kind: str) -> dict[str, list[How]]:
     one = f"/{kind}s/{{id}}"
-    # The run has ended; teams and workflows take answers of another form.
+    # The run has ended, so an agent's run gives 409. The body has another form for teams and
+    # workflows, so these give 422.
     late = 409 if kind == "agent" else 422
     return {
         f"GET /{kind}s": [How()],
@@ -153,7 +156,7 @@ HOW: dict[str, list[How]] = {
     "GET /sessions/{session_id}/runs": [How(403, query=ALICE)],
     "GET /sessions/{session_id}/run-previews": [How(403, query=ALICE)],
     "GET /sessions/{session_id}/runs/{run_id}": [How(403, query=ALICE)],
-    # nobody may write them
+    # Nobody may write these resources.
     "POST /sessions": [How(good=405, body={})],
     "DELETE /sessions": [How(good=405, body={})],
     "PATCH /sessions/{session_id}": [How(good=405, body={})],
@@ -180,7 +183,7 @@ HOW: dict[str, list[How]] = {
 
 
 def name_of(operation: Operation) -> str:
-    """The key in `HOW`."""
+    """Return the operation's key in `HOW`."""
     return f"{operation.method} {operation.template}"
 
 
@@ -192,5 +195,5 @@ def _rows() -> Iterator[Row]:
 
 PUBLISHED = [operation for operation in OPERATIONS if operation.published]
 ROWS = list(_rows())
-# Static files hold nobody's data. They are not part of the API.
+# Static files belong to no user and are not part of the API.
 FILES = [Row(operation, How()) for operation in OPERATIONS if not operation.published]

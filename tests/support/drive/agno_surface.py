@@ -1,4 +1,4 @@
-"""What the tests of the Agno surface have in common: agents of each kind, and a run that waits."""
+"""Shared helpers of the tests of the Agno surface: agents of each kind, and a paused run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CONFIG = Config(
 
 
 def named(frames: list[Frame]) -> list[str]:
-    """The frames' events."""
+    """Return the event name of each frame."""
     return [frame.event or "" for frame in frames]
 
 
 class Paused:
-    """A run that waits for these items, and approvals that decide by the real rules."""
+    """A run that waits for decisions about these items, and approvals with the real rules."""
 
     def __init__(self, bus: Bus, agent: str, items: list[dict[str, Any]]) -> None:
         self.bus = bus
@@ -53,7 +53,7 @@ class Paused:
         await self.listen()
 
     async def listen(self) -> None:
-        """Ask for the items, and take a decision about them."""
+        """Request the approval of the items, and answer decisions about them."""
         await self.run.say("approval.requested", approval_id=self.approval_id, items=self.items)
         approvals = Approvals(self.bus, f"test-{self.approval_id}")
 
@@ -85,5 +85,5 @@ class Paused:
         await self.run.say("lifecycle.paused", **waits)
 
     def tools(self, **filled: Any) -> list[dict[str, Any]]:
-        """What a client was shown, filled in the same way for all."""
+        """Return the tools as a client sees them, each with these additional fields."""
         return [{**pauses.waiting_tool(item, self.approval_id), **filled} for item in self.items]

@@ -1,4 +1,4 @@
-"""Encoding for AG-UI clients, as tests do it: profiles by client, and a run made by hand."""
+"""Helpers to encode for AG-UI clients: profiles by client, and a run made by hand."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _run_id(leg: int) -> str:
 
 @dataclass(frozen=True)
 class Audience:
-    """A profile, the version that the client declares, and the real client that it is."""
+    """A profile, the version that the client declares, and the version of the real client."""
 
     profile: Profile
     declares: str | None
     client: str
 
     def encoder(self) -> AguiEncoder:
-        """A new encoder for a run of this audience."""
+        """Return a new encoder for a run of this audience."""
         return AguiEncoder(self.profile, THREAD, _run_id, self.declares)
 
     def __str__(self) -> str:
@@ -48,20 +48,20 @@ AUDIENCES = (STRICT_1, STRICT_059, RUNS_1, RUNS_059)
 
 @cache
 def recorded() -> dict[str, list[Event]]:
-    """The canonical events of every golden recording, of all upstreams, by its name."""
+    """Return the canonical events of every golden recording of all upstreams, by its name."""
     agui = [folded(scenario, "agui") for scenario in scenarios()]
     return {each.name: each.events for each in [*recorded_runs(), *agui]}
 
 
 class Run:
-    """The canonical events of a run, one after another, numbered as the fold does."""
+    """The canonical events of a run in order, numbered as the fold numbers them."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.leg = 1
 
     def say(self, type: str, /, subrun: str | None = None, **data: Any) -> Run:
-        """Adds an event."""
+        """Add an event."""
         category, action = type.split(".")
         number = len(self.events) + 1
         if type == "lifecycle.resumed":
@@ -82,11 +82,11 @@ class Run:
         return self
 
     def start(self) -> Run:
-        """Adds lifecycle.started."""
+        """Add lifecycle.started."""
         return self.say("lifecycle.started", agent="assistant", user_id="u-1", message="hello")
 
     def text(self, *pieces: str, id: str = "m1", **data: Any) -> Run:
-        """Adds a whole message in these pieces."""
+        """Add a whole message in these pieces."""
         self.say("llm.message_started", message_id=id, role="assistant")
         for piece in pieces:
             self.say("llm.stream", message_id=id, content=piece)
@@ -95,16 +95,16 @@ class Run:
         return self.say("llm.message_completed", **data)
 
     def call(self, id: str = "c1", tool: str = "search", **args: Any) -> Run:
-        """Adds a tool call."""
+        """Add a tool call."""
         return self.say("llm.tool_call", tool_call_id=id, tool=tool, args=args)
 
     def result(self, value: Any = "found", id: str = "c1", **data: Any) -> Run:
-        """Adds the call's result."""
+        """Add the call's result."""
         data = {"tool_call_id": id, "tool": "search", "result": value, "outcome": "ok", **data}
         return self.say("llm.tool_result", **data)
 
     def pause(self, *items: Event, approval_id: str = "a1", **data: Any) -> Run:
-        """Adds a request for a decision, and the wait for it."""
+        """Add a request for a decision, and the pause for it."""
         asked = [
             {"item_id": "i1", "kind": "confirmation", "digest": "d", "editable": False} | item
             for item in items or ({},)
@@ -114,44 +114,44 @@ class Run:
         return self.say("lifecycle.paused", reason="approval_required", approval_id=approval_id)
 
     def resume(self, approval_id: str = "a1") -> Run:
-        """Adds the decision and the next leg."""
+        """Add the decision and the next leg."""
         decided = {"approval_id": approval_id, "outcome": "approved", "by": "ann"}
         self.say("approval.decided", **decided, automatic=False, items=[])
         return self.say("lifecycle.resumed", approval_id=approval_id)
 
     def complete(self, **data: Any) -> Run:
-        """Adds the good end."""
+        """Add lifecycle.completed."""
         return self.say("lifecycle.completed", **{"summary": "done", **data})
 
 
 def encoded(audience: Audience, events: Iterable[Event]) -> list[Event]:
-    """The AG-UI events of canonical ones."""
+    """Return the AG-UI events of canonical events."""
     return decoded(frames(audience, events))
 
 
 def frames(audience: Audience, events: Iterable[Event]) -> list[Frame]:
-    """The frames of canonical events."""
+    """Return the AG-UI frames of canonical events."""
     encoder = audience.encoder()
     return [frame for event in events for frame in encoder.feed(event)]
 
 
 def decoded(frames: Sequence[Frame]) -> list[Event]:
-    """The events in the frames, each named as its frame is."""
+    """Return the events in the frames; each event's type must equal its frame's name."""
     events = [json.loads(frame.data) for frame in frames]
     assert [event["type"] for event in events] == [frame.event for frame in frames]
     return events
 
 
 def wire(frames: Iterable[Frame]) -> bytes:
-    """The bytes of a stream."""
+    """Return the bytes of a stream of these frames."""
     return b"".join(sse.encode(frame.data, event=frame.event) for frame in frames)
 
 
 def types(events: Iterable[Event]) -> list[str]:
-    """The events' types."""
+    """Return the events' types."""
     return [event["type"] for event in events]
 
 
 def of_type(events: Iterable[Event], type: str) -> list[Event]:
-    """The events of one type."""
+    """Return the events of one type."""
     return [event for event in events if event["type"] == type]

@@ -1,4 +1,4 @@
-"""What AG-UI clients send, as tests do it."""
+"""Helpers that send requests as AG-UI clients do."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from support.drive.clients import Client, Stream
 
 
 def user(text: Any, id: str = "u1") -> dict[str, Any]:
-    """What the person says."""
+    """Return a user message."""
     return {"id": id, "role": "user", "content": text}
 
 
 def tool(call_id: str, content: str, **fields: Any) -> dict[str, Any]:
-    """A tool's result, as a frontend gives it."""
+    """Return a tool's result, as a frontend sends it."""
     fields = {"toolCallId": call_id, "content": content, **fields}
     return {"id": uuid.uuid4().hex, "role": "tool", **fields}
 
 
 def run_input(thread: str = "s1", *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A RunAgentInput as HttpAgent of 1.0 sends it; fields of value `missing` are left out."""
+    """Return a RunAgentInput as HttpAgent 1.0 sends it, without the fields of value `missing`."""
     body = {
         "threadId": thread,
         "runId": uuid.uuid4().hex,
@@ -38,13 +38,13 @@ def run_input(thread: str = "s1", *messages: dict[str, Any], **fields: Any) -> d
 
 
 def post(edge: Client, agent: str, body: Any, **headers: str) -> Stream:
-    """POST /agui/{agent}; `body` is JSON, or bytes as they are."""
+    """Send POST /agui/{agent}; `body` is sent as JSON, or unchanged if it is bytes."""
     content = body if isinstance(body, bytes) else orjson.dumps(body)
     given = {"content-type": "application/json", "accept": "text/event-stream", **headers}
     return Stream(edge, "POST", f"/agui/{agent}", content=content, headers=given)
 
 
 def approved(interrupt: dict[str, Any], approved: bool = True) -> dict[str, Any]:
-    """The entry of `resume` that answers a confirmation."""
+    """Return the entry of `resume` that answers a confirmation."""
     payload = {"approved": approved}
     return {"interruptId": interrupt["id"], "status": "resolved", "payload": payload}

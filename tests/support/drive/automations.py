@@ -24,12 +24,12 @@ from support.fakes.raw import agno
 from support.fakes.receiver import SECRET, Receiver, receiver
 
 SERVICES = (NormalizerService, AutomationsService)
-FAST = (1.0, 1.0, 1.0)  # seconds between attempts; scheduled messages know whole seconds only
+FAST = (1.0, 1.0, 1.0)  # seconds between attempts; scheduled messages have whole seconds only
 OUTCOMES = frozenset({"automation.completed", "automation.failed"})
 
 
 def rule(id: str, url: str, *subjects: str, **fields: Any) -> Rule:
-    """A rule that sends its events to the URL; `webhook` has further fields of the webhook."""
+    """Return a rule that sends its events to the URL; `webhook` has further webhook fields."""
     webhook = {"url": url, "secrets": [SECRET], **fields.pop("webhook", {})}
     return read_rule(
         {"id": id, "subjects": list(subjects), "action": {"webhook": webhook}, **fields}, Rule
@@ -49,7 +49,7 @@ class DrivenRun:
         self.writer = RawWriter(self.bus, self.run_id, "upstream", f"test/{self.run_id}")
 
     async def open(self) -> None:
-        """`lifecycle.started`."""
+        """Write the frame of `lifecycle.started`."""
         facts = {
             "agent": "assistant",
             "protocol": "agno",
@@ -61,23 +61,23 @@ class DrivenRun:
         await self.writer.write("open", orjson.dumps(facts), leg=1)
 
     async def tool(self, number: int, name: str = "get_weather", **args: Any) -> None:
-        """`llm.tool_call` and what follows it."""
+        """Write the frames of `llm.tool_call` and of the events that follow it."""
         tool = {"tool_call_id": f"t{number}", "tool_name": name, "tool_args": args}
         await self.writer.write("bytes", agno("ToolCallStarted", tool=tool), leg=1)
 
     async def text(self, text: str) -> None:
-        """One `llm.stream`."""
+        """Write the frame of one `llm.stream`."""
         await self.writer.write("bytes", agno("RunContent", content=text), leg=1)
 
     async def complete(self) -> None:
-        """`lifecycle.completed`."""
+        """Write the frame of `lifecycle.completed`."""
         await self.writer.write("bytes", agno("RunCompleted", content="done"), leg=1)
         await self.writer.write("end", orjson.dumps({"outcome": "eof"}), leg=1)
 
 
 @dataclass
 class Automations:
-    """The services that run, a receiver, and what the tests ask of them."""
+    """The running services, a receiver, and helpers for the tests."""
 
     penstock: Pipeline
     receiver: Receiver
@@ -89,19 +89,19 @@ class Automations:
         return self.penstock.bus
 
     async def apply(self, made: Rule, owner: str = "u1", *, all_users: bool = False) -> RuleRecord:
-        """Store a rule, and return when the service matches it."""
+        """Store a rule, and return when the service matches events against it."""
         record = await self.store.apply(made, owner, all_users=all_users)
         await self.settled()
         return record
 
     async def settled(self) -> None:
-        """Return when the rules that are stored match the events that come."""
+        """Return when the service matches new events against all stored rules."""
         for service in self.penstock.services:
             if isinstance(service, AutomationsService):
                 await service.rules_changed()
 
     async def run(self, user_id: str = "u1", **fields: Any) -> DrivenRun:
-        """A run that has a record, and no frame yet. `fields`: further fields of the record."""
+        """Return a run with a record and without frames. `fields`: further fields of the record."""
         command = await self.penstock.register("assistant", "hello", user_id=user_id)
         if fields:
             record = await self.penstock.record(command.run_id)
@@ -111,12 +111,12 @@ class Automations:
         return DrivenRun(self.bus, command.run_id, user_id)
 
     async def outcomes(self, run_id: str, count: int, timeout_s: float = 20) -> list[Event]:
-        """The outcomes on the run's timeline, once there are so many."""
+        """Return the outcomes on the run's timeline when there are `count` of them."""
         events = await self.penstock.events_until(run_id, _nth(OUTCOMES, count), timeout_s)
         return [event for event in events if event.type in OUTCOMES]
 
     async def delivery(self, rule_id: str, run_id: str, sequence: int) -> DeliveryRecord:
-        """The record of a delivery, once there is one."""
+        """Return the record of a delivery when it exists."""
 
         async def probe() -> DeliveryRecord | None:
             entry = await self.bus.bucket("deliveries").get(f"{rule_id}.{run_id}-{sequence}")
@@ -140,7 +140,7 @@ def _nth(types: frozenset[str], count: int) -> Any:
 
 @asynccontextmanager
 async def automations(url: str, count: int = 1, **settings: Any) -> AsyncIterator[Automations]:
-    """A normalizer, `count` automations services, and a receiver that they may reach."""
+    """Run a normalizer, `count` automations services, and a receiver that they may reach."""
     given = {
         "webhook_allow_hosts": ("127.0.0.1",),
         "retry_delays_s": FAST,

@@ -1,4 +1,4 @@
-"""A connected bus, and messages to put on it."""
+"""A connected bus, and messages to publish on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.bus.streams import Retention
 
 @asynccontextmanager
 async def connected(url: str, **settings: Any) -> AsyncIterator[Bus]:
-    """A bus of the test's own; `settings` as BusSettings has them."""
+    """Connect a bus for the test; `settings` are fields of BusSettings."""
     bus = await Bus.connect(BusSettings(url=url, **settings))
     try:
         yield bus
@@ -23,18 +23,18 @@ async def connected(url: str, **settings: Any) -> AsyncIterator[Bus]:
 
 
 async def make_streams(url: str, replicas: int = 1) -> None:
-    """What the operator does before services start, which may not do it themselves."""
+    """Make the streams as the operator does before services start; services may not make them."""
     async with connected(url, retention=Retention(replicas=replicas)):
         pass
 
 
 def new_run_id() -> str:
-    """A run id as the edge makes them."""
+    """Return a new run id of the edge's form."""
     return str(uuid_utils.uuid7())
 
 
 def event(run_id: str, sequence: int, payload: bytes = b"", type: str = "llm.stream") -> Message:
-    """A canonical event as the normalizer publishes it."""
+    """Return a canonical event as the normalizer publishes it."""
     return Message(
         subjects.event_input(type, run_id),
         payload or b"%d" % sequence,
@@ -43,5 +43,5 @@ def event(run_id: str, sequence: int, payload: bytes = b"", type: str = "llm.str
 
 
 async def publish_events(bus: Bus, run_id: str, first: int, last: int) -> list[int]:
-    """Events `first` to `last` of a run; returns their stream sequences."""
+    """Publish the events `first` to `last` of a run; return their stream sequences."""
     return [await bus.publisher.publish(event(run_id, number)) for number in range(first, last + 1)]

@@ -1,4 +1,4 @@
-"""Clients of a running edge: a stream that is read frame by frame, its bytes kept."""
+"""A client of a running edge that reads a stream frame by frame and keeps its bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeEdge = Callable[..., Awaitable[Client]]
 
 
 class Stream:
-    """One response of `text/event-stream`. `body` is every byte that was read so far."""
+    """One response of `text/event-stream`. `body` has every byte that was read so far."""
 
     def __init__(self, client: Client, method: str, path: str, **request: Any) -> None:
         self._context = client.stream(method, path, **request)
@@ -45,27 +45,27 @@ class Stream:
 
     @property
     def run_id(self) -> str:
-        """What the head says."""
+        """The run id in the response's headers."""
         return self.response.headers["penstock-run-id"]
 
     async def frame(self) -> Frame:
-        """The next frame; fails when the stream ends before it."""
+        """Return the next frame; fail if the stream ends before it."""
         while not self._frames:
             assert await self._more(), "the stream has ended"
         return self._frames.pop(0)
 
     async def event(self) -> dict[str, Any]:
-        """The next frame's data."""
+        """Return the data of the next frame."""
         data: dict[str, Any] = orjson.loads((await self.frame()).data)
         return data
 
     async def read_until(self, marker: bytes) -> None:
-        """Read until these bytes have come, in a comment too; fails when the stream ends before."""
+        """Read until these bytes have come, also in a comment; fail if the stream ends before."""
         while marker not in self.body:
             assert await self._more(), f"the stream has ended without {marker!r}"
 
     async def rest(self) -> list[Frame]:
-        """All frames up to the stream's end."""
+        """Return all frames up to the stream's end."""
         while await self._more():
             pass
         frames, self._frames = self._frames, []
@@ -88,5 +88,5 @@ class Stream:
 
 
 def contents(frames: list[Frame]) -> list[Any]:
-    """The data of each frame."""
+    """Return the data of each frame."""
     return [orjson.loads(frame.data) for frame in frames]

@@ -1,4 +1,4 @@
-"""The committed contract as tests read it."""
+"""Readers of the committed contract."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTRACT = ROOT / "deploy/contract"
 
 
 def schemas(folder: str = "schemas") -> dict[str, dict[str, Any]]:
-    """Every schema under deploy/contract/<folder>, by its path without `.json`."""
+    """Return every schema under deploy/contract/<folder>, by its path without `.json`."""
     base = CONTRACT / folder
     return {
         path.relative_to(base).with_suffix("").as_posix(): json.loads(path.read_text())
@@ -21,7 +21,7 @@ def schemas(folder: str = "schemas") -> dict[str, dict[str, Any]]:
 
 
 def block(heading: str, language: str) -> str:
-    """The code block of `language` under the heading `## …` of consuming.md."""
+    """Return the code block of `language` under the heading `## …` of consuming.md."""
     document = (CONTRACT / "consuming.md").read_text()
     sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", document, re.MULTILINE | re.DOTALL))
     [code] = re.findall(rf"^```{language}\n(.*?)^```", sections[heading], re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""Dead letters: those that a test makes, and those that a service made."""
+"""Helpers to make dead letters in a test, and to find those that a service made."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WHY = ValueError("as the test wants")
 
 
 async def all_letters(bus: Bus, service: str = "*", run_id: str = "*") -> list[Letter]:
-    """Those that match, the newest last."""
+    """Return the letters that match, the newest last."""
     return [found async for found in deadletters.letters(bus, service, run_id)]
 
 
 async def the_letter(bus: Bus, service: str, run_id: str, timeout_s: float = 15) -> Letter:
-    """The one letter about that run, once there is one."""
+    """Return the only letter about that run when it exists."""
 
     async def there() -> list[Letter]:
         return await all_letters(bus, service, run_id)
@@ -35,28 +35,28 @@ def letter_about(
     headers: dict[str, str] | None = None,
     error: Exception = WHY,
 ) -> DeadLetter:
-    """As a service would write it about a message of that subject."""
+    """Return the letter that a service would write about a message of that subject."""
     stored = Stored(subject, sequence, headers or {}, payload, delivered=5)
     return deadletters.letter_about(service, "pod-1", stored, error)
 
 
 async def buried(bus: Bus, letter: DeadLetter) -> Letter:
-    """The letter in its place."""
+    """Store the letter; return it as stored."""
     await deadletters.bury(bus, letter)
     return await the_letter(bus, letter.service, letter.run_id)
 
 
 def a_cancel(run_id: str | None = None) -> str:
-    """The subject of a command."""
+    """Return the subject of a cancel command."""
     return f"command.connector.cancel.{run_id or new_run_id()}"
 
 
 async def stored_command(bus: Bus, subject: str) -> int:
-    """How many messages of that subject wait."""
+    """Return how many messages of that subject the stream COMMANDS has."""
     info = await bus.api("STREAM.INFO.COMMANDS", {"subjects_filter": subject})
     return sum((info["state"].get("subjects") or {}).values())
 
 
 async def publish(bus: Bus, subject: str, payload: bytes = b"{}") -> int:
-    """One message; its stream sequence."""
+    """Publish one message; return its stream sequence."""
     return await bus.publisher.publish(Message(subject, payload, {}))

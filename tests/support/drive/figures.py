@@ -1,4 +1,4 @@
-"""Figures of a benchmark: printed, and kept for the README."""
+"""Print the figures of a benchmark, and keep them for the README."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def report(what: str, **figures: float) -> None:
-    """One line; `PENSTOCK_BENCH_FILE` names a file to which it is added as JSON."""
+    """Print one line; append it as JSON to the file that `PENSTOCK_BENCH_FILE` names, if any."""
     rounded = {name: round(value, 2 if value < 100 else 0) for name, value in figures.items()}
     line = json.dumps({"what": what, **rounded})
     print(f"\n{line}")

@@ -1,7 +1,7 @@
-"""One test that goes through many recordings or modes, and says of each which one fails.
+"""Run one test over many recordings or modes, and report each value that fails.
 
-Thousands of cases of a millisecond each cost more as tests of their own than they take: every one
-is collected by every worker, scheduled and reported.
+Each test costs time for its collection by every worker, its scheduling and its report. For
+thousands of cases of a millisecond each, this would cost more than the cases themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
-MAX_SHOWN = 5  # failures whose tracebacks are shown; the others are only named
+MAX_SHOWN = 5  # failures whose tracebacks are shown; further ones are only named
 
 
 def for_each(
@@ -23,11 +23,11 @@ def for_each(
     values: Iterable[Any],
     ids: Callable[[Any], object] | Sequence[str] = str,
 ) -> Callable[[Test], Test]:
-    """As `pytest.mark.parametrize`, but all values in one test, which goes on after a failure.
+    """Like `pytest.mark.parametrize`, but run all values in one test and continue after a failure.
 
-    The test fails with what each value made of it, named by its id; it is skipped where every value
-    skips it. Several of them above a test go through all combinations. Not for coroutines, and not
-    for a test whose fixtures keep something from one value to the next.
+    The test fails with the failures of all values, each named by its id. The test is skipped if
+    every value skips it. Several `for_each` above a test run all combinations. Do not use
+    `for_each` for coroutines, or for a test whose fixtures keep state from one value to the next.
     """
     given = list(values)
     named = [str(each) for each in (map(ids, given) if callable(ids) else ids)]

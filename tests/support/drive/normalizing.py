@@ -1,4 +1,4 @@
-"""A normalizer over a real NATS server, and runs that a connector writes."""
+"""A normalizer over a real NATS server, and runs whose frames the test writes as a connector."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Run:
 
 
 def check_order(events: list[Stored], chunks: list[str]) -> None:
-    """Every number once, and every chunk in its place."""
+    """Check that every sequence number occurs once, and every chunk is in its place."""
     numbers = [int(event.headers[messages.SEQUENCE]) for event in events]
     assert numbers == list(range(1, len(events) + 1))
     bodies = [orjson.loads(event.payload) for event in events]
@@ -104,7 +104,10 @@ def check_order(events: list[Stored], chunks: list[str]) -> None:
 
 
 async def paused(bus: Bus) -> tuple[Run, str]:
-    """A run that waits, of which only the bus knows, and what it waits for."""
+    """Make a paused run; return it with the id of its approval.
+
+    The normalizer has stopped, so only the bus knows the run.
+    """
     run = Run(bus)
     approvals = RawWriter(bus, run.run_id, "approvals", f"pod/{run.run_id}/a")
     async with normalizer(bus.settings.url):
@@ -121,7 +124,7 @@ async def paused(bus: Bus) -> tuple[Run, str]:
 
 
 async def go_on(run: Run, approval_id: str) -> None:
-    """It is approved."""
+    """Write the next leg of the run after an approval."""
     await run.open(approval_id=approval_id, items=[{"item_id": "t1", "decision": "approve"}])
     await run.bytes(agno_approved())
     await run.end()

@@ -1,4 +1,4 @@
-"""Services over one server, which goes away, fills up, and does not let them do things."""
+"""Services over one server, which the test takes away, fills up, or makes refuse operations."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _USERS = """authorization { users: [
 
 
 def permissions(publish: str = "", subscribe: str = "") -> str:
-    """The services may do all but this."""
+    """Return NATS permissions that allow the services everything except these subjects."""
     return _USERS % (f'"{publish}"' * bool(publish), f'"{subscribe}"' * bool(subscribe))
 
 
 @dataclass
 class OneBroker:
-    """One of each service, and a second connector behind the gate.
+    """One process of each service, and a second connector whose connections go through the gate.
 
     `flood` is an agent server that is scripted; the agent `streamer` sends `frames`, 20 a second.
     """
@@ -46,13 +46,13 @@ class OneBroker:
     frames: int
 
     async def started(self, runs: int = 4) -> Watches:
-        """Runs that are under way, watched."""
+        """Start runs and watch them; return when they are under way."""
         watches = await watched(self.penstock, runs)
         await watches.under_way()
         return watches
 
     async def start(self) -> tuple[int, str]:
-        """POST /v1/runs: the status, and what is said. It must not hang."""
+        """POST /v1/runs; return the status and the error's detail. The request must not hang."""
         async with asyncio.timeout(12):
             answer = await self.penstock.http.post(
                 f"{self.penstock.edge()}/v1/runs", json={"agent": "streamer", "message": "go"}
@@ -60,19 +60,17 @@ class OneBroker:
         return answer.status_code, str(answer.json().get("detail", ""))
 
     async def statuses(self) -> set[str]:
-        """Of all runs that are listed."""
+        """Return the statuses of all runs in the list."""
         answer = await self.penstock.http.get(f"{self.penstock.edge()}/v1/runs")
         return {run["status"] for run in answer.json()["runs"]}
 
     async def works(self) -> None:
-        """All are ready, and a run goes through."""
+        """Check that all services are ready and that a run completes."""
         await self.are_ready()
         await (await watched(self.penstock, 1)).end(self.frames)
 
-    # what the services say
-
     async def reasons(self, instance: Instance) -> str:
-        """What /readyz says: nothing while it is ready."""
+        """Return the reasons in the answer of /readyz; empty if the service is ready."""
         answer = await self.penstock.http.get(f"{instance.probes}/readyz")
         (reasons,) = answer.json()["services"].values()
         assert (answer.status_code == 200) is (not reasons)
@@ -95,7 +93,7 @@ class OneBroker:
             await self.is_not_ready(instance, because)
 
     async def refusals(self, instance: Instance, why: str) -> float:
-        """What the metric counts."""
+        """Return the count of refused operations in the service's metrics."""
         text = (await self.penstock.http.get(f"{instance.probes}/metrics")).text
         lines = [line for line in text.splitlines() if line.startswith("penstock_nats_refused")]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if f'why="{why}"' in line)
@@ -104,7 +102,7 @@ class OneBroker:
         for instance in self.penstock.instances:
             assert instance.process.popen.poll() is None, instance.service
 
-    # what the operator does
+    # Actions of the operator.
 
     @asynccontextmanager
     async def operator(self) -> AsyncIterator[Bus]:
@@ -121,7 +119,7 @@ class OneBroker:
         await bus.api(f"STREAM.UPDATE.{stream}", {**config, **fields})
 
     async def fill(self, bus: Bus) -> None:
-        """Use up all that the server may store."""
+        """Use up all storage of the server."""
         config = {"name": BALLAST, "subjects": ["ballast"], "storage": "file"}
         await bus.api(f"STREAM.CREATE.{BALLAST}", config)
         for size_bytes in (512 * 1024, 1024, 1):
@@ -134,7 +132,7 @@ class OneBroker:
 
 @asynccontextmanager
 async def one_broker(folder: Path, frames: int, **settings: Any) -> AsyncIterator[OneBroker]:
-    """All of it, ready."""
+    """Start the server and all services; yield when they are ready."""
     nats = NatsServer(
         folder / "nats",
         name="one nats",

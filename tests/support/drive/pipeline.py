@@ -1,4 +1,4 @@
-"""Services of Penstock in this process, over a real NATS server, and runs driven without the edge.
+"""Run Penstock's services in this process over a real NATS server, and drive runs without the edge.
 
 ```python
 async with pipeline(nats_server.url, config) as penstock:
@@ -51,7 +51,7 @@ TERMINAL = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.canc
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One canonical event as it stands in EVENTS; `body` is its whole envelope."""
+    """One canonical event of EVENTS; `body` is its whole envelope."""
 
     type: str
     sequence: int
@@ -63,7 +63,7 @@ class Event:
 
 @dataclass(slots=True)
 class _Followed:
-    """A run's events so far; `moved` is set with each that comes."""
+    """A run's events so far; `moved` is set with each new event."""
 
     follow: follow.Follow | None = None
     stored: list[Stored] = field(default_factory=list)
@@ -75,13 +75,13 @@ class _Followed:
         self.moved.set()
 
     async def read(self, bus: Bus) -> None:
-        """What has come, large ones from the object store."""
+        """Decode the events that have come; large ones are read from the object store."""
         while len(self.events) < len(self.stored):
             self.events.append(await _event(bus, self.stored[len(self.events)]))
 
 
 class Pipeline:
-    """What runs, and how a test speaks with it. `http` reaches the routes of all services."""
+    """The running services, and helpers for a test. `http` reaches the routes of all services."""
 
     def __init__(self, bus: Bus, services: Sequence[Service], http: httpx.AsyncClient) -> None:
         self.bus = bus
@@ -90,16 +90,17 @@ class Pipeline:
         self._followed: dict[str, _Followed] = {}
 
     async def start_run(self, agent: str, message: str = "", **fields: Any) -> str:
-        """What the edge does: the run's record, then the command. Returns the run id.
+        """Store the run's record and publish the start command, as the edge does. Return the id.
 
-        `fields` are those of `StartCommand`; the run and its session are new unless named.
+        `fields` are fields of `StartCommand`; the run and its session are new unless `fields` names
+        them.
         """
         command = await self.register(agent, message, **fields)
         await self.command("start", command)
         return command.run_id
 
     async def register(self, agent: str, message: str = "", **fields: Any) -> StartCommand:
-        """The run's record alone, and the command that would start it."""
+        """Store the run's record; return the command that would start the run, unpublished."""
         now = messages.now()
         run_id = fields.get("run_id") or new_run_id()
         common = {
@@ -116,17 +117,17 @@ class Pipeline:
         return StartCommand.model_validate(common)
 
     async def cancel(self, run_id: str, by: str = "u1") -> None:
-        """Ask for the run's end; `ended` tells when it has come."""
+        """Ask for the run's cancellation; `ended` waits for its end."""
         await self.command("cancel", CancelCommand(run_id=run_id, by=by))
 
     async def command(
         self, kind: str, command: StartCommand | ContinueCommand | CancelCommand
     ) -> None:
-        """Publish a command to the connectors; the same one twice is stored twice."""
+        """Publish a command to the connectors. The stream stores it again at each call."""
         await self.publish(kind, command.run_id, command.dump())
 
     async def publish(self, kind: str, run_id: str, payload: bytes) -> None:
-        """Publish what may be no command at all."""
+        """Publish a payload as a command. The payload may be invalid."""
         subject = subjects.command("connector", kind, run_id)
         await self.bus.publisher.publish(Message(subject, payload, {}))
 
@@ -138,7 +139,7 @@ class Pipeline:
         note: str | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> DecideReply:
-        """The same decision for every item; `values` by item id."""
+        """Take the same decision for every item; `values` are values by item id."""
         approval = await self.approval(approval_id)
         items = [
             Decided.model_validate(
@@ -153,12 +154,12 @@ class Pipeline:
         return await self.ask(approval_id, DecideRequest(by="someone", note=note, items=items))
 
     async def ask(self, approval_id: str, request: DecideRequest) -> DecideReply:
-        """The core request that carries a decision."""
+        """Send the NATS request that carries a decision."""
         answer = await self.bus.request(subjects.decide(approval_id), request.dump(), 5)
         return DecideReply.model_validate_json(answer.data)
 
     async def write_down(self, command: ContinueCommand, requested: Event) -> None:
-        """The decision that brings this command, as the approvals service would keep it."""
+        """Store the approval with the decision for this command, as the approvals service does."""
         now = messages.now()
         decision = Decision(outcome="approved", by="someone", at=now, items=command.items)
         record = ApprovalRecord(
@@ -178,14 +179,14 @@ class Pipeline:
         await self.bus.bucket("approvals").put(command.approval_id, record.dump())
 
     async def continue_command(self, approval_id: str) -> ContinueCommand:
-        """The command that a decision brought, to be delivered once more."""
+        """Return the command of a decision that was taken, to publish it again."""
         approval = await self.approval(approval_id)
         command = approval.going_on()
         assert command is not None
         return command
 
     async def approval(self, approval_id: str) -> ApprovalRecord:
-        """The request as the approvals service keeps it, once it does."""
+        """Return the approval when the approvals service has stored it."""
 
         async def kept() -> ApprovalRecord | None:
             entry = await self.bus.bucket("approvals").get(approval_id)
@@ -199,7 +200,10 @@ class Pipeline:
         return found
 
     async def record(self, run_id: str) -> RunRecord:
-        """The run in the list of runs; it moves right after the event that moves it."""
+        """Return the run's record in the list of runs.
+
+        The record changes right after the event that it reflects.
+        """
         entry = await self.bus.bucket("runs").get(run_id)
         assert entry is not None
         return RunRecord.model_validate_json(entry.value or b"")
@@ -207,7 +211,10 @@ class Pipeline:
     async def events_until(
         self, run_id: str, until: str | Callable[[Event], bool], timeout_s: float = 20
     ) -> list[Event]:
-        """The run's events from its first to the first that is `until`: a type, or a predicate."""
+        """Return the run's events up to the first one that has the type `until` or meets it.
+
+        `until` is a type or a predicate.
+        """
         matches = until if callable(until) else lambda event: event.type == until
         followed = await self._follow(run_id)
         seen = 0
@@ -227,16 +234,16 @@ class Pipeline:
             raise TimeoutError(f"{until} did not come in {timeout_s:g} s, but {types}") from None
 
     async def ended(self, run_id: str, timeout_s: float = 20) -> list[Event]:
-        """The run's events up to its terminal one."""
+        """Return the run's events up to the terminal one."""
         return await self.events_until(run_id, lambda event: event.type in TERMINAL, timeout_s)
 
     async def raw(self, run_id: str, writer: str = "upstream") -> list[RawFrame]:
-        """The source frames that stand in RAW, in order."""
+        """Return the run's source frames in RAW, in order."""
         stream, pattern = streams.raw_for(run_id), subjects.raw_stored(run_id, writer)
         return [raw_frame(stored) async for stored in direct.replay(self.bus, stream, pattern)]
 
     async def body(self, run_id: str, leg: int = 1) -> bytes:
-        """The upstream's body as RAW has it: of all the leg's connections."""
+        """Return the upstream's body in RAW, joined from all connections of the leg."""
         return b"".join(
             frame.payload
             for frame in await self.raw(run_id)
@@ -244,7 +251,7 @@ class Pipeline:
         )
 
     async def stop_following(self) -> None:
-        """Called at the end of the pipeline."""
+        """Stop reading all runs; the pipeline calls this at its end."""
         for followed in self._followed.values():
             if followed.follow is not None:
                 await followed.follow.stop()
@@ -264,10 +271,10 @@ async def pipeline(
     services: Sequence[type[Service]] = PIPELINE,
     **settings: Any,
 ) -> AsyncIterator[Pipeline]:
-    """These services, each with a connection of its own, their routes under one free port.
+    """Start these services, each with its own connection, and serve their routes on one free port.
 
-    Name a service twice to have two of it. `settings` are those of any service, e.g.
-    `pod_ttl_s=2`; each takes what is its own.
+    A service that is named twice gets two instances. `settings` are settings of any service, e.g.
+    `pod_ttl_s=2`; each service takes the settings that it has.
     """
     given = {"nats_url": nats_url, "port": 0, "drain_s": 0.5, **settings}
     common = Settings(**given)
@@ -280,7 +287,7 @@ async def pipeline(
             started.append(service_type(replace(context, settings=own)))
         for service in started:
             await service.run()
-        # of several instances of a service, the first one serves HTTP
+        # If a service has several instances, the first one serves HTTP.
         serving = {each.name: each for each in reversed(started)}.values()
         server = Server([route for each in serving for route in each.routes], "127.0.0.1", 0)
         await server.start()
@@ -300,12 +307,12 @@ async def pipeline(
 
 
 def new_run_id() -> str:
-    """As the edge makes them."""
+    """Return a new run id of the edge's form."""
     return str(uuid_utils.uuid7())
 
 
 def types(events: Sequence[Event]) -> list[str]:
-    """The events' types."""
+    """Return the events' types."""
     return [event.type for event in events]
 
 

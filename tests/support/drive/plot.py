@@ -1,4 +1,4 @@
-"""Line and bar charts as SVG, without a library: a benchmark's figures, to be looked at."""
+"""Draw the figures of a benchmark as line and bar charts in SVG, without a library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#
 
 
 def charts(panels: Mapping[str, Mapping[str, Points]], x_label: str) -> str:
-    """One panel below the other, each with its lines by name; all start at 0."""
+    """Draw one panel below the other, each with its lines by name. All axes start at 0."""
     drawn = [
         f'<g transform="translate(0 {number * _HEIGHT})">{_panel(title, lines)}</g>'
         for number, (title, lines) in enumerate(panels.items())
@@ -72,9 +72,9 @@ class Bar:
 
 
 def bars(panels: Mapping[str, Sequence[Bar]], colours: Mapping[str, str]) -> str:
-    """One panel below the other, each with its own scale from 0; a bar's line is its spread.
+    """Draw one panel below the other, each with its own scale from 0; a thin line shows the spread.
 
-    `colours`: of the bars by name, as CSS has them.
+    `colours`: CSS colours by the bars' names.
     """
     drawn, y = [], 8
     for title, rows in panels.items():

@@ -1,4 +1,4 @@
-"""The repository as tests see it: its members and the files that belong to it."""
+"""The files and the services of the repository."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _MADE = {".git", ".venv", ".penstock", ".hypothesis", "__pycache__", "build", "d
 
 
 def files() -> list[Path]:
-    """What git tracks or would; all that is not made, where this is no checkout."""
+    """Return the files that git tracks or would track.
+
+    Outside a git checkout, return all files except generated ones.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -28,10 +31,10 @@ def files() -> list[Path]:
 
 
 def toml(path: str) -> dict[str, Any]:
-    """A TOML file of the repository."""
+    """Read a TOML file of the repository."""
     return tomllib.loads((ROOT / path).read_text())
 
 
 def services() -> list[str]:
-    """The services' names, by their folders."""
+    """Return the services' names, which are the names of their folders."""
     return sorted(path.parent.name for path in ROOT.glob("services/*/pyproject.toml"))

@@ -1,4 +1,4 @@
-"""Penstock's services with authentication, as `serve` runs them, and things of Alice's in them."""
+"""Run Penstock's services with authentication, as `serve` does, with runs that belong to Alice."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ FRAME = b'data: {"author": "vana", "content": {"parts": [{"text": "Hello"}]}}\n\
 
 
 def bearer(user: str = "alice", **claims: Any) -> dict[str, str]:
-    """The header of a user's token; without a `scope`, a plain user's."""
+    """Return the header with a user's token. Without a `scope`, the token is a plain user's."""
     return {"authorization": f"Bearer {token(sub=user, **claims)}"}
 
 
 async def play(run: PretendRun, command: StartCommand) -> None:
-    """What every run that is started does: it says hello, or begins and goes on for ever."""
+    """Play a started run: it sends hello and completes, or begins and never ends if it is SLOW."""
     run.session_id = command.session_id
     await run.started()
     if command.message == SLOW:
@@ -55,7 +55,7 @@ async def play(run: PretendRun, command: StartCommand) -> None:
 
 
 class Secured:
-    """The services under one port, and what the tests ask of them."""
+    """The services on one port, and helpers for the tests."""
 
     def __init__(self, url: str, http: httpx.AsyncClient, bus: Bus) -> None:
         self.url = url
@@ -66,7 +66,7 @@ class Secured:
     async def ask(
         self, row: Row, headers: dict[str, str], user: str = "alice", **given: str
     ) -> httpx.Response:
-        """The row's request about things of Alice's."""
+        """Send the row's request about Alice's resources."""
         names = {**await self.given(row), **given}
         body = row.how.bob if user == "bob" and row.how.bob is not None else row.body
         content = None
@@ -83,12 +83,12 @@ class Secured:
         )
 
     async def given(self, row: Row, *, tokens: bool = True) -> dict[str, str]:
-        """What the names in the row's path and body stand for: things of Alice's.
+        """Return the values for the names in the row's path and body, which name Alice's resources.
 
-        `tokens`: whether there are any, which is not so where nobody is asked.
+        `tokens` is false if authentication is off, because stream tokens do not exist then.
         """
         agent = next((id for path, id in KINDS.items() if row.route.startswith(path)), "assistant")
-        # what a request changes is its own
+        # A request that changes a session gets a session that no other request uses.
         run = await (self.finished() if "{session}" in row.route else self.run(agent))
         names = {"app": "assistant", "user": "alice", "id": agent, "new": str(uuid_utils.uuid7())}
         names |= {"run_id": run.run_id, "session": run.session_id, "session_id": run.session_id}
@@ -101,7 +101,7 @@ class Secured:
         return names
 
     async def run(self, agent: str = "assistant", user: str = "alice") -> PretendRun:
-        """A finished run of theirs, the same one each time."""
+        """Return a finished run of the user, the same run each time."""
         key = f"{user} {agent}"
         if key not in self._runs:
             self._runs[key] = await self.finished(agent, user, f"session-of-{agent}")
@@ -110,7 +110,7 @@ class Secured:
     async def finished(
         self, agent: str = "assistant", user: str = "alice", session_id: str = ""
     ) -> PretendRun:
-        """A finished run of theirs; without a session, in one of its own."""
+        """Make a finished run of the user; without `session_id`, in a session of its own."""
         run = PretendRun(self.bus, session_id=session_id or f"session-{uuid_utils.uuid7()}")
         await run.join(user_id=user, agent=agent)
         await run.started()
@@ -120,14 +120,14 @@ class Secured:
         return run
 
     async def live(self, user: str = "alice") -> PretendRun:
-        """A run of theirs that goes on."""
+        """Make a run of the user that has not ended."""
         run = PretendRun(self.bus, session_id=f"session-{uuid_utils.uuid7()}")
         await run.join(user_id=user)
         await run.started()
         return run
 
     async def approval(self, run: PretendRun, user: str = "alice") -> str:
-        """A pause that waits for a decision about the item `c1`."""
+        """Make an approval that waits for a decision about the item `c1`."""
         approval_id = str(uuid_utils.uuid7())
         now = messages.now()
         record = ApprovalRecord(
@@ -149,25 +149,25 @@ class Secured:
         return approval_id
 
     async def stands(self, approval_id: str) -> None:
-        """Nobody has decided it."""
+        """Check that the approval is still pending."""
         answer = await self.http.get(f"/v1/approvals/{approval_id}", headers=bearer())
         assert answer.json()["status"] == "pending"
 
     async def token(self, user: str = "alice", **limits: Any) -> dict[str, Any]:
-        """A stream token of theirs, as POST /v1/tokens tells it."""
+        """Make a stream token of the user; return the answer of POST /v1/tokens."""
         answer = await self.http.post("/v1/tokens", json=limits, headers=bearer(user))
         assert answer.status_code == 201, answer.text
         made: dict[str, Any] = answer.json()
         return made
 
     def stream(self, path: str, headers: dict[str, str] | None = None, **query: str) -> Stream:
-        """A GET that is read frame by frame."""
+        """Send a GET request whose response is read frame by frame."""
         return Stream(self.http, "GET", path, params=query, headers=headers or {})
 
 
 @asynccontextmanager
 async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncIterator[Secured]:
-    """Edge and approvals as one process serves them, with these settings of authentication."""
+    """Serve edge and approvals in one process, with these settings of authentication."""
     settings = Settings(
         nats_url=nats_url,
         host=host,
@@ -191,7 +191,7 @@ async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncI
 async def served(
     settings: Settings, config: Config, services: Sequence[type[Service]]
 ) -> AsyncIterator[None]:
-    """These services, as one process serves them. Raises what `serve` raises."""
+    """Serve these services in one process. Raises what `serve` raises."""
     stop, ready = Stop(), asyncio.Event()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ENABLE_ADK_CANONICAL_STREAM", "true")

@@ -1,8 +1,8 @@
-"""The writes by which connectors divide runs among themselves, by the code that does each of them.
+"""The writes by which connectors divide runs among themselves, by the code that does each write.
 
-The model in `connector/model` and the kills in the tests name them by this list, and
-`connector/model/test_names.py` keeps it equal to the code: a method that is renamed, or a new one
-that writes, fails there.
+The model in `connector/model` and the tests that kill connectors name the writes by this list.
+`connector/model/test_names.py` compares the list with the code, and fails if a method is renamed or
+a new method writes.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ SENDINGS, SESSIONS = f"{STATE}.sendings:Sendings", f"{STATE}.session_queue:Sessi
 
 
 class Step(StrEnum):
-    """`<module>:<Class>.<method>`, and for a source frame ` <kind>`."""
+    """A write, as `<module>:<Class>.<method>`; for a source frame, ` <kind>` follows."""
 
     CLAIM = f"{CLAIMS}.claim"  # create claim.<run>
-    GIVE_BACK = f"{CLAIMS}.give_back"  # claim.<run> is nobody's
+    GIVE_BACK = f"{CLAIMS}.give_back"  # release claim.<run>
     TAKE_OVER_CLAIM = f"{CLAIMS}.take_over"
     NOTE = f"{LEG_RECORDS}.put"  # put active.<pod>.<run>
     FORGET = f"{LEG_RECORDS}.delete"  # delete active.<pod>.<run>
-    FORGET_OTHER = f"{LEG_RECORDS}.delete_of"  # delete another's active.<pod>.<run>
+    FORGET_OTHER = f"{LEG_RECORDS}.delete_of"  # delete active.<pod>.<run> of another connector
     CLAIM_SENDING = f"{SENDINGS}.claim"  # create sent.<approval>
     GIVE_BACK_SENDING = f"{SENDINGS}.give_back"
     TAKE_OVER_SENDING = f"{SENDINGS}.take_over"
     RECORD_SENDING = f"{SENDINGS}.record"
-    JOIN = f"{SESSIONS}.join"  # a turn at the end of the session's queue
+    JOIN = f"{SESSIONS}.join"  # append a turn to the session's queue
     TAKE_OVER_TURN = f"{SESSIONS}.take_over"
     LEAVE = f"{SESSIONS}.leave"
     PASS_OVER = f"{SESSIONS}._pass_over"
-    FORGET_ENDED = f"{SESSIONS}.forget_ended"  # runs that the session's list holds no more
+    FORGET_ENDED = f"{SESSIONS}.forget_ended"  # remove ended runs from the session's list
     OPEN = f"{FENCE}:RawWriter.write open"
     CLAIM_LEG = f"{FENCE}:RawWriter.write claim"
     BYTES = f"{FENCE}:RawWriter.write bytes"
@@ -44,17 +44,17 @@ class Step(StrEnum):
 
     @property
     def module(self) -> str:
-        """Where the code stands."""
+        """The module of the code."""
         return self.partition(":")[0]
 
     @property
     def owner(self) -> str:
-        """The class."""
+        """The name of the class."""
         return self.partition(":")[2].partition(".")[0]
 
     @property
     def method(self) -> str:
-        """The method of it."""
+        """The name of the method."""
         return self.partition(":")[2].partition(".")[2].partition(" ")[0]
 
     @property
@@ -67,7 +67,7 @@ class Step(StrEnum):
         around: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
         put: Callable[[Any, str, Any], None] = setattr,
     ) -> None:
-        """From now on each such write of this process is done by `around`, which gets the write."""
+        """Replace each such write of this process by a call of `around`, which gets the write."""
         owner = getattr(importlib.import_module(self.module), self.owner)
         write = getattr(owner, self.method)
         kind = self.kind

@@ -1,4 +1,4 @@
-"""A bus and the loop that it lives in, for tests that are no coroutines: state machines."""
+"""A bus and its event loop, for tests that are no coroutines, such as state machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.real.nats import NatsServer
 
 
 class World:
-    """A bus, and the loop that it lives in."""
+    """A bus, and the event loop that runs it."""
 
     def __init__(self, server: NatsServer) -> None:
         self.runner = asyncio.Runner()
@@ -18,6 +18,6 @@ class World:
         self.bus: Bus = self.runner.run(self._context.__aenter__())
 
     def close(self) -> None:
-        """Leave the server."""
+        """Close the bus and its event loop."""
         self.runner.run(self._context.__aexit__(None, None, None))
         self.runner.close()

@@ -1,4 +1,4 @@
-"""Wait for a condition, with a deadline: never a bare sleep."""
+"""Wait for a condition with a deadline; tests use this in place of a bare sleep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _PAUSE_S = 0.01
 
 
 def wait_for(probe: Callable[[], T | None], timeout_s: float, what: str) -> T:
-    """The first value of `probe` that is true; `TimeoutError` naming `what` after the deadline."""
+    """Return the first true value of `probe`.
+
+    Raises: TimeoutError after the deadline, with `what` in its text.
+    """
     deadline = time.monotonic() + timeout_s
     while not (value := probe()):
         if time.monotonic() > deadline:
@@ -25,7 +28,7 @@ def wait_for(probe: Callable[[], T | None], timeout_s: float, what: str) -> T:
 async def eventually(
     probe: Callable[[], Awaitable[T | None]], timeout_s: float = 10, what: str = "the condition"
 ) -> T:
-    """As `wait_for`, for a probe that is awaited."""
+    """Like `wait_for`, for a probe that is awaited."""
     deadline = time.monotonic() + timeout_s
     while not (value := await probe()):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Clients that watch runs over SSE, and what they saw: whether anything is missing, how long."""
+"""Clients that watch runs over SSE, and checks that no event is missing or late."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Watch:
             self.events.append(event)
 
     def check(self, frames: int) -> None:
-        """Everything came, in order, once, and the run completed."""
+        """Check that every event came once and in order, and that the run completed."""
         types = [event.type for event in self.events]
         assert [event.sequence for event in self.events] == [*range(1, len(types) + 1)]
         assert types[-1] == "lifecycle.completed", f"{types[-3:]} {self.events[-1].body}"
-        # the streamer's text begins with the time at which it was sent
+        # The streamer begins each text with the time at which it sent the text.
         sent = [str(event.data)[:60] for event in self.events if event.type == "llm.stream"]
         assert len(sent) == frames
         assert len(set(sent)) == frames
@@ -55,7 +55,7 @@ class Watches:
     tasks: list[asyncio.Task[None]]
 
     async def under_way(self, events: int = 10) -> None:
-        """Until each has seen so many."""
+        """Wait until each client has seen `events` events."""
 
         async def probe() -> bool:
             self._say_failures()
@@ -65,16 +65,16 @@ class Watches:
 
     @property
     def stall_s(self) -> float:
-        """The longest time without an event, of any."""
+        """The longest time that any client had no event, in seconds."""
         return max(watch.stall_s for watch in self.of)
 
     def forget_stalls(self) -> None:
-        """Measure them anew from now on."""
+        """Measure the stalls anew from now on."""
         for watch in self.of:
             watch.stall_s = 0.0
 
     async def go_on(self, events: int = 20) -> None:
-        """Until each has seen so many more."""
+        """Wait until each client has seen `events` more events."""
         until = {watch.run_id: len(watch.events) + events for watch in self.of}
 
         async def probe() -> bool:
@@ -84,7 +84,7 @@ class Watches:
         await eventually(probe, 60, f"{events} more events of every run")
 
     async def end(self, frames: int, timeout_s: float = 60) -> float:
-        """Until all streams have ended; each is checked. Returns the longest stall, in seconds."""
+        """Wait until all streams have ended, and check each. Return the longest stall, in s."""
         _, left = await asyncio.wait(self.tasks, timeout=timeout_s)
         for task in left:
             task.cancel()
@@ -103,7 +103,7 @@ class Watches:
 
 
 async def watched(penstock: Deployment, runs: int, agent: str = "streamer") -> Watches:
-    """Start so many runs and watch each, taking turns among the edges."""
+    """Start `runs` runs and watch each; the runs take turns among the edges."""
     edges = len(penstock.of("edge"))
     ids = [await penstock.run(agent, "go", edge=number % edges) for number in range(runs)]
     of = [Watch(run_id) for run_id in ids]
@@ -118,7 +118,10 @@ async def watched(penstock: Deployment, runs: int, agent: str = "streamer") -> W
 
 @asynccontextmanager
 async def streamer(folder: Path, frames: int, rate: float) -> AsyncIterator[dict[str, Any]]:
-    """An agent server whose every run has so many frames, `rate` a second; its configuration."""
+    """Run an agent server whose runs have `frames` frames, `rate` a second.
+
+    Yields its configuration.
+    """
     port = free_port()
     process = servers.start(
         f"streamer {port}",
