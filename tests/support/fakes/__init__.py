@@ -1,1 +1,1 @@
-"""Servers that misbehave, services that pretend, clocks and networks that lie."""
+"""Fake servers that misbehave, stand-ins for services, wrong clocks and faulty networks."""

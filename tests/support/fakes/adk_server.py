@@ -1,4 +1,4 @@
-"""A server with ADK's session endpoints, as 1.16 and 2.13 answer them."""
+"""A server with ADK's session endpoints, as ADK 1.16 and 2.13 answer them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = "/apps/{app}/users/{user}/sessions"
 
 
 class AdkSessionsServer:
-    """Keeps sessions in memory. `old`: as 1.16, which wipes a session that is created again."""
+    """Keep sessions in memory. With `old`, creating an existing session empties it, as in 1.16."""
 
     def __init__(self, old: bool) -> None:
         self.old = old

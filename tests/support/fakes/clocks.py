@@ -1,4 +1,4 @@
-"""Clocks that are wrong: the server's, as a bus knows it, and those of whole processes."""
+"""Wrong clocks: the server's clock as a bus estimates it, and the clocks of whole processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 
 def server_steps(clock: Clock, seconds: float) -> None:
-    """As if the server's clock had been set by so many seconds since it was last asked."""
+    """Change the bus's estimate as if the server's clock had been set by this many seconds."""
     estimate = clock._estimate
     assert estimate is not None
     estimate.base_s -= seconds
@@ -29,7 +29,7 @@ def forget_the_dead() -> None:
 
 
 def libfaketime() -> Path | None:
-    """The library that shifts the clock of a process; None where it is not installed."""
+    """Return the library that shifts a process's clock; None if it is not installed."""
     for folder in _FOLDERS:
         for found in Path(folder).glob("**/faketime/libfaketime.so.1"):
             return found
@@ -37,9 +37,10 @@ def libfaketime() -> Path | None:
 
 
 class ShiftedClock:
-    """The clock of processes that are started by `command`, all by the same amount.
+    """The clock of the processes that start with `command`, which all have the same shift.
 
-    It may be set while they run. Their monotonic clocks stay real: timers go on as ever.
+    The shift may be set while they run. Their monotonic clocks stay real, so timers are not
+    affected.
     """
 
     def __init__(self, library: Path, file: Path) -> None:
@@ -48,14 +49,14 @@ class ShiftedClock:
         self.set(0)
 
     def set(self, ahead_s: float) -> None:
-        """By how much it is ahead from now on."""
+        """Set the number of seconds that the clock is ahead from now on."""
         beside = self._file.with_suffix(".new")
         beside.write_text(f"{ahead_s:+.3f}\n")
         beside.rename(self._file)
 
     @property
     def command(self) -> list[str]:
-        """What stands before the command of a process. `time.sleep` fails in it."""
+        """The words to put before a process's command. `time.sleep` fails in such a process."""
         variables = {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),

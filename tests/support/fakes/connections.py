@@ -26,7 +26,7 @@ RUN_ID = "0199aaaa-0000-7000-8000-000000000001"
 
 
 class Unheard(Source):
-    """Delivers what the test says."""
+    """A source that delivers the messages of the test."""
 
     def __init__(self, deliver: Deliver) -> None:
         self.deliver = deliver
@@ -47,7 +47,7 @@ class Unheard(Source):
 
 
 class Ending(UnchangedEncoding):
-    """An event that says so needs the bus first, or has no frames."""
+    """An encoding for events that need the bus first (`"waits"`) or have no frames (`"empty"`)."""
 
     def is_ready(self, stored: Stored) -> bool:
         return b'"waits"' not in stored.payload
@@ -58,7 +58,7 @@ class Ending(UnchangedEncoding):
 
 
 def stored(sequence: int, text: str, type: str = "llm.stream") -> Stored:
-    """An event."""
+    """Return a stored event."""
     body = orjson.dumps({"sequence": sequence, "text": text})
     return Stored(f"{type}.{RUN_ID}", sequence, {}, body)
 
@@ -87,27 +87,27 @@ class World:
         return self.sources[-1]
 
     async def join(self) -> Connection:
-        """One more client, which reads from the beginning."""
+        """Add a client, which reads from the beginning."""
         client = await self.hubs.join(self.view, StartPosition(1, 1))
         connection = Connection(client)
         self.connections.append(connection)
         return connection
 
     async def close(self) -> None:
-        """All clients leave. Otherwise the metric of open streams would count them for ever."""
+        """Let all clients leave. Otherwise the metric of open streams would count them for ever."""
         for connection in self.connections:
             connection.lose()
             connection.client.leave()
         await self.hubs.close()
 
     def say(self, *texts: str, type: str = "llm.stream") -> None:
-        """Events come."""
+        """Deliver one event for each text."""
         batch = [stored(len(self.said) + at, text, type) for at, text in enumerate(texts, 1)]
         self.said += batch
         self.sources[-1].deliver(batch)
 
     def frames(self) -> list[Frame]:
-        """What each client must have got."""
+        """Return the frames that each client must have received."""
         return [
             Frame(each.payload, each.subject.rpartition(".")[0], f"{each.sequence}-0")
             for each in self.said
@@ -116,7 +116,7 @@ class World:
 
 
 class Connection:
-    """The connection of a client, as uvicorn's protocol has it."""
+    """A client's connection with the interface of uvicorn's protocol."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -133,7 +133,7 @@ class Connection:
         self.direct = Direct(client, self.cycle, cast(Any, self))
         self.direct.start(b"")
 
-    # As the protocol and the transport have them
+    # Attributes of uvicorn's protocol and transport.
 
     def take_over(self, stream: Stream) -> None:
         self.stream = stream
@@ -165,10 +165,10 @@ class Connection:
     def abort(self) -> None:
         asyncio.get_running_loop().call_soon(self.lose)
 
-    # What the test does
+    # Actions of the test.
 
     def drain(self) -> None:
-        """The client reads all."""
+        """Let the client read everything."""
         self.is_full = False
         if self.flow.write_paused:
             self.flow.write_paused = False
@@ -176,7 +176,7 @@ class Connection:
                 self.stream.resumed()
 
     def lose(self) -> None:
-        """The client closes the connection."""
+        """Close the connection as the client."""
         self.is_closed = True
         stream, self.stream = self.stream, None
         if stream is not None:
@@ -187,5 +187,5 @@ class Connection:
         return cast(Any, self.client) in self.client.hub.in_step.members
 
     def frames(self) -> list[Frame]:
-        """What the client has got, without notices."""
+        """Return the frames that the client has received, without notices."""
         return [each for each in Parser().feed(self.body) if each.id is not None]

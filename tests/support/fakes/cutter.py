@@ -1,7 +1,7 @@
-"""TCP proxies that do what networks do: break connections in the middle, or go away and come back.
+"""TCP proxies that fail as networks do: they break connections midway, or vanish and return.
 
-`Cutter` stands before an HTTP server and cuts answers at a byte; `Gate` stands before anything, and
-is closed and opened by hand.
+`Cutter` is a proxy for an HTTP server that cuts responses at a byte. `Gate` is a proxy for any
+server, and the test closes and opens it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ _READ_BYTES = 64 * 1024
 
 
 class Cutter:
-    """Stands before a server. `after` says when: one connection for each number of bytes.
+    """A proxy in front of a server. `after` has the number of response bytes for each connection.
 
-    Connections beyond that list, and whatever answers with less, go through whole.
+    A connection passes completely if it comes after the end of that list, or if its response is
+    shorter.
     """
 
     def __init__(self, target: str, after: list[int]) -> None:
@@ -25,18 +26,18 @@ class Cutter:
         self._after = list(after)
         self.cut = 0
         self.url = ""
-        self.rewrites: tuple[bytes, bytes] | None = None  # in requests: the same number of bytes
+        self.rewrites: tuple[bytes, bytes] | None = None  # in requests; both of the same length
         self._tasks: set[asyncio.Task[None]] = set()
         self._standing: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(self) -> asyncio.Server:
-        """Listen."""
+        """Listen on a free port."""
         server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return server
 
     async def drop(self) -> None:
-        """Away with the connections that stand."""
+        """Break all open connections."""
         for writer in self._standing.values():
             writer.transport.abort()
         if self._standing:
@@ -77,10 +78,10 @@ class Cutter:
 
 
 class Gate:
-    """Lets everything through until it is told otherwise.
+    """A proxy that passes everything on until the test closes it.
 
-    `silence` passes nothing on and tells nobody, as a lost network does: what was sent comes when
-    it is opened again. `cut` resets every connection and each new one.
+    `silence` passes nothing on and informs nobody, as a network failure does. The bytes arrive
+    after `open`. `cut` resets every connection and each new one.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -94,31 +95,31 @@ class Gate:
 
     @property
     def connections(self) -> int:
-        """How many stand now."""
+        """The number of open connections."""
         return len(self._connections)
 
     async def serve(self, port: int = 0) -> None:
-        """Listen; at a free port, if none is named."""
+        """Listen, on a free port if the gate has none."""
         self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def open(self) -> None:
-        """Everything goes through, also what was kept."""
+        """Pass everything on, also the bytes that `silence` kept."""
         self._refuses = False
         self._passes.set()
 
     def silence(self) -> None:
-        """Nothing goes through."""
+        """Pass nothing on, and keep the bytes."""
         self._passes.clear()
 
     def cut(self) -> None:
-        """Every connection is reset."""
+        """Reset every connection and each new one."""
         self._refuses = True
         for writer in self._connections.values():
             writer.transport.abort()
 
     async def close(self) -> None:
-        """Reset everything and listen no more."""
+        """Reset every connection and stop listening."""
         assert self._server is not None
         self._server.close()
         self.cut()
@@ -177,7 +178,7 @@ async def _copy(
 
 @asynccontextmanager
 async def cutter(target: str, after: list[int]) -> AsyncIterator[Cutter]:
-    """One for a test."""
+    """Run a Cutter for one test."""
     made = Cutter(target, after)
     server = await made.serve()
     try:

@@ -1,4 +1,4 @@
-"""A server whose every surface tells who was let in: what authentication is tested with."""
+"""A server whose every route returns the caller's identity, for the tests of authentication."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from penstock.web.server import Server
 from penstock_edge.surfaces.executions.routes import TriggerAndCancel
 from support.fakes.routes import routes, websocket
 
-# What makes a request one from another machine, although the test runs on this one.
+# With this header, a request of the test counts as one from another machine.
 REMOTE = {"x-forwarded-for": "203.0.113.9"}
 
-# A path of each shape that an error may have.
+# One path for each shape of error bodies.
 SURFACES: dict[str, ErrorShape] = {
     "/v1/runs": PROBLEM,
     "/executions": operations_of(TriggerAndCancel)[0].errors,
@@ -47,13 +47,13 @@ class Kept:
 
 
 class MemoryStore:
-    """A store of tokens in memory, which can be out of reach."""
+    """A store of tokens in memory. With `away`, every access raises `StoreAway`."""
 
     def __init__(self) -> None:
         self.forget_all()
 
     def forget_all(self) -> None:
-        """Be as a new store."""
+        """Remove all tokens and reset all counters."""
         self.values: dict[str, bytes] = {}
         self.revisions: dict[str, int] = {}
         self.writes = 0
@@ -108,14 +108,14 @@ class MemoryStore:
 
 
 class Guarded:
-    """The server, and a client of it that keeps no cookies."""
+    """The server, and a client that keeps no cookies."""
 
     def __init__(self, **settings: Any) -> None:
         self.store = MemoryStore()
         self.tokens = StreamTokens(self.store, StoreAway)
         config = AuthConfig(**AuthSettings(**settings).model_dump())
         self.auth = Auth(config, self.tokens, look_again_s=0.05)
-        self.held = asyncio.Event()  # set: streams that are held open end
+        self.held = asyncio.Event()  # when set, streams that are held open end
         self.server = Server(self._routes(), "127.0.0.1", 0, auth=self.auth)
         self.http: httpx.AsyncClient
 
@@ -160,7 +160,7 @@ class Guarded:
         self.http = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url))
 
     def forget_all(self) -> None:
-        """Be as a new server: without tokens, open streams and cookies."""
+        """Remove all tokens, open streams and cookies, as in a new server."""
         self.held.set()
         self.held = asyncio.Event()
         self.store.forget_all()
@@ -179,7 +179,7 @@ class Guarded:
 
 
 def bearer(token: str) -> dict[str, str]:
-    """The header of a bearer."""
+    """Return the header with a bearer token."""
     return {"authorization": f"Bearer {token}"}
 
 

@@ -1,4 +1,4 @@
-"""An issuer of tokens: its keys, the tokens it signs, and a JWKS server that can misbehave."""
+"""An issuer of tokens: its keys, the tokens that it signs, and a JWKS server that can misbehave."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Key:
 
     @property
     def jwk(self) -> dict[str, Any]:
-        """The public half, as published."""
+        """The public key as the JWKS server publishes it."""
         public: Any = self.private.public_key()
         document: dict[str, Any] = orjson.loads(_ALGORITHMS[self.algorithm].to_jwk(public))
         return {
@@ -51,30 +51,30 @@ class Key:
 
     @property
     def pem(self) -> bytes:
-        """The public half, as anybody can have it."""
+        """The public key as PEM, which anybody can have."""
         return self.private.public_key().public_bytes(
             Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
         )
 
     def token(self, **claims: Any) -> str:
-        """A token signed by it."""
+        """Return a token that this key signs."""
         headers = {"kid": self.kid}
         return jwt.encode(claims_of(claims), self.private, self.algorithm, headers=headers)
 
 
 def claims_of(changes: dict[str, Any]) -> dict[str, Any]:
-    """A plain user's claims with these changes; None takes one away."""
+    """Return a plain user's claims with these changes; a value of None removes the claim."""
     claims = {"sub": "alice", "exp": int(time.time()) + 600, **changes}
     return {name: value for name, value in claims.items() if value is not None}
 
 
 def token(secret: str = SECRET, algorithm: str = "HS256", **claims: Any) -> str:
-    """A token signed with the secret."""
+    """Return a token that the secret signs."""
     return jwt.encode(claims_of(claims), secret, algorithm)
 
 
 class JwksServer:
-    """Publishes `keys`. It can answer anything else, or nothing: `status`, `body`, `location`."""
+    """Publish `keys`. `status`, `body` and `location` change the answer."""
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
@@ -88,7 +88,7 @@ class JwksServer:
 
     @property
     def url(self) -> str:
-        """Where the keys are."""
+        """The URL of the keys."""
         return f"http://127.0.0.1:{self._server.port}/jwks"
 
     async def _answer(self, request: Request) -> Response:
@@ -99,10 +99,10 @@ class JwksServer:
         return Response(self.body or document, self.status, headers, "application/json")
 
     async def start(self) -> None:
-        """Listen."""
+        """Start to listen."""
         await self._server.start()
 
     async def stop(self) -> None:
-        """Answer what is open, and close."""
+        """Answer the open requests, and close the server."""
         self.answering.set()
         await self._server.stop()

@@ -1,10 +1,10 @@
-"""An agent server that does what it should not: raw HTTP over asyncio, scripted answer by answer.
+"""An agent server that misbehaves: it sends raw HTTP over asyncio, with a script per answer.
 
-A script is a coroutine that gets the `Answer` to one request to run or go on (or to what `scripted`
-names); it sends what it likes, how it likes. Who comes back to a run is answered 404, as by a
-server that has no such way, unless there is a script for it: `comes_back`. All other requests
-(ADK's sessions, cancels) are answered 200 with `{}` unless `other` says otherwise. Every request is
-recorded.
+A script is a coroutine that gets the `Answer` to one request that starts or continues a run (or to
+a request that `scripted` selects). The script sends any bytes in any way. A request that reconnects
+to a run gets a 404, as from a server without that endpoint, unless `comes_back` has a script for
+it. All other requests (ADK's sessions, cancels) get a 200 with `{}` unless `other` returns
+something else. The server records every request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEAD_LIMIT_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as it came in. `at` is the loop's time."""
+    """One request. `at` is the time of its arrival on the loop's clock."""
 
     method: str
     path: str
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(slots=True)
 class Answer:
-    """What a script sends with. `sent` is all of the body so far."""
+    """The means of a script to send its answer. `sent` is the body that was sent so far."""
 
     request: Request
     reader: asyncio.StreamReader
@@ -52,39 +52,39 @@ class Answer:
     sent: bytearray = field(default_factory=bytearray)
 
     async def head(self, status: int = 200, content_type: str = "text/event-stream") -> None:
-        """Status and headers of a chunked answer."""
+        """Send the status and headers of a chunked answer."""
         await self.raw(
             f"HTTP/1.1 {status} Whatever\r\ncontent-type: {content_type}\r\n"
             "transfer-encoding: chunked\r\n\r\n".encode()
         )
 
     async def send(self, data: bytes) -> None:
-        """Some of the body, as one chunk."""
+        """Send a piece of the body as one chunk."""
         await self.raw(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.sent += data
 
     async def end(self) -> None:
-        """The clean end of the body."""
+        """End the body properly."""
         await self.raw(b"0\r\n\r\n")
 
     async def whole(self, body: bytes, status: int = 200, **more: str) -> None:
-        """Head, body and end."""
+        """Send head, body and end."""
         await self.head(status, **more)
         if body:
             await self.send(body)
         await self.end()
 
     async def raw(self, data: bytes) -> None:
-        """Bytes as they are, HTTP or not."""
+        """Send these bytes unchanged; they need not be HTTP."""
         self.writer.write(data)
         await self.writer.drain()
 
     def cut(self) -> None:
-        """Drop the connection as it is."""
+        """Drop the connection without ending the body."""
         self.writer.transport.abort()
 
     async def left(self) -> None:
-        """Until the client closes the connection."""
+        """Wait until the client closes the connection."""
         with suppress(ConnectionError):
             await self.reader.read()
 
@@ -93,10 +93,10 @@ Script = Callable[[Answer], Awaitable[None]]
 
 
 class Misbehaving:
-    """The server; see the module."""
+    """The server; see the module's docstring."""
 
     def __init__(self) -> None:
-        self.answering: set[asyncio.Task[None]] = set()  # one for each connection
+        self.answering: set[asyncio.Task[None]] = set()  # one task for each connection
         self.requests: list[Request] = []
         self.other: Callable[[Request], tuple[int, Any]] = lambda request: (200, {})
         self.scripted: Callable[[Request], bool] = _runs_something
@@ -107,11 +107,11 @@ class Misbehaving:
 
     @property
     def url(self) -> str:
-        """Where it listens; after `stop` nobody does."""
+        """The server's URL. After `stop`, nothing listens there."""
         return f"http://127.0.0.1:{self._port}"
 
     def script(self, *scripts: Script) -> None:
-        """What it answers, one script a request; the last one goes on for ever."""
+        """Set the answers, one script per request. The last script answers all further requests."""
         self._scripts = list(scripts)
 
     @property
@@ -121,11 +121,11 @@ class Misbehaving:
 
     @property
     def returns(self) -> list[Request]:
-        """The requests of those who came back to a run."""
+        """The requests that reconnect to a run."""
         return [request for request in self.requests if _COME_BACK.search(request.path)]
 
     async def called(self, times: int = 1) -> Request:
-        """The last of so many calls, once they have come."""
+        """Wait for `times` calls; return the last call."""
 
         async def probe() -> bool:
             return len(self.calls) >= times
@@ -134,7 +134,7 @@ class Misbehaving:
         return self.calls[-1]
 
     async def dropped(self, times: int = 1) -> None:
-        """Until clients have closed so many connections that were being answered."""
+        """Wait until clients have closed `times` connections before the end of the answer."""
 
         async def probe() -> bool:
             return self._closed >= times
@@ -142,7 +142,7 @@ class Misbehaving:
         await eventually(probe, what=f"{times} closed connections")
 
     async def serve(self) -> asyncio.Server:
-        """Listen."""
+        """Listen on a free port."""
         server = await asyncio.start_server(self._on_connection, "127.0.0.1", self._port)
         self._port = server.sockets[0].getsockname()[1]
         return server
@@ -182,14 +182,14 @@ def _runs_something(request: Request) -> bool:
 
 @asynccontextmanager
 async def misbehaving() -> AsyncIterator[Misbehaving]:
-    """A server for one test."""
+    """Run a server for one test."""
     made = Misbehaving()
     server = await made.serve()
     try:
         yield made
     finally:
         server.close()
-        # Without this, an answer that never ends would be collected in a later test, and fail it.
+        # Without this, a later test would collect an answer that never ends, and fail.
         for task in tuple(made.answering):
             task.cancel()
         if made.answering:
@@ -213,7 +213,7 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
 
 
 def agents(upstream: Misbehaving, **fields: Any) -> Config:
-    """A configuration in which it is the agent `agno` and the agent `adk`."""
+    """Return a configuration with the agents `agno` and `adk`, both on this server."""
     common = {"url": upstream.url, **fields}
     return Config.model_validate(
         {"agents": [{"id": each, "protocol": each, **common} for each in ("agno", "adk")]}
@@ -221,7 +221,7 @@ def agents(upstream: Misbehaving, **fields: Any) -> Config:
 
 
 def plays(body: bytes, then: Script | None = None) -> Script:
-    """A script that sends the body and ends it, or goes on with another script."""
+    """Return a script that sends the body, and then runs the script `then` or ends the answer."""
 
     async def script(answer: Answer) -> None:
         await answer.head()
@@ -236,11 +236,11 @@ async def _is_unknown(answer: Answer) -> None:
 
 
 async def stalls(answer: Answer) -> None:
-    """Nothing more, until the client has enough of it."""
+    """Send nothing more until the client closes the connection."""
     await answer.left()
     raise ConnectionResetError
 
 
 async def cuts(answer: Answer) -> None:
-    """The connection breaks."""
+    """Break the connection."""
     answer.cut()

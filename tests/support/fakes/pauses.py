@@ -14,12 +14,12 @@ from support.fakes.raw import agno
 
 
 def asks(*tools: dict[str, Any]) -> bytes:
-    """An Agno stream that pauses for these tools."""
+    """Return an Agno stream that pauses for these tools."""
     return agno("RunStarted") + agno("RunPaused", tools=list(tools), requirements=[])
 
 
 def confirmation(tool_call_id: str = "t1", **args: Any) -> dict[str, Any]:
-    """A tool that must be confirmed."""
+    """Return a tool that needs a confirmation."""
     return {
         "tool_call_id": tool_call_id,
         "tool_name": "delete_file",
@@ -29,7 +29,7 @@ def confirmation(tool_call_id: str = "t1", **args: Any) -> dict[str, Any]:
 
 
 def user_input(tool_call_id: str = "t1") -> dict[str, Any]:
-    """A tool that needs an address and a number."""
+    """Return a tool that needs the input of an address and a number."""
     return {
         "tool_call_id": tool_call_id,
         "tool_name": "send",
@@ -45,7 +45,7 @@ def user_input(tool_call_id: str = "t1") -> dict[str, Any]:
 async def pause(
     penstock: Pipeline, *tools: dict[str, Any], agent: str = "a", session_id: str = "s"
 ) -> ApprovalRecord:
-    """The request of a new run that has paused for these tools (default: one confirmation)."""
+    """Pause a new run for these tools (default: one confirmation); return the approval."""
     run_id = await start_and_pause(penstock, *tools, agent=agent, session_id=session_id)
     *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
     return await penstock.approval(paused.data["approval_id"])
@@ -54,7 +54,10 @@ async def pause(
 async def start_and_pause(
     penstock: Pipeline, *tools: dict[str, Any], agent: str = "a", session_id: str = "s"
 ) -> str:
-    """The same, when nobody is there yet who would ask."""
+    """Start a run whose stream pauses, without the approvals service; return the run id.
+
+    The run has its `approval.requested`, and no `lifecycle.paused` yet.
+    """
     run_id, now = new_run_id(), messages.now()
     facts = {"run_id": run_id, "agent": agent, "session_id": session_id, "user_id": "u1"}
     record = RunRecord.model_validate({**facts, "created_at": now, "updated_at": now})
@@ -68,19 +71,19 @@ async def start_and_pause(
 
 
 async def end(penstock: Pipeline, run_id: str) -> None:
-    """The run is cancelled where it stands."""
+    """Cancel the run in its current state."""
     writer = await RawWriter.resume(penstock.bus, run_id, "edge", f"test/{new_run_id()}")
     ending = {"type": "lifecycle.cancelled", "data": {"reason": "user_stop", "confirmed": True}}
     await writer.write("event", orjson.dumps(ending), leg=1)
 
 
 async def continues(penstock: Pipeline, run_id: str) -> list[ContinueCommand]:
-    """The commands to go on that wait in the queue."""
+    """Return the continue commands that wait in the stream COMMANDS."""
     subject = subjects.command("connector", "continue", run_id)
     found = direct.replay(penstock.bus, streams.COMMANDS, subject)
     return [ContinueCommand.model_validate_json(stored.payload) async for stored in found]
 
 
 def of_type(events: list[Event], type_: str) -> list[Event]:
-    """Those of one type."""
+    """Return the events of one type."""
     return [event for event in events if event.type == type_]

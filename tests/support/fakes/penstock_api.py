@@ -1,4 +1,4 @@
-"""A stand-in for Penstock's HTTP API that misbehaves on request: what the terminal client meets."""
+"""A stand-in for Penstock's HTTP API that misbehaves on request, to test the terminal client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ APPROVAL_ID = "ap-1"
 
 
 def event(sequence: int, name: str, data: dict[str, Any]) -> dict[str, Any]:
-    """An envelope."""
+    """Return an envelope."""
     category, action = name.split(".")
     return {
         "run_id": RUN_ID,
@@ -37,23 +37,23 @@ def event(sequence: int, name: str, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def events(*named: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Envelopes, numbered on."""
+    """Return envelopes with sequence numbers from 1 on."""
     return [event(number, name, data) for number, (name, data) in enumerate(named, 1)]
 
 
 @dataclass
 class Trouble:
-    """What goes wrong, and how often."""
+    """The failures of the API, and how often each happens."""
 
-    busy: int = 0  # requests answered 503 before they are looked at
+    busy: int = 0  # requests that get a 503 without being processed
     cuts: list[int] = field(default_factory=list)  # frames before each connection is dropped
-    approval_missing: int = 0  # how often the approval is not there yet
+    approval_missing: int = 0  # how often a request for the approval gets a 404
     refuse_decision: tuple[int, str] | None = None
     refuse_start: tuple[int, str] | None = None
 
 
 class PenstockApi:
-    """One run with these events; a stream waits behind `lifecycle.paused` for the decision."""
+    """One run with these events. A stream waits after `lifecycle.paused` for the decision."""
 
     def __init__(self, run_events: list[dict[str, Any]]) -> None:
         self.events = run_events
@@ -84,7 +84,7 @@ class PenstockApi:
         }
         self.agents: list[dict[str, Any]] = []
         self.more_runs: list[dict[str, Any]] = []  # older than `record`, the newest first
-        self.most = 1000  # entries of a page
+        self.most = 1000  # entries per page
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.cursors: list[str | None] = []
         self.authorizations: set[str | None] = set()
@@ -109,26 +109,26 @@ class PenstockApi:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
 
     def start(self) -> None:
-        """Listen."""
+        """Start to listen."""
         self._thread.start()
         wait_for(lambda: self._server.started, 10, "the stand-in")
 
     def stop(self) -> None:
-        """Cut what is open, and stop."""
+        """Break open connections, and stop."""
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(10)
         self._socket.close()
 
     def decide_elsewhere(self) -> None:
-        """As if somebody else had approved."""
+        """Approve as another client would."""
         self.approval["status"] = "decided"
-        if self._loop is None:  # nobody asked yet
+        if self._loop is None:  # no request has come yet
             self._decided.set()
         else:
             self._loop.call_soon_threadsafe(self._decided.set)
 
     def sent(self, path: str) -> list[dict[str, Any]]:
-        """The bodies that came to this path."""
+        """Return the bodies of the requests to this path."""
         return [body for at, body in self.requests if at == path]
 
     def _route(
@@ -211,7 +211,7 @@ class PenstockApi:
 
 
 def problem(status: int, detail: str) -> Response:
-    """RFC 9457."""
+    """Return an error body in the form of RFC 9457."""
     return JSONResponse(
         {"title": "No", "status": status, "detail": detail},
         status,

@@ -1,6 +1,6 @@
-"""The connector, the normalizer and the approvals service, as the edge sees them on the bus.
+"""Stand-ins for the connector, the normalizer and the approvals service on the bus.
 
-At the outermost edge: everything goes through a real nats-server and `penstock.bus`.
+They replace only these services: everything goes through a real nats-server and `penstock.bus`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from support.drive.waiting import eventually
 
 
 class PretendRun:
-    """One run: says canonical events in order, and writes the upstream's frames."""
+    """One run. It publishes canonical events in order, and writes the upstream's frames."""
 
     def __init__(self, bus: Bus, run_id: str = "", session_id: str = "s1") -> None:
         self.bus = bus
         self.session_id = session_id
         self.run_id = run_id or str(uuid_utils.uuid7())
         self.sequence = 0
-        self.leg_number = 1  # of what is said
+        self.leg_number = 1  # the leg of the published events
         self.first = 0
-        self.places: list[int] = []  # stream sequences of what was said
+        self.places: list[int] = []  # stream sequences of the published events
         self._raw: RawWriter | None = None
 
     async def record(self, **fields: Any) -> RunRecord:
-        """Writes KV `runs`, as the edge does at a start."""
+        """Write the run's record into KV `runs`, as the edge does at a start."""
         now = messages.now()
         record = RunRecord(
             **{
@@ -58,7 +58,7 @@ class PretendRun:
         return record
 
     async def say(self, type: str, **data: Any) -> int:
-        """Publishes a canonical event; returns its stream sequence."""
+        """Publish a canonical event; return its stream sequence."""
         self.sequence += 1
         category, _, action = type.partition(".")
         event = {
@@ -90,9 +90,10 @@ class PretendRun:
         return place
 
     async def join(self, *, waits: bool = False, **fields: Any) -> None:
-        """Writes KV `sessions`, as the connector does when it takes a leg.
+        """Write KV `sessions`, as the connector does when it takes a leg.
 
-        `waits`: the leg is in the queue; otherwise it has left it. `fields`: of the run's record.
+        With `waits`, the leg is in the session's queue; otherwise it has left the queue. `fields`:
+        fields of the run's record.
         """
         record = await self.record(**fields)
         bucket = self.bus.bucket("sessions")
@@ -111,27 +112,27 @@ class PretendRun:
         await bucket.put(key, session.dump())
 
     async def started(self) -> None:
-        """The first event."""
+        """Publish the first event."""
         await self.say("lifecycle.started", agent="assistant", user_id="anonymous")
 
     async def text(self, *pieces: str) -> None:
-        """One `llm.stream` a piece."""
+        """Publish one `llm.stream` for each piece."""
         for piece in pieces:
             await self.say("llm.stream", content=piece, message_id="m1")
 
     async def completed(self, summary: str = "done") -> None:
-        """The good end."""
+        """Publish `lifecycle.completed`."""
         await self.say("lifecycle.completed", summary=summary, content=summary)
 
     async def raw(self, kind: str, payload: bytes | dict[str, Any] = b"", leg: int = 1) -> int:
-        """Writes a source frame as the connector does."""
+        """Write a source frame as the connector does."""
         if self._raw is None:
             self._raw = await RawWriter.resume(self.bus, self.run_id, "upstream", "c1")
         body = payload if isinstance(payload, bytes) else orjson.dumps(payload)
         return await self._raw.write(kind, body, leg=leg)
 
     async def leg(self, *bodies: bytes, leg: int = 1) -> None:
-        """A whole leg that ends well."""
+        """Write a whole leg that ends without an error."""
         await self.raw("open", {}, leg=leg)
         for body in bodies:
             await self.raw("bytes", body, leg=leg)
@@ -139,7 +140,7 @@ class PretendRun:
 
 
 async def command_of(bus: Bus, run_id: str, kind: str = "start") -> dict[str, Any]:
-    """The command that was published for the run."""
+    """Return the command that was published for the run."""
     stored = await eventually(
         lambda: bus.tail(streams.COMMANDS, subjects.command("connector", kind, run_id)),
         what=f"a {kind} command",
@@ -149,7 +150,7 @@ async def command_of(bus: Bus, run_id: str, kind: str = "start") -> dict[str, An
 
 
 class PretendConnector:
-    """Takes every start command and lets `script` play the run."""
+    """A connector that takes every start command and lets `script` play the run."""
 
     def __init__(self, bus: Bus, script: Callable[[PretendRun, StartCommand], Any]) -> None:
         self._bus = bus
@@ -157,11 +158,11 @@ class PretendConnector:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen; what is published to the stream is heard here too."""
+        """Subscribe to the commands; a core subscription also receives messages for a stream."""
         await self._bus.subscribe(subjects.command("connector", "start", "*"), self._on_start)
 
     async def stop(self) -> None:
-        """Wait for the runs under way."""
+        """Wait for the ends of the runs that are under way."""
         await asyncio.gather(*self._tasks)
 
     async def _on_start(self, msg: Msg) -> None:
@@ -171,7 +172,7 @@ class PretendConnector:
 
 
 class PretendApprovals:
-    """Answers `decide.`: the first decision is taken, every later one is refused."""
+    """The answers to `decide.`: the first decision wins, and every later one is refused."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -179,7 +180,7 @@ class PretendApprovals:
         self.on_decision: Callable[[DecideRequest], Any] | None = None
 
     async def start(self) -> None:
-        """Listen."""
+        """Subscribe to decisions."""
         await self._bus.subscribe(subjects.decide("*"), self._on_decide)
 
     async def request(
@@ -190,9 +191,9 @@ class PretendApprovals:
         items: dict[str, str],
         **fields: dict[str, Any],
     ) -> str:
-        """Records a pause's request; `items`: item id to kind, `fields`: of items, by their ids.
+        """Record the approval of a pause; return its id.
 
-        Returns the approval id.
+        `items` maps item ids to kinds. `fields` maps item ids to further fields of the items.
         """
         approval_id = str(uuid_utils.uuid7())
         now = messages.now()

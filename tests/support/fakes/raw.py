@@ -1,4 +1,4 @@
-"""Source frames as the connector and the other writers make them, without a bus."""
+"""Source frames in the form of the connector and the other writers, without a bus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RUN_ID = "01a1f8c3-1007-77dc-be51-6f2ae3b9b92e"
 
 
 class Frames:
-    """Makes the frames of one run, numbered as RAW would number them."""
+    """Make the frames of one run, with the numbers that RAW would give them."""
 
     def __init__(self, protocol: str = "agno", **facts: Any) -> None:
         self.facts = {
@@ -65,13 +65,13 @@ class Frames:
 
 
 def agno(event: str, **fields: Any) -> bytes:
-    """One frame of an Agno stream."""
+    """Return one frame of an Agno stream."""
     body = {"event": event, "agent_id": "demo-agent", "run_id": RUN_ID, **fields}
     return f"event: {event}\ndata: {json.dumps(body)}\n\n".encode()
 
 
 def agno_text(*chunks: str) -> bytes:
-    """A whole answer of an Agno agent."""
+    """Return a whole answer of an Agno agent."""
     return b"".join(
         [
             agno("RunStarted"),
@@ -83,7 +83,7 @@ def agno_text(*chunks: str) -> bytes:
 
 
 def agno_pause(tool_call_id: str = "t1", path: str = "/x") -> bytes:
-    """A turn that ends in a tool which needs a confirmation."""
+    """Return a turn that ends in a tool which needs a confirmation."""
     tool = {
         "tool_call_id": tool_call_id,
         "tool_name": "delete_file",
@@ -96,7 +96,7 @@ def agno_pause(tool_call_id: str = "t1", path: str = "/x") -> bytes:
 
 
 def agno_approved(tool_call_id: str = "t1") -> bytes:
-    """What follows when it was confirmed."""
+    """Return the rest of the turn after the confirmation."""
     tool = {
         "tool_call_id": tool_call_id,
         "tool_name": "delete_file",

@@ -1,6 +1,6 @@
-"""A receiver of webhooks that checks every signature, and misbehaves when it is told to.
+"""A receiver of webhooks that checks every signature, and misbehaves on request.
 
-It speaks HTTP over plain sockets, since a server library would not reset connections, send garbage,
+It uses HTTP over plain sockets, because a server library would not reset connections, send garbage,
 or trickle an answer.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import orjson
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-SECRET = "whsec_MDEyMzQ1Njc4OUFCQ0RFRkdISUpLTE1OT1BRUlNUVVY="  # ASCII text, as n8n can hold it
+SECRET = "whsec_MDEyMzQ1Njc4OUFCQ0RFRkdISUpLTE1OT1BRUlNUVVY="  # ASCII text, as n8n needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ Behaviour: TypeAlias = Callable[[asyncio.StreamWriter, Received], Awaitable[None
 
 
 def answers(status: int, body: str = "", **headers: str) -> Behaviour:
-    """A complete answer."""
+    """Send a complete answer."""
 
     async def behave(writer: asyncio.StreamWriter, received: Received) -> None:
         lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body.encode())}"]
@@ -59,7 +59,7 @@ OK = answers(200, "ok")
 
 
 def hangs(seconds: float = 60) -> Behaviour:
-    """No answer."""
+    """Send no answer."""
 
     async def behave(writer: asyncio.StreamWriter, received: Received) -> None:
         await asyncio.sleep(seconds)
@@ -68,7 +68,7 @@ def hangs(seconds: float = 60) -> Behaviour:
 
 
 def late(seconds: float) -> Behaviour:
-    """A good answer that takes its time."""
+    """Send a good answer after a delay."""
 
     async def behave(writer: asyncio.StreamWriter, received: Received) -> None:
         await asyncio.sleep(seconds)
@@ -78,7 +78,7 @@ def late(seconds: float) -> Behaviour:
 
 
 def trickles(seconds: float = 60) -> Behaviour:
-    """200 at once, and then a body that never ends."""
+    """Send a 200 at once, and then a body that arrives very slowly."""
 
     async def behave(writer: asyncio.StreamWriter, received: Received) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
@@ -91,12 +91,12 @@ def trickles(seconds: float = 60) -> Behaviour:
 
 
 async def garbage(writer: asyncio.StreamWriter, received: Received) -> None:
-    """Something that is no HTTP."""
+    """Send something that is no HTTP."""
     writer.write(b"\x00\x01\x02 this is no HTTP at all\r\n\r\n")
 
 
 async def resets(writer: asyncio.StreamWriter, received: Received) -> None:
-    """A connection that is reset."""
+    """Reset the connection."""
     raw: socket.socket = writer.get_extra_info("socket")
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
@@ -104,7 +104,7 @@ async def resets(writer: asyncio.StreamWriter, received: Received) -> None:
 
 @dataclass
 class Receiver:
-    """The receiver. `plans`: what the next requests for a path get; then `usual`, or 200."""
+    """The receiver. The next requests for a path get `plans`; further ones get `usual` or 200."""
 
     port: int = 0
     secret: str = SECRET
@@ -116,15 +116,15 @@ class Receiver:
     answered: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # 200s, by id
 
     def url(self, path: str = "/hook") -> str:
-        """Where it is."""
+        """Return the URL of a path."""
         return f"http://127.0.0.1:{self.port}{path}"
 
     def got(self, path: str = "/hook") -> list[Received]:
-        """The requests for a path, in order."""
+        """Return the requests for a path, in order."""
         return [each for each in self.requests if each.path == path]
 
     async def until(self, enough: Callable[[], bool], timeout_s: float = 20) -> None:
-        """Wait until the requests are enough."""
+        """Wait until the predicate accepts the requests for a path."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not enough():
@@ -135,12 +135,12 @@ class Receiver:
             raise TimeoutError(f"not enough after {timeout_s:g} s: {seen}") from None
 
     async def count(self, count: int, path: str = "/hook", timeout_s: float = 20) -> list[Received]:
-        """Wait for so many requests for a path."""
+        """Wait until a path has this many requests."""
         await self.until(lambda: len(self.got(path)) >= count, timeout_s)
         return self.got(path)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection with one request."""
+        """Serve one connection with one request."""
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError):
                 received = await _read(reader)
@@ -173,7 +173,7 @@ async def _read(reader: asyncio.StreamReader) -> Received:
 
 @asynccontextmanager
 async def receiver(secret: str = SECRET) -> AsyncIterator[Receiver]:
-    """A receiver on a free port of this machine."""
+    """Run a receiver on a free port of this machine."""
     made = Receiver(secret=secret)
     tasks: set[asyncio.Task[None]] = set()
 

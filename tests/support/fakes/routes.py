@@ -1,4 +1,4 @@
-"""Routes for servers that only a test runs: each handler with the least declaration."""
+"""Routes for servers that only a test runs, with the smallest possible declarations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def routes(
     streams: bool = False,
     public: bool = False,
 ) -> list[Route]:
-    """The handler under each method, for every caller who is known; with `public`, for anybody."""
+    """Return a route for each method, for authenticated callers or, with `public`, for all."""
     known: tuple[Method, ...] = get_args(Method)
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     return [
@@ -47,7 +47,7 @@ def routes(
 
 
 def websocket(path: str, talk: Callable[[WebSocket], Awaitable[None]]) -> Route:
-    """A WebSocket for every caller who is known."""
+    """Return the route of a WebSocket for authenticated callers."""
 
     async def handler(_: WebSocket) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:

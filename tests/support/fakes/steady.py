@@ -1,11 +1,12 @@
-"""Runs whose source frames a test writes itself, as connectors would: steadily, and cut anywhere.
+"""Runs whose source frames a test writes steadily in place of a connector.
 
 ```python
 async with steady(bus, 20) as runs:
-    ...  # kill, pause, move what folds them
+    ...  # kill, pause or move the normalizers
 ```
 
-At the end each is completed and checked: numbers 1 to n, every word once and in its place, one end.
+At the end of the block, each run is completed and checked: the sequence numbers are 1 to n, every
+word comes once and in its place, and the run has one end.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from support.fakes.raw import agno
 
 @dataclass
 class SteadyRun:
-    """One run. Each frame of its upstream comes in two messages, so that none may be missing."""
+    """One run. Each upstream frame is split in two messages, so that a lost message is noticed."""
 
     bus: Bus
     pause_s: float
@@ -41,7 +42,7 @@ class SteadyRun:
     ends: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def write(self) -> None:
-        """Until `ends` is set; then its end."""
+        """Write frames until `ends` is set; then write the run's end."""
         writer = RawWriter(self.bus, self.run_id, "upstream", f"pod/{self.run_id}")
         opened = {"agent": "a", "protocol": "agno", "session_id": self.run_id, "user_id": "u"}
         await writer.write("open", orjson.dumps(opened), leg=1)
@@ -62,12 +63,12 @@ class SteadyRun:
         await writer.write("end", b'{"outcome":"eof"}', leg=1)
 
     async def events(self) -> list[Stored]:
-        """What is published of it."""
+        """Return the run's published events."""
         stream, pattern = streams.events_for(self.run_id), subjects.events_of_run(self.run_id)
         return [stored async for stored in direct.replay(self.bus, stream, pattern)]
 
     async def check(self, timeout_s: float) -> None:
-        """It ends, and nothing is missing, twice or out of place."""
+        """Wait for the run's end; check that no event is missing, repeated or out of order."""
 
         async def ended() -> bool:
             stream, pattern = streams.events_for(self.run_id), subjects.events_of_run(self.run_id)
@@ -92,7 +93,7 @@ class SteadyRun:
 async def steady(
     bus: Bus, count: int, pause_s: float = 0.1, timeout_s: float = 30, shards: int = 1
 ) -> AsyncIterator[list[SteadyRun]]:
-    """So many runs at work, in turn in each of these shards; checked when the block is left."""
+    """Run `count` runs, distributed over the shards; check them at the end of the block."""
     ids = [make_run_id(number % shards, time.time()) for number in range(count)]
     runs = [SteadyRun(bus, pause_s, run_id) for run_id in ids]
     writing = asyncio.gather(*(run.write() for run in runs))
@@ -109,13 +110,16 @@ async def steady(
 
 
 async def holders(bus: Bus, shard: int = 0) -> dict[int, str]:
-    """Which normalizer works on which partition of a shard, by the leases."""
+    """Return the normalizer of each partition of a shard, according to the leases."""
     entries = await bus.bucket("leases").entries(f"{group_of(shard)}.part.*")
     return {int(entry.key.rpartition(".")[2]): owner_of(entry) for entry in entries}
 
 
 async def moved_on(bus: Bus, runs: list[SteadyRun], since: float, timeout_s: float) -> float:
-    """Seconds from `since` (monotonic) until each of these runs has an event made after now."""
+    """Wait until each run has an event from a frame after this call; return the seconds.
+
+    The seconds are counted from `since`, which is a monotonic time.
+    """
     before = {run.run_id: await _written(bus, run) for run in runs}
     for run in runs:
 

@@ -1,1 +1,1 @@
-"""Real servers, services, browsers and clients, each a process of its own."""
+"""Real servers, services, browsers and clients, each in a separate process."""

@@ -1,7 +1,7 @@
-"""The real AG-UI client, in its versions, as a checker: one node process for many streams.
+"""The real AG-UI client in several versions as a checker: one node process for many streams.
 
-`make agui-client` installs it. Where node is missing, tests that need it are skipped with a plain
-word, and fail where CI is set.
+`make agui-client` installs it. If node is missing, the tests that need it are skipped with a
+reason; in CI they fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERSIONS = {"1.0.0": "v1", "0.0.59": "v059"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the client made of a stream."""
+    """The client's result for a stream."""
 
     errors: list[str]
     warnings: list[str]
@@ -41,7 +41,10 @@ class Verdict:
 
     @property
     def accepted(self) -> bool:
-        """No error, and a terminal event: a stream without one resolves as a silent success."""
+        """Whether there is no error and a terminal event.
+
+        A stream without a terminal event resolves as a success without any result.
+        """
         return not self.errors and bool(self.terminals)
 
 
@@ -56,7 +59,10 @@ class Client:
     def check(
         self, body: bytes, *, input: dict[str, Any] | None = None, chunk_bytes: int = 0
     ) -> Verdict:
-        """The verdict on one `text/event-stream` body; `input` is what the client had before."""
+        """Return the verdict on one `text/event-stream` body.
+
+        `input` is the client's state before the stream.
+        """
         case = {"body": body.decode(), "input": input or {}, "chunk": chunk_bytes}
         self.stdin.write(json.dumps(case) + "\n")
         self.stdin.flush()
@@ -64,7 +70,7 @@ class Client:
 
 
 def _installed(version: str) -> tuple[str, Path]:
-    """Node, and the client's folder."""
+    """Return the paths of node and of the client's folder."""
     folder = INSTALLED / VERSIONS[version]
     node = shutil.which("node")
     if node is None or not (folder / "node_modules").is_dir():
@@ -78,7 +84,7 @@ def _installed(version: str) -> tuple[str, Path]:
 
 @contextmanager
 def running(version: str) -> Iterator[Client]:
-    """The client of this version; skips the test, or fails in CI, where it cannot run."""
+    """Run the client of this version. If it cannot run, skip the test, or fail it in CI."""
     node, folder = _installed(version)
     process = subprocess.Popen(
         [node, str(SCRIPTS / "check.mjs"), str(folder)],
@@ -105,9 +111,9 @@ async def visit(
     *options: str,
     strict: bool = True,
 ) -> dict[str, Any]:
-    """What the client of this version reports of one request to a live server.
+    """Return the report of this client version about one request to a live server.
 
-    `options` as verify.mjs has them. Skips the test, or fails in CI, where it cannot run.
+    `options` are those of verify.mjs. If the client cannot run, skip the test, or fail it in CI.
     """
     node, package = _installed(version)
     given = folder / f"{uuid.uuid4().hex}.json"

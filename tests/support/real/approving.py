@@ -1,4 +1,4 @@
-"""The approvals service as a process of its own, to be killed; also at an exact step."""
+"""The approvals service as a separate process that a test can kill, also at an exact write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import httpx
 from support.drive.waiting import eventually
 from support.real.ports import free_port
 
-# The writes to the bus from a call's beginning on are counted; before one of them, SIGKILL.
+# The script counts the writes to the bus from the call's begin on, and sends SIGKILL to itself
+# before the n-th write.
 _DIES = """
 import os, signal, sys
 from penstock.bus.write.publisher import Publisher
@@ -48,17 +49,17 @@ main(ApprovalsService)
 
 @dataclass(slots=True)
 class ApprovalsProcess:
-    """A running one, and where it answers."""
+    """A running approvals service, and its URL."""
 
     process: asyncio.subprocess.Process
     url: str
 
     def send(self, number: signal.Signals) -> None:
-        """SIGKILL, SIGSTOP, SIGCONT."""
+        """Send SIGKILL, SIGSTOP or SIGCONT."""
         self.process.send_signal(number)
 
     async def kill(self) -> None:
-        """kill -9, and wait for the end."""
+        """Send SIGKILL, and wait for the end."""
         if self.process.returncode is None:
             self.process.kill()
         await self.process.wait()
@@ -72,7 +73,10 @@ async def approvals_process(
     outbox_s: float = 0.2,
     ack_wait_s: float = 30,
 ) -> AsyncIterator[ApprovalsProcess]:
-    """One that is ready; with `dies_in` it kills itself in that method, before its n-th write."""
+    """Run the service; yield when it is ready.
+
+    With `dies_in`, the process kills itself in that method, before its n-th write.
+    """
     port, probe_port = free_port(), free_port()
     command = (
         ["-m", "penstock_approvals"]

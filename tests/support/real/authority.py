@@ -1,4 +1,4 @@
-"""An authority of a test's own that signs certificates of servers and clients."""
+"""A certificate authority for a test, for certificates of servers and clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 @dataclass
 class Authority:
-    """Signs certificates into a folder."""
+    """Sign certificates and write them into a folder."""
 
     folder: Path
     name: str
@@ -30,7 +30,7 @@ class Authority:
         self.file.write_bytes(_pem(own.sign(self._key, hashes.SHA256())))
 
     def certify(self, name: str, host: str = "127.0.0.1") -> tuple[str, str]:
-        """The files of a certificate for that host, and of its key."""
+        """Return the files of a certificate for that host, and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         address = x509.IPAddress(ipaddress.ip_address(host))

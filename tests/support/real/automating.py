@@ -1,4 +1,4 @@
-"""The automations service as a process of its own, to be stopped and killed; also at a step."""
+"""The automations service as a separate process that a test can stop or kill, also at a write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import orjson
 from support.drive.waiting import eventually
 from support.real.ports import free_port
 
-# The writes that belong to deliveries are counted; before one of them, SIGKILL.
+# The script counts the writes that belong to deliveries, and sends SIGKILL to itself before the
+# n-th write.
 _DIES = """
 import os, signal, sys
 from penstock.bus.write.publisher import Publisher
@@ -43,18 +44,18 @@ main(AutomationsService)
 
 @dataclass(slots=True)
 class AutomationsProcess:
-    """A running one."""
+    """A running automations service."""
 
     process: asyncio.subprocess.Process
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
 
     async def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return await self.process.wait()
 
@@ -63,7 +64,10 @@ class AutomationsProcess:
 async def automations_process(
     nats_url: str, *, dies_before: int | None = None, **settings: Any
 ) -> AsyncIterator[AutomationsProcess]:
-    """One that is ready. `dies_before`: the number of the write before which it is killed."""
+    """Run the service; yield when it is ready.
+
+    `dies_before`: the number of the write before which the process kills itself.
+    """
     probe_port = free_port()
     given = {
         "config": os.devnull,

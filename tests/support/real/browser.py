@@ -1,6 +1,6 @@
-"""A headless Chromium, and the site whose page it opens: the page itself tells what it saw.
+"""A headless Chromium, and a site with a page that reports its observations to the test.
 
-Where Chromium is missing, tests that need it are skipped with a plain word, and fail in CI.
+If Chromium is missing, the tests that need it are skipped with a reason; in CI they fail.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import pytest
 
 from support.real import servers
 
-# --no-sandbox: CI runs as root. The rest keeps it from calling anybody but us.
+# CI runs as root, so Chromium needs --no-sandbox. The other options keep it from contacting any
+# other server.
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -35,7 +36,7 @@ FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Serves one page at every path; `asked` are the paths, `reports` what was posted to it."""
+    """Serve one page at every path. `asked` are the requested paths, `reports` posted bodies."""
 
     url: str
     asked: list[str] = field(default_factory=list)
@@ -44,7 +45,7 @@ class Site:
 
 @contextmanager
 def site(page: bytes) -> Iterator[Site]:
-    """The page's origin, on a free port."""
+    """Return the page's origin, on a free port."""
     known: list[Site] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,7 +59,7 @@ def site(page: bytes) -> Iterator[Site]:
             self._answer(b"")
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: requests are kept, not printed."""
+            """Print nothing: the site keeps the requests."""
 
         def _answer(self, body: bytes) -> None:
             self.send_response(200)
@@ -80,7 +81,7 @@ def site(page: bytes) -> Iterator[Site]:
 
 @contextmanager
 def opened(url: str, folder: Path, *flags: str) -> Iterator[None]:
-    """A browser of its own, new, with this page open; its profile and its log are in `folder`."""
+    """Open this page in a new browser, whose profile and log are in `folder`."""
     process = servers.start(
         "chromium",
         [_chromium(), *FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", url],
@@ -97,7 +98,7 @@ def _chromium() -> str:
     found = shutil.which("chromium")
     if found is None:
         reason = "no Chromium on the PATH (Debian's package `chromium`)"
-        if os.environ.get("CI") == "true":  # a skip that nobody sees would be a hole
+        if os.environ.get("CI") == "true":  # nobody would notice a skip in CI
             pytest.fail(reason)
         pytest.skip(reason)
     return found

@@ -1,4 +1,4 @@
-"""Connectors as processes of their own, to be killed; and what a dead one leaves behind."""
+"""Connectors as separate processes that a test can kill, and the records of an ended connector."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from support.drive.waiting import eventually
 _TESTS = str(Path(__file__).parents[2])
 DEAD = "connector-dead-1-abcdef"
 
-# short, so that a death is noticed within seconds
+# Short times, so that the end of a process is noticed within seconds.
 FAST: dict[str, Any] = {"pod_ttl_s": 2, "pod_renew_s": 0.5, "reap_s": 0.3}
 
 
 @dataclass(frozen=True, slots=True)
 class Hurt:
-    """Where a connector gets a signal: before or after its n-th write of that kind.
+    """The write before or after which a connector gets a signal: its n-th write of that kind.
 
-    Its clock is so many seconds ahead.
+    The connector's clock is `ahead_s` seconds ahead.
     """
 
     step: Step
@@ -42,38 +42,38 @@ class Hurt:
 
     @property
     def arguments(self) -> list[str]:
-        """Of the command line."""
+        """The arguments of the command line."""
         what = (self.step.name, self.when, str(self.times), self.signal, str(self.ahead_s))
         return ["support.real.dies_at", *what]
 
 
 class ConnectorProcess:
-    """`python -m penstock_connector`, and the name under which it lives on the bus."""
+    """A process of `python -m penstock_connector`, and its pod name in the leases."""
 
     def __init__(self, process: asyncio.subprocess.Process, pod: str) -> None:
         self._process = process
         self.pod = pod
 
     async def died(self) -> int:
-        """Wait until it has ended by itself; its exit code."""
+        """Wait until the process has ended by itself; return its exit code."""
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """As a crash would end it."""
+        """Send SIGKILL, which ends the process as a crash does."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
 
     def sleep(self) -> None:
-        """SIGSTOP: it does nothing, and its connections stand."""
+        """Send SIGSTOP: the process does nothing, and its connections stay open."""
         self._process.send_signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """SIGCONT: it goes on as if nothing had been."""
+        """Send SIGCONT: the process continues."""
         self._process.send_signal(signal.SIGCONT)
 
     async def stop(self) -> int:
-        """SIGTERM; its exit code."""
+        """Send SIGTERM; return the exit code."""
         self._process.terminate()
         return await self._process.wait()
 
@@ -82,7 +82,7 @@ class ConnectorProcess:
 async def connector_process(
     bus: Bus, config: Config, folder: Path, hurt: Hurt | None = None, **settings: Any
 ) -> AsyncIterator[ConnectorProcess]:
-    """One that has said that it lives."""
+    """Run a connector; yield when it has its lease."""
     file = folder / "penstock.yaml"
     file.write_text(yaml.safe_dump(config.model_dump()))
     given = {"config": file, "nats_url": bus.settings.url, "probe_port": 0, **FAST, **settings}
@@ -110,7 +110,7 @@ async def connector_process(
 
 
 async def claimed_by_the_dead(bus: Bus, run_id: str) -> None:
-    """A connector has claimed the run and died before it opened it."""
+    """Write the claim of a connector that ended before it opened the run."""
     await bus.bucket("claims").create(f"claim.{run_id}", Claim(pod=DEAD).dump())
     await bus.bucket("claims").put(f"active.{DEAD}.{run_id}", b"{}")
 

@@ -1,4 +1,4 @@
-"""CPU time of a process, as the kernel counts it."""
+"""The CPU time of a process, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """User and system seconds since its start; in ticks of mostly 10 ms."""
+    """Return user and system seconds since the process's start, in ticks of mostly 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

@@ -1,4 +1,4 @@
-"""Penstock as it is deployed: every service a process of its own, one or more of each."""
+"""Penstock as it is deployed: each service is one or more separate processes."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class Event:
 
 @dataclass
 class Deployment:
-    """The processes, and what a client does with them. `edge(n)` takes turns among the edges."""
+    """The processes, and the actions of a client. `edge(n)` takes turns among the edges."""
 
     folder: Path
     config: Path
     nats_url: str
     environment: Mapping[str, str]
-    python: str = sys.executable  # with the code of the services
+    python: str = sys.executable  # an interpreter that can import the services
     instances: list[Instance] = field(default_factory=list)
     http: httpx.AsyncClient = field(
         default_factory=lambda: httpx.AsyncClient(timeout=httpx.Timeout(30, read=60))
@@ -93,9 +93,10 @@ class Deployment:
         before: Sequence[str] = (),
         probe: str = "readyz",
     ) -> Instance:
-        """One more instance of a service, ready; at that port, or a free one.
+        """Start one more process of a service, and return when it is ready.
 
-        `before`: what stands before its command. `probe`: what must answer before it counts.
+        Without `port`, the process gets a free port. `before` is put before its command. `probe` is
+        the endpoint that must succeed before the process counts as ready.
         """
         port, probe_port = port or free_port(), free_port()
         number = len(self.instances)
@@ -127,8 +128,8 @@ class Deployment:
         return instance
 
     async def kill(self, instance: Instance) -> None:
-        """kill -9."""
-        # the supervisor passes signals on, but nobody can pass on a kill
+        """Send SIGKILL to the service."""
+        # The supervisor passes other signals on, but SIGKILL would end only the supervisor.
         children = Path(f"/proc/{instance.process.popen.pid}/task").glob("*/children")
         for pid in " ".join(path.read_text() for path in children).split():
             os.kill(int(pid), signal.SIGKILL)
@@ -142,10 +143,10 @@ class Deployment:
         for instance in self.instances:
             await asyncio.to_thread(instance.process.stop)
 
-    # what clients do
+    # Actions of clients.
 
     async def run(self, agent: str, message: str, edge: int = 0, **body: Any) -> str:
-        """POST /v1/runs; the run id."""
+        """POST /v1/runs; return the run id."""
         answer = await self.http.post(
             f"{self.edge(edge)}/v1/runs", json={"agent": agent, "message": message, **body}
         )
@@ -155,7 +156,7 @@ class Deployment:
     async def events(
         self, run_id: str, edge: int = 0, after: str | None = None, dialect: str = "canonical"
     ) -> AsyncIterator[Event]:
-        """GET /v1/runs/{id}/events, to its end."""
+        """Yield the events of GET /v1/runs/{id}/events, to its end."""
         headers = {"last-event-id": after} if after else {}
         url = f"{self.edge(edge)}/v1/runs/{run_id}/events"
         async with self.http.stream(
@@ -166,12 +167,12 @@ class Deployment:
                 yield Event(frame.id, frame.event, json.loads(frame.data))
 
     async def all(self, run_id: str, **options: Any) -> list[Event]:
-        """The whole stream of a run that ends."""
+        """Return the whole stream of a run that ends."""
         async with asyncio.timeout(40):
             return [event async for event in self.events(run_id, **options)]
 
     async def until(self, run_id: str, type_: str, **options: Any) -> list[Event]:
-        """The stream up to the first event of that type; then the client leaves."""
+        """Return the stream up to the first event of that type; the client then disconnects."""
         seen = []
         async with asyncio.timeout(40):
             async for event in self.events(run_id, **options):
@@ -181,7 +182,7 @@ class Deployment:
         raise AssertionError(f"{type_} did not come, but {[event.type for event in seen]}")
 
     async def decide(self, approval_id: str, decision: str, **item: Any) -> httpx.Response:
-        """POST /v1/approvals/{id}/decision for every item, once the request is known."""
+        """POST /v1/approvals/{id}/decision for every item, when the approval exists."""
         url = f"{self.approvals}/v1/approvals/{approval_id}"
 
         async def known() -> httpx.Response | None:
@@ -201,7 +202,7 @@ class Deployment:
 
 
 async def frames(answer: httpx.Response) -> AsyncIterator[Frame]:
-    """The frames of a stream, as they come."""
+    """Yield the frames of a stream as they come."""
     parser = Parser()
     async for chunk in answer.aiter_bytes():
         for frame in parser.feed(chunk):
@@ -216,7 +217,10 @@ async def deployment(
     count: int | Mapping[str, int] = 1,
     **settings: Any,
 ) -> AsyncIterator[Deployment]:
-    """`count` processes of each service, or as it says; `settings` as `PENSTOCK_<NAME>`."""
+    """Run `count` processes of each service, or the number for each service in a mapping.
+
+    `settings` are set as `PENSTOCK_<NAME>`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "penstock.yaml"
     config.write_text(yaml.safe_dump({"agents": agents}))
@@ -226,7 +230,7 @@ async def deployment(
     }
     penstock = Deployment(folder, config, nats_url, environment)
     try:
-        if "nats_user" not in settings:  # of a server with users of the test's own
+        if "nats_user" not in settings:  # otherwise the server has only the test's users
             await make_streams(nats_url, int(settings.get("replicas", 1)))
         for service in SERVICES:
             number = count if isinstance(count, int) else count.get(service, 0)

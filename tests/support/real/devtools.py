@@ -1,4 +1,4 @@
-"""A page of headless Chromium, driven by its DevTools protocol: real clicks and keys."""
+"""A page of headless Chromium that a test controls by the DevTools protocol: clicks and keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEADLINE_S = 30.0
 
 
 class Page:
-    """One page. `requested`: the URL of every request; `logged`: what the browser complained of."""
+    """One page. `requested` are the URLs of all requests, `logged` the browser's complaints."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.requested: list[str] = []
@@ -37,7 +37,7 @@ class Page:
         await asyncio.gather(self._reader, return_exceptions=True)
 
     async def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command; its result."""
+        """Send one command; return its result."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
@@ -47,7 +47,7 @@ class Page:
         return result
 
     async def value(self, expression: str) -> Any:
-        """What the expression is in the page."""
+        """Return the value of the expression in the page."""
         answer = await self.send(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -55,15 +55,15 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, expression: str) -> Any:
-        """Wait until it is true in the page."""
+        """Wait until the expression is true in the page."""
         return await eventually(lambda: self.value(expression), DEADLINE_S, expression)
 
     async def text(self, selector: str) -> str:
-        """The text of an element."""
+        """Return the text of an element."""
         return str(await self.value(f"document.querySelector({json.dumps(selector)}).textContent"))
 
     async def click(self, selector: str) -> None:
-        """A click with the mouse, in the middle of an element that can be clicked."""
+        """Click with the mouse in the middle of an element, when it can be clicked."""
         found = json.dumps(selector)
         await self.until(f"document.querySelector({found})?.matches(':enabled, a') ?? false")
         box = await self.value(
@@ -77,7 +77,7 @@ class Page:
             )
 
     async def press(self, key: str) -> None:
-        """A key of the keyboard, by its name."""
+        """Press a key of the keyboard, by its name."""
         text = {"text": "\r"} if key == "Enter" else {}
         code = {"Tab": 9, "Enter": 13}[key]
         named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
@@ -85,31 +85,31 @@ class Page:
         await self.send("Input.dispatchKeyEvent", type="keyUp", **named)
 
     async def fill(self, selector: str, text: str) -> None:
-        """Write into a field, in place of what it says."""
+        """Write into a field, in place of its text."""
         await self.value(
             f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
             f"one.focus(); one.value = {json.dumps(text)}; }})()"
         )
 
     async def go(self, url: str) -> None:
-        """Open another page in its place."""
+        """Open another page in place of this one."""
         await self.send("Page.navigate", url=url)
         await self.until(
             f"location.href === {json.dumps(url)} && document.readyState === 'complete'"
         )
 
     async def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
+        """Return the whole page as a PNG."""
         shot = await self.send("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     async def scheme(self, *, dark: bool) -> None:
-        """What the person prefers."""
+        """Set the preferred colour scheme of the user."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     async def resize(self, width: int, height: int = 900) -> None:
-        """The size of the window, in CSS pixels."""
+        """Set the size of the window, in CSS pixels."""
         await self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -135,7 +135,7 @@ class Page:
 
 @asynccontextmanager
 async def page_at(url: str, folder: Path) -> AsyncIterator[Page]:
-    """A new browser with this page open; its profile and its log are in `folder`."""
+    """Open this page in a new browser, whose profile and log are in `folder`."""
     with browser.opened("about:blank", folder, "--remote-debugging-port=0"):
         port_file = folder / "profile" / "DevToolsActivePort"
 

@@ -1,7 +1,9 @@
-"""`python -m support.real.dies_at <Step> <before|after> <n> <signal> <seconds>`: a hurt connector.
+"""A connector that gets a signal at a given write.
 
-At the n-th write of that kind the process gets the signal: SIGKILL ends it, SIGSTOP lets it sleep
-until somebody wakes it up. What it writes down as the time is so many seconds ahead.
+`python -m support.real.dies_at <Step> <before|after> <n> <signal> <seconds>`
+
+The process gets the signal at its n-th write of that kind. SIGKILL ends the process; SIGSTOP pauses
+it until it gets SIGCONT. The times that the process writes are `seconds` ahead.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from support.drive.steps import Step
 
 
 def clock_ahead(seconds: float) -> None:
-    """Shift the clock by which this process notes when something was. Before it is imported."""
+    """Shift the clock of the times that this process writes.
+
+    Call this before the modules that import the clock.
+    """
 
     def now() -> str:
         return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
@@ -27,7 +32,7 @@ def clock_ahead(seconds: float) -> None:
 
 
 def hurt_at(step: Step, when: str, times: int, number: int) -> None:
-    """Hurt this process before or after its n-th write of that kind."""
+    """Send the signal to this process before or after its n-th write of that kind."""
     left = times
 
     def reached() -> None:

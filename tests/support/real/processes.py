@@ -1,4 +1,4 @@
-"""What a process takes, as the kernel counts it: memory, open files, threads."""
+"""The resources of a process, as the kernel counts them: memory, open files, threads."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from support.real.servers import Process
 
 
 def pid_of(process: Process) -> int:
-    """The server's own, below its supervisor."""
+    """Return the process id of the server itself, below its supervisor."""
     children = Path(f"/proc/{process.popen.pid}/task").glob("*/children")
     [pid] = " ".join(path.read_text() for path in children).split()
     return int(pid)
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory now."""
+    """Return the resident memory."""
     return _status_kib(pid, "VmRSS") * 1024
 
 
 def peak_rss_bytes(pid: int) -> int:
-    """The most resident memory since the start, or since `forget_peak`."""
+    """Return the highest resident memory since the start or the last `forget_peak`."""
     return _status_kib(pid, "VmHWM") * 1024
 
 
 def forget_peak(pid: int) -> None:
-    """Count the peak anew."""
+    """Reset the peak."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def threads(pid: int) -> int:
-    """How many there are."""
+    """Return the number of threads."""
     return _status_kib(pid, "Threads")
 
 
 def open_files(pid: int) -> int:
-    """File descriptors in use: files, sockets, pipes."""
+    """Return the number of file descriptors in use: files, sockets, pipes."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 

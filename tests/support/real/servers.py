@@ -16,10 +16,11 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _STOP_TIMEOUT_S = 15
 _TAIL_LINES = 40
 
-# Logs of the servers that this process uses: what they wrote during a test that fails is shown.
+# The logs of the servers that this process uses. A failed test shows what they wrote during it.
 LOGS: dict[str, Path] = {}
 
-# A server may outlive the fixture that started it; a forgotten Popen would warn of that.
+# All started processes and their owners. A server may outlive the fixture that started it, and
+# Python would warn about a Popen that is no longer referenced.
 _STARTED: list[tuple[subprocess.Popen[bytes], int]] = []
 
 
@@ -31,19 +32,20 @@ def _leave_none_behind() -> None:
         if owner_pid == os.getpid():
             Process(popen, Path(os.devnull)).stop()
         else:
-            # its supervisor ends it with its owner; the Popen would warn that it still runs
+            # The supervisor ends the server when its owner ends. With a return code, the Popen does
+            # not warn that the process still runs.
             popen.returncode = 0
 
 
 @dataclass(slots=True)
 class Process:
-    """A running server; `stop` it, or it stops when the process `owner_pid` is gone."""
+    """A running server. It ends with `stop`, or when the process `owner_pid` has ended."""
 
     popen: subprocess.Popen[bytes]
     log: Path
 
     def stop(self) -> None:
-        """Ask it to end, and wait until it has."""
+        """Ask the process to end, and wait for its end."""
         self.popen.terminate()
         try:
             self.popen.wait(_STOP_TIMEOUT_S)
@@ -61,7 +63,7 @@ def start(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Process:
-    """Start `command` under a supervisor that ends it when the process `owner_pid` is gone."""
+    """Start `command` under a supervisor that ends it when the process `owner_pid` has ended."""
     LOGS[name] = log
     with log.open("ab") as output:
         popen = subprocess.Popen(
@@ -77,7 +79,7 @@ def start(
 
 
 def await_log(process: Process, probe: str, timeout_s: float) -> str:
-    """The log, once `probe` is in it; the log is in the error when the server does not start."""
+    """Return the log when it contains `probe`; an error includes the log."""
 
     def ready() -> str | None:
         text = process.log.read_text(errors="replace")
@@ -95,7 +97,7 @@ def await_log(process: Process, probe: str, timeout_s: float) -> str:
 
 
 def tail(log: Path, offset: int = 0) -> str:
-    """The last lines that stand in the log after `offset` bytes."""
+    """Return the last lines of the log after `offset` bytes."""
     try:
         with log.open("rb") as file:
             file.seek(offset)

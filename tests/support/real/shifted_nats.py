@@ -1,8 +1,8 @@
-"""A nats-server whose clock can be set, while it runs: built by Go from the server's own source.
+"""A nats-server whose clock a test can set while it runs, built from the server's Go source.
 
-A Go program reads the clock by itself, not through the C library, so that libfaketime does not
-reach it. Here Go's `time.Now` is another one (`go build -overlay`): it adds the seconds that stand
-in a file. The monotonic clock, and so every timer, stays real.
+libfaketime has no effect on a Go program, because Go reads the clock without the C library. This
+build replaces Go's `time.Now` (`go build -overlay`) by a function that adds the seconds in a file.
+The monotonic clock stays real, so timers are not affected.
 """
 
 from __future__ import annotations
@@ -66,27 +66,27 @@ func readShift(path string) {
 
 
 class CannotBuild(Exception):
-    """There is no such server here; the text says why."""
+    """This machine cannot build the server; the text says why."""
 
 
 class ShiftedServer:
-    """The program, and the clock of what is started by `command`."""
+    """The program, and the clock of the servers that `command` starts."""
 
     def __init__(self, file: Path) -> None:
-        """Raises CannotBuild."""
+        """Build the program. Raises CannotBuild."""
         self._program = _built()
         self._file = file
         self.set(0)
 
     def set(self, ahead_s: int) -> None:
-        """By how many seconds its clock is ahead from now on."""
+        """Set the number of seconds that the clock is ahead from now on."""
         beside = self._file.with_suffix(".new")
         beside.write_text(f"{ahead_s}")
         beside.rename(self._file)
 
     @property
     def command(self) -> list[str]:
-        """In place of `nats-server`."""
+        """The command to use in place of `nats-server`."""
         return ["env", f"SHIFT_FILE={self._file}", str(self._program)]
 
 

@@ -1,6 +1,6 @@
-"""An agent server for benchmarks: Agno frames at a steady rate, each with the time it was sent.
+"""An agent server for benchmarks that sends Agno frames at a steady rate, with send times.
 
-`python streamer.py PORT FRAMES RATE`: every POST is answered by FRAMES frames, RATE a second.
+`python streamer.py PORT FRAMES RATE`: the answer to every POST has FRAMES frames, RATE a second.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ async def main(port: int, frames: int, rate: float) -> None:
             b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
         )
         writer.write(frame("RunStarted"))
-        # spread over a frame's distance, however the starts came: a burst would measure its queue
+        # Each run begins at another phase of the frame interval. If runs that start together sent
+        # at the same moments, a benchmark would measure the queue of each burst.
         begun = loop.time() + next(phases) / rate
         for number in range(frames):
             await asyncio.sleep(max(0.0, begun + number / rate - loop.time()))

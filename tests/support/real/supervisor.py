@@ -1,7 +1,7 @@
-"""`supervisor.py PID COMMAND…`: run the command until the process PID is gone, or on SIGTERM.
+"""`supervisor.py PID COMMAND…`: run the command until the process PID has ended, or until SIGTERM.
 
-A test run that is killed leaves no server behind, and a server that all workers of a run share
-lives as long as the run. Standard library only: it runs as a script.
+So a killed test run leaves no server behind, and a server that all workers of a run share exists as
+long as the run. This file uses the standard library only, because it runs as a script.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def alive(pid: int) -> bool:
 def main(owner_pid: int, command: list[str]) -> int:
     child = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    # Ctrl-C reaches the whole process group: the test run decides, not we.
+    # Ctrl-C reaches the whole process group. The supervisor ignores it, because the test run
+    # decides when the server ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:

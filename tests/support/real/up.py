@@ -17,7 +17,7 @@ HERE = (sys.executable, "-m", "penstock_cli")
 
 
 class Up:
-    """One `penstock up`, with its data and its port over restarts."""
+    """A `penstock up` that keeps its data and its port over restarts."""
 
     def __init__(self, folder: Path, *options: str, program: Sequence[str | Path] = HERE) -> None:
         self.data = folder / "data"
@@ -31,14 +31,14 @@ class Up:
         self.process: subprocess.Popen[bytes] | None = None
 
     def begin(self, **environment: str) -> None:
-        """Start it, and do not wait."""
+        """Start the process without waiting."""
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=os.environ | environment
             )
 
     def start(self, **environment: str) -> None:
-        """Return when it says that it is there."""
+        """Start the process; return when it reports that it is ready."""
         self.begin(**environment)
         wait_for(self._greeted, 100, "the greeting of penstock up")
 
@@ -48,17 +48,17 @@ class Up:
         return f"Penstock is at {self.url}." in self.log()
 
     def log(self) -> str:
-        """What it printed."""
+        """Return the printed output."""
         return self._log.read_text()
 
     def signal(self, number: int) -> int:
-        """Send a signal; the exit code."""
+        """Send a signal; return the exit code."""
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(30)
 
     def penstock(self, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-        """A client command with `--json`: exit code, and what it printed."""
+        """Run a client command with `--json`; return its exit code and its output."""
         command = [sys.executable, "-m", "penstock_cli", *arguments, "--url", self.url, "--json"]
         done = subprocess.run(command, capture_output=True, timeout=60, check=False)
         assert b"connection lost" not in done.stderr, done.stderr.decode()

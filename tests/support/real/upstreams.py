@@ -1,8 +1,8 @@
-"""The real agent servers, with scripted models: no key, no network, the same stream each time.
+"""The real agent servers with scripted models: no key, no network, the same stream each time.
 
-What to send is in tests/upstreams/agno/TRIGGERS.md and tests/upstreams/adk/SCENARIOS.md; of the
-AG-UI servers in tests/upstreams/agui a path is a scenario. Each server needs an environment of its
-own (`make upstreams`): their dependencies do not agree.
+tests/upstreams/agno/TRIGGERS.md and tests/upstreams/adk/SCENARIOS.md list the messages to send. For
+the AG-UI servers in tests/upstreams/agui, a path selects the scenario. Each server has its own
+environment (`make upstreams`), because their dependencies conflict.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UPSTREAMS = ROOT / "tests" / "upstreams"
 
 _READY = "Uvicorn running on"
 _URL = re.compile(r"Uvicorn running on (http://[\d.]+:\d+)")
-_START_TIMEOUT_S = 120  # importing them takes seconds, on a busy machine many
+_START_TIMEOUT_S = 120  # importing the server takes seconds, and much longer on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class Upstream:
     tool_log: Path
 
     def tool_runs(self) -> list[dict[str, Any]]:
-        """The runs of tools that needed approval, oldest first: {tool, args, session (ADK only)}.
+        """Return the runs of tools that needed approval, oldest first.
 
-        The server is shared by the whole test run: give a call arguments or a session of its own
-        and count those.
+        Each item is {tool, args, session (ADK only)}. All tests share the server, so a test must
+        give its call unique arguments or a session of its own and count only these calls.
         """
         with suppress(FileNotFoundError):
             return [json.loads(line) for line in self.tool_log.read_text().splitlines()]
@@ -48,16 +48,16 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to start one server: the command takes the interpreter, the folder is its cwd."""
+    """The way to start one server. The command takes the interpreter; the folder is its cwd."""
 
     name: str
     command: Callable[[Path], list[str | Path]]
     env: Callable[[Path], dict[str, str]]
-    home: str = ""  # its folder in tests/upstreams; default: the name
+    home: str = ""  # the server's folder in tests/upstreams; default: `name`
 
     @property
     def python(self) -> Path:
-        """The interpreter of its environment; `PENSTOCK_TEST_<NAME>_PYTHON` overrides it."""
+        """The interpreter of the environment; `PENSTOCK_TEST_<NAME>_PYTHON` overrides it."""
         return Path(
             os.environ.get(f"PENSTOCK_TEST_{self.name.upper()}_PYTHON")
             or ROOT / ".penstock" / "venvs" / self.name / "bin" / "python"
@@ -98,9 +98,9 @@ LANGGRAPH = Recipe(
 
 
 def shared(recipe: Recipe, folder: Path, owner_pid: int) -> Upstream:
-    """The one server of this test run, started by whoever of its workers asks first.
+    """Return the one server of this test run; the first worker that asks starts it.
 
-    `folder` is common to the run's workers; the server lives until the process `owner_pid` ends.
+    All workers of the run share `folder`. The server runs until the process `owner_pid` ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     known = folder / f"{recipe.name}.json"
@@ -123,7 +123,7 @@ def _start(recipe: Recipe, folder: Path, owner_pid: int) -> str:
         env={
             **recipe.env(folder),
             "TOOL_LOG": str(folder / f"{recipe.name}.tools"),
-            "PYTHONPATH": "",  # its own packages, not ours
+            "PYTHONPATH": "",  # the server must not import our packages
             "PYTHONDONTWRITEBYTECODE": "1",
         },
     )

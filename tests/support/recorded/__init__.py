@@ -1,1 +1,1 @@
-"""Recorded streams and what an earlier version left behind, ready to be replayed."""
+"""Recorded streams and the data of earlier versions, ready to be replayed."""

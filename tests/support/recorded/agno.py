@@ -1,4 +1,4 @@
-"""Agno's recorded streams as scenarios, and frames of one's own."""
+"""Agno's recorded streams as scenarios, and helpers to make frames."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ REJECT: dict[str, Any] = {"decision": "reject", "note": "no", "value": None}
 
 
 def answer(value: Any) -> dict[str, Any]:
-    """An approval that carries what was asked for."""
+    """Return an approval with the requested value."""
     return {**APPROVE, "value": value}
 
 
-# A tool that waits for a confirmation.
+# The fields of a tool that waits for a confirmation.
 CONFIRM: dict[str, Any] = {"requires_confirmation": True, "confirmed": None}
 
 
-# The continues of a first leg: the file's suffix, and what was decided before it.
+# The continue streams after a first leg: the file's suffix, and the decisions before it.
 CONTINUES: dict[str, list[tuple[str, Decisions]]] = {
     "bg_confirm": [("continue_bg", {"toolu_02_0_create_document": APPROVE})],
     "confirm2_one_rejected": [
@@ -70,7 +70,10 @@ _KINDS: dict[str, AgentKind] = {"team": "team", "wf": "workflow"}
 
 
 def scenarios() -> list[Scenario]:
-    """Every recorded start with its continues; a continue without its start stands alone."""
+    """Return every recorded start with its continues.
+
+    A continue without a recorded start is a scenario by itself.
+    """
     found = []
     for version in sorted(folder for folder in GOLDEN.iterdir() if folder.is_dir()):
         files = {path.stem: path for path in sorted(version.glob("*.sse"))}
@@ -85,38 +88,38 @@ def scenarios() -> list[Scenario]:
 
 
 def decoder_for(scenario: Scenario) -> AgnoDecoder:
-    """A decoder as the configuration of the recorded agent, team or workflow would make it."""
+    """Return a decoder for the configuration of the recorded agent, team or workflow."""
     first = scenario.name.split("/")[1].split("_", maxsplit=1)[0]
     return decoder(_KINDS.get(first, "agent"))
 
 
 def decoder(kind: AgentKind = "agent", *, drop: frozenset[str] = frozenset()) -> AgnoDecoder:
-    """A decoder in its first leg."""
+    """Return a decoder in its first leg."""
     made = AgnoDecoder(AgentFacts(id="assistant", name="Assistant", kind=kind, drop=drop))
     made.open(1)
     return made
 
 
 def frame(event: str, run_id: str | None = "r1", **fields: Any) -> Frame:
-    """An agent's frame; `run_id=None` leaves it out, and so does `agent_id=None` the agent."""
+    """Return an agent's frame. `run_id=None` or `agent_id=None` leaves that field out."""
     body = {"event": event, "run_id": run_id, "agent_id": "a1", "agent_name": "Ann"} | fields
     given = {name: value for name, value in body.items() if value is not None}
     return Frame(orjson.dumps(given), event)
 
 
 def team(event: str, run_id: str = "t1", **fields: Any) -> Frame:
-    """A team's frame."""
+    """Return a team's frame."""
     about = {"agent_id": None, "agent_name": None, "team_id": "crew", "team_name": "Crew"}
     return frame(f"Team{event}", run_id, **about | fields)
 
 
 def member(event: str, run_id: str = "m1", **fields: Any) -> Frame:
-    """A frame of a member of the team's run `t1`."""
+    """Return a frame of a member of the team's run `t1`."""
     return frame(event, run_id, parent_run_id="t1", **fields)
 
 
 def workflow(event: str, run_id: str | None = "w1", **fields: Any) -> Frame:
-    """A workflow's frame."""
+    """Return a workflow's frame."""
     about = {
         "agent_id": None,
         "agent_name": None,
@@ -127,39 +130,39 @@ def workflow(event: str, run_id: str | None = "w1", **fields: Any) -> Frame:
 
 
 def tool(call_id: str | None = "c1", name: str = "search", **fields: Any) -> dict[str, Any]:
-    """A tool object as Agno's frames have it."""
+    """Return a tool object as Agno's frames contain it."""
     return {"tool_call_id": call_id, "tool_name": name, "tool_args": {"q": 1}} | fields
 
 
 def feed(made: AgnoDecoder, *frames: Frame) -> list[Draft | Pause]:
-    """What the frames come to."""
+    """Return what the decoder makes of the frames."""
     return [draft for each in frames for draft in made.feed(each)]
 
 
 def types(drafts: list[Draft | Pause]) -> list[str]:
-    """The drafts' types, `pause` for a pause."""
+    """Return the drafts' types, with `pause` for a pause."""
     return [draft.type if isinstance(draft, Draft) else "pause" for draft in drafts]
 
 
 def only(drafts: list[Draft | Pause], event_type: str) -> list[Draft]:
-    """The drafts of one type."""
+    """Return the drafts of one type."""
     return [draft for draft in drafts if isinstance(draft, Draft) and draft.type == event_type]
 
 
 def pause_of(drafts: list[Draft | Pause]) -> Pause:
-    """The one pause among them."""
+    """Return the only pause in the list."""
     (found,) = [draft for draft in drafts if isinstance(draft, Pause)]
     return found
 
 
 def data(draft: Draft | Pause) -> dict[str, Any]:
-    """The data of what must be a draft."""
+    """Return the data of an item that must be a draft."""
     assert isinstance(draft, Draft)
     return draft.data
 
 
 def paused_agent(*tools: dict[str, Any]) -> tuple[AgnoDecoder, Pause]:
-    """A decoder in its second leg, after a pause for these tools."""
+    """Return a decoder in its second leg, after a pause for these tools."""
     made = decoder()
     pause = pause_of(feed(made, frame("RunStarted"), frame("RunPaused", tools=list(tools))))
     made.open(2)

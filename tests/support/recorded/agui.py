@@ -1,4 +1,4 @@
-"""Recorded streams of AG-UI servers as scenarios, and events of one's own."""
+"""Recorded streams of AG-UI servers as scenarios, and helpers to make events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ APPROVE: dict[str, Any] = {"decision": "approve", "note": None, "value": None}
 REJECT: dict[str, Any] = {"decision": "reject", "note": "no", "value": None}
 RED: dict[str, Any] = {"decision": "approve", "note": None, "value": "red"}
 
-# A run of several requests: the files of its legs, and what was decided before each later one.
+# Runs of several requests: the files of the legs, and the decisions before each later leg.
 CONTINUED: dict[str, tuple[list[str], list[Decisions]]] = {
     "pydantic_ai/approval_approved": (
         ["approval_interrupt", "approval_resume_approved"],
@@ -47,7 +47,7 @@ _CUT = frozenset({"pydantic_ai/abort"})
 
 
 def scenarios() -> list[Scenario]:
-    """Every recording, alone or as a leg of a run."""
+    """Return every recording, either as a scenario by itself or as a leg of a run."""
     found, legs = [], set()
     for name, (files, decisions) in CONTINUED.items():
         folder = GOLDEN / name.split("/", maxsplit=1)[0]
@@ -63,7 +63,7 @@ def scenarios() -> list[Scenario]:
 
 
 def decoder(*, drop: frozenset[str] = frozenset(), tools: str = "pick_color") -> AguiDecoder:
-    """A decoder in its first leg; the client runs the tools that are named."""
+    """Return a decoder in its first leg; the client runs the tools that `tools` names."""
     facts = AgentFacts(
         id="assistant", name="Assistant", drop=drop, client_tools=frozenset(tools.split())
     )
@@ -73,32 +73,32 @@ def decoder(*, drop: frozenset[str] = frozenset(), tools: str = "pick_color") ->
 
 
 def decoder_for(scenario: Scenario) -> AguiDecoder:
-    """As the configuration makes it unless it says otherwise: without RAW."""
+    """Return a decoder with the default configuration, which drops RAW events."""
     return decoder(drop=frozenset({"RAW"}))
 
 
 def event(type_: str, **fields: Any) -> Frame:
-    """A frame with one event."""
+    """Return a frame with one event."""
     return Frame(orjson.dumps({"type": type_, **fields}))
 
 
 def feed(made: AguiDecoder, *frames: Frame) -> list[Draft | Pause]:
-    """What the frames come to."""
+    """Return what the decoder makes of the frames."""
     return [draft for each in frames for draft in made.feed(each)]
 
 
 def types(drafts: list[Draft | Pause]) -> list[str]:
-    """The drafts' types, `pause` for a pause."""
+    """Return the drafts' types, with `pause` for a pause."""
     return [draft.type if isinstance(draft, Draft) else "pause" for draft in drafts]
 
 
 def only(drafts: list[Draft | Pause], event_type: str) -> dict[str, Any]:
-    """The data of the one draft of that type."""
+    """Return the data of the only draft of that type."""
     (found,) = [each for each in drafts if isinstance(each, Draft) and each.type == event_type]
     return found.data
 
 
 def pause_of(drafts: list[Draft | Pause]) -> Pause:
-    """The one pause among them."""
+    """Return the only pause in the list."""
     (found,) = [draft for draft in drafts if isinstance(draft, Pause)]
     return found

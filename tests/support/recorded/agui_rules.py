@@ -1,8 +1,8 @@
-"""What the real AG-UI clients reject, as a checker in Python: fast enough for every stream.
+"""The rules of the real AG-UI clients as a Python checker, fast enough for every stream.
 
-Client 1.0.0's rules, and those that 0.0.59 has beside them. `rules_cases.json` has 145 streams
-with the verdicts of the real clients; a test holds this checker to them. Chunks are none of ours,
-so any chunk is a fault here.
+It has the rules of client 1.0.0 and the additional rules of 0.0.59. `rules_cases.json` has 145
+streams with the verdicts of the real clients, and a test compares this checker with them. Penstock
+sends no chunk events, so any chunk is a fault here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def _list_of(check: Check) -> Check:
 
 
 def _operation(value: Any) -> bool:
-    """An unknown operation is dropped with a warning; a pointer that is none is rejected."""
+    """Return whether the client accepts a patch operation.
+
+    The client drops an unknown operation with a warning, and rejects an invalid pointer.
+    """
     if not isinstance(value, dict):
         return False
     if value.get("op") not in _OPERATIONS:
@@ -70,7 +73,7 @@ def _interrupt(value: Any) -> bool:
 
 
 def _outcome(value: Any) -> bool:
-    if value is None:  # of the legacy list: a warning
+    if value is None:  # accepted with a warning: see `remarks`
         return True
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         return False
@@ -164,7 +167,7 @@ SHAPES: Mapping[str, Shape] = {
     "CUSTOM": ({"name": _text, "value": _any}, {}),
 }
 
-# opener and its closer, continuations between, the id, and whether an open one stops RUN_FINISHED
+# Spans of events: the opening event, the closing event, the events between, and the id's field.
 _SPANS = [
     ("TEXT_MESSAGE_START", "TEXT_MESSAGE_END", ("TEXT_MESSAGE_CONTENT",), "messageId"),
     ("TOOL_CALL_START", "TOOL_CALL_END", ("TOOL_CALL_ARGS",), "toolCallId"),
@@ -192,14 +195,17 @@ class _Run:
     subagents: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
-        """A new run: nothing of the last one counts."""
+        """Begin a new run; no state of the last run counts."""
         self.state = "open"
         for known in (self.open, self.owners, self.subagents):
             known.clear()
 
 
 def faults(events: Iterable[Any], *, old: bool = False) -> list[str]:
-    """Why 1.0.0 rejects the stream (`old`: or 0.0.59), in order; empty when it takes it."""
+    """Return why client 1.0.0 rejects the stream, in order; empty if the client accepts it.
+
+    With `old`, also return the reasons of client 0.0.59.
+    """
     run = _Run()
     found = []
     for number, event in enumerate(events):
@@ -211,7 +217,7 @@ def faults(events: Iterable[Any], *, old: bool = False) -> list[str]:
 
 
 def remarks(events: Iterable[Event]) -> list[str]:
-    """What 1.0.0 warns about although it takes it: fields and types that it does not know."""
+    """Return the warnings of 1.0.0 about accepted events: unknown fields and types, and nulls."""
     found = []
     for event in events:
         required, optional = SHAPES.get(event["type"], ({}, {}))
@@ -223,7 +229,7 @@ def remarks(events: Iterable[Event]) -> list[str]:
 
 
 def wire_faults(body: bytes) -> list[str]:
-    """Why the bytes of a stream are rejected, whatever the events in them."""
+    """Return why the bytes of a stream are rejected, whatever its events are."""
     if b"\r" in body:
         return ["a carriage return: the whole body becomes one frame"]
     found = []

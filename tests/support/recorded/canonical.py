@@ -1,7 +1,7 @@
-"""The recorded runs as canonical events: what an encoder is fed with.
+"""The recorded runs as canonical events, as input of encoders.
 
-Each recording goes through the normalizer's fold, over all its legs, with a person who decides
-between them as the recording's own continue did.
+Each recording passes the normalizer's fold with all its legs. The decisions between the legs are
+those of the recording's continue requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS: dict[str, AgentKind] = {"team": "team", "wf": "workflow"}
 
 @dataclass(frozen=True)
 class Recorded:
-    """One recorded run. `kind` is what its agent is; `decisions` what was decided, by leg."""
+    """One recorded run. `kind` is the kind of its agent; `decisions` has the decisions by leg."""
 
     name: str
     protocol: str
@@ -43,17 +43,17 @@ class Recorded:
         return [type_of(event) for event in self.events]
 
     def data(self, type: str) -> list[dict[str, Any]]:
-        """The data of all events of a type."""
+        """Return the data of all events of a type."""
         return [event["data"] for event in self.events if type_of(event) == type]
 
 
 def type_of(event: dict[str, Any]) -> str:
-    """`category.action` of an envelope."""
+    """Return `category.action` of an envelope."""
     return f"{event['event']['category']}.{event['event']['action']}"
 
 
 def event(type: str, data: dict[str, Any], sequence: int = 7, **fields: Any) -> dict[str, Any]:
-    """An envelope of one's own."""
+    """Return an envelope with this data."""
     category, _, action = type.partition(".")
     return {
         "run_id": RUN_ID,
@@ -74,14 +74,14 @@ def event(type: str, data: dict[str, Any], sequence: int = 7, **fields: Any) -> 
 
 
 def run(*said: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """A run of one's own: its start, and these events after it."""
+    """Return a run: its start, followed by these events."""
     started = event("lifecycle.started", {"agent": "writer", "user_id": "u-1"}, 1, source=None)
     return [started, *(event(type, data, at) for at, (type, data) in enumerate(said, 2))]
 
 
 @cache
 def recorded_runs() -> list[Recorded]:
-    """Every golden recording of Agno and ADK."""
+    """Return every golden recording of Agno and ADK."""
     return [
         *(folded(scenario, "agno", _kind(scenario)) for scenario in agno_scenarios()),
         *(folded(scenario, "adk", "agent") for scenario in _adk_scenarios()),
@@ -89,7 +89,7 @@ def recorded_runs() -> list[Recorded]:
 
 
 def recorded(name: str) -> Recorded:
-    """One of them, by protocol, version and name: `agno/3.1.10/simple_text`."""
+    """Return one recording by protocol, version and name: `agno/3.1.10/simple_text`."""
     return next(each for each in recorded_runs() if each.name == name)
 
 
@@ -98,7 +98,7 @@ def _kind(scenario: Scenario) -> AgentKind:
 
 
 def folded(scenario: Scenario, protocol: str, kind: AgentKind = "agent") -> Recorded:
-    """A recording as the run that it is."""
+    """Return a recording as a run of canonical events."""
     frames = Frames(protocol, kind=kind)
     fold = RunFold(RUN_ID, DECODERS)
     events: list[CanonicalEvent] = []
@@ -107,7 +107,7 @@ def folded(scenario: Scenario, protocol: str, kind: AgentKind = "agent") -> Reco
         if leg == 1:
             events += fold.feed(frames.open())
         elif fold.approval_id is None:
-            break  # the continue of a run that had ended
+            break  # the recording continues a run that has ended
         else:
             decisions[leg] = dict(scenario.decided(leg))
             for each in _continued(frames, fold.approval_id, decisions[leg]):

@@ -1,4 +1,4 @@
-"""Services of an earlier commit, as they were, from the repository's own history."""
+"""The services of an earlier commit, taken from the repository's history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RELEASE_0_1 = "2c0f51c"
 
 
 def former(commit: str, folder: Path) -> str:
-    """The PYTHONPATH of that commit's services; skips where the history does not go so far."""
+    """Return the PYTHONPATH of that commit's services; skip if the history lacks the commit."""
     archive = subprocess.run(
         ["git", "-C", ROOT, "archive", commit, "shared", "services"],
         capture_output=True,

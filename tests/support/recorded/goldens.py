@@ -1,7 +1,7 @@
-"""Recorded upstream streams against what a decoder makes of them, one JSON line per draft.
+"""Compare recorded upstream streams with a decoder's output, one JSON line per draft.
 
-A scenario is one run: the stream of its start and of each continue, with the decisions that
-came between. `UPDATE_GOLDENS=1` rewrites the golden files; read the difference before you commit.
+A scenario is one run: the stream of its start and of each continue, with the decisions between
+them. `UPDATE_GOLDENS=1` rewrites the golden files; read the difference before you commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Decisions = Mapping[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """One run. `decisions[i]` is what was decided before leg `i + 2`, by item id."""
+    """One run. `decisions[i]` has the decisions before leg `i + 2`, by item id."""
 
     name: str
     legs: Sequence[Path]
@@ -29,7 +29,7 @@ class Scenario:
     cut: frozenset[int] = frozenset()  # legs (from 1) whose connection broke: abort, not end
 
     def decided(self, leg: int) -> Decisions:
-        """What was decided before this leg."""
+        """Return the decisions before this leg."""
         return self.decisions[leg - 2] if 2 <= leg < len(self.decisions) + 2 else {}
 
 
@@ -40,7 +40,10 @@ def replay(
     chunk_bytes: int = 1 << 16,
     restart: bool = False,
 ) -> list[str]:
-    """The golden lines of the scenario. `restart` takes a new decoder from JSON for each leg."""
+    """Return the golden lines of the scenario.
+
+    With `restart`, each leg has a new decoder, which is restored from the JSON of the previous one.
+    """
     decoder = make()
     lines: list[str] = []
     for leg, path in enumerate(scenario.legs, 1):
@@ -61,7 +64,7 @@ def replay(
 
 
 def stream(decoder: Decoder, body: bytes, chunk_bytes: int = 1 << 16) -> list[Draft | Pause]:
-    """Feeds a body of `text/event-stream` in chunks of this size."""
+    """Feed a body of `text/event-stream` to the decoder in chunks of this size."""
     parser = Parser()
     return [
         draft
@@ -72,7 +75,7 @@ def stream(decoder: Decoder, body: bytes, chunk_bytes: int = 1 << 16) -> list[Dr
 
 
 def render(draft: Draft | Pause) -> str:
-    """One golden line: fields that are None or empty are left out."""
+    """Return one golden line, without the fields that are None or empty."""
     if isinstance(draft, Pause):
         items = [_present(asdict(item)) for item in draft.items]
         return _line({"pause": _present(asdict(draft)) | {"items": items}})
@@ -80,12 +83,12 @@ def render(draft: Draft | Pause) -> str:
 
 
 def check(path: Path, lines: Sequence[str]) -> None:
-    """Fails with the first difference; with `UPDATE_GOLDENS=1` writes the file instead."""
+    """Fail with the first difference; with `UPDATE_GOLDENS=1`, write the file instead."""
     if os.environ.get("UPDATE_GOLDENS") == "1":
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
         return
-    # not splitlines(): U+2028 inside a string is no end of line
+    # splitlines() would also split at U+2028, which may be inside a string.
     expected = path.read_text("utf-8").removesuffix("\n").split("\n")
     for number, (want, got) in enumerate(zip(expected, lines, strict=False), 1):
         assert got == want, f"{path.name}, line {number}"

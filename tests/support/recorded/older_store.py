@@ -1,4 +1,4 @@
-"""An older store put back under a stream: what a power cut, or a backup, leaves of it."""
+"""Put back an older store of a stream, as after a power cut or from a backup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.real.nats import NatsServer
 
 
 def copied(nats: NatsServer, *streams: str) -> Path:
-    """The folders of these streams as they are now, consumers and all. The server may run."""
+    """Copy the folders of these streams with their consumers. The server may run."""
     number = len(list(nats.store.parent.glob("older-*")))
     kept = nats.store.parent / f"older-{number}"
     for stream in streams:
@@ -18,7 +18,7 @@ def copied(nats: NatsServer, *streams: str) -> Path:
 
 
 def put_back(nats: NatsServer, kept: Path, *streams: str) -> None:
-    """Kill the server, replace these streams' folders by the copies, start it again."""
+    """Kill the server, replace these streams' folders by the copies, and start it again."""
     nats.kill()
     for stream in streams:
         folder = _streams(nats) / stream
@@ -28,13 +28,13 @@ def put_back(nats: NatsServer, kept: Path, *streams: str) -> None:
 
 
 def _streams(nats: NatsServer) -> Path:
-    """Where the one account's streams are."""
+    """Return the folder of the streams; the server has one account."""
     (folder,) = nats.store.glob("**/streams")
     return folder
 
 
 def _copy(source: Path, target: Path) -> None:
-    # a file that a running server replaces meanwhile is copied again
+    # A running server may replace a file during the copy; the copy is then repeated.
     for attempt in range(5):
         shutil.rmtree(target, ignore_errors=True)
         try:
@@ -46,5 +46,5 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def all_streams(nats: NatsServer) -> list[str]:
-    """The streams that the server keeps, but for the leases, which end by themselves."""
+    """Return the server's streams without that of the leases, which expire by themselves."""
     return sorted({each.name for each in _streams(nats).iterdir()} - {"KV_leases"})

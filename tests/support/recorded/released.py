@@ -1,7 +1,7 @@
-"""What a released version left on a bus, put onto another one: streams, messages and records.
+"""Restore the data of a released version on another bus: streams, messages and records.
 
-`tests/golden/released/<version>.json` holds all of it: three runs through the released services,
-one of which was paused and decided, one plain, and one that still waits for its decision.
+`tests/golden/released/<version>.json` has this data for three runs through the released services:
+one was paused and decided, one had no pause, and one still waits for its decision.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Left = dict[str, Any]
 
 
 def left(version: str) -> Left:
-    """The whole of it."""
+    """Return the data of this version."""
     found: Left = json.loads((FOLDER / f"{version}.json").read_text())
     return found
 
 
 async def restore(bus: Bus, found: Left) -> None:
-    """Make the streams as they were made then, and store everything in its order."""
+    """Make the streams with their configuration of that version; store all messages in order."""
     for config in found["streams"]:
         await bus.api(f"STREAM.CREATE.{config['name']}", config)
     for stream, messages in found["messages"].items():
@@ -37,13 +37,14 @@ async def restore(bus: Bus, found: Left) -> None:
 
 
 def _published(subject: str) -> str:
-    """The subject before RAW's transform."""
+    """Return the subject before RAW's transform."""
     tokens = subject.split(".")
     return ".".join(["raw", *tokens[2:]]) if tokens[0] == "rawp" else subject
 
 
 def _kept(stream: str, headers: dict[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in headers.items():
-        # only in RAW do the sequences come out the same: a bucket has forgotten what it replaced
+        # Expected sequences stay valid only in RAW. A bucket no longer has the messages that it
+        # replaced, so its sequences differ.
         if not name.startswith("Nats-") or (stream == "RAW" and "Expected" in name):
             yield name, value
