@@ -48,11 +48,11 @@ VOCABULARY = {
     "approval.decided": "approval_id outcome by automatic note? items",
     "approval.expired": "approval_id reason",
     "approval.withdrawn": "approval_id reason",
-    "automation.triggered": "automation trigger delivery_id workflow",
-    "automation.completed": "automation workflow delivery_id status_code? result attempts"
+    "automation.triggered": "depth? automation trigger delivery_id workflow",
+    "automation.completed": "depth? automation workflow delivery_id status_code? result attempts"
     " duration_s error?",
-    "automation.failed": "automation workflow delivery_id status_code? result attempts duration_s"
-    " error?",
+    "automation.failed": "depth? automation workflow delivery_id status_code? result attempts"
+    " duration_s error?",
     "state.snapshot": "snapshot",
     "state.delta": "delta",
     "state.messages": "messages",
