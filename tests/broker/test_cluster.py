@@ -1,4 +1,4 @@
-"""A cluster of three: whatever becomes of one node, runs finish and clients see no gap."""
+"""A cluster of three: whatever happens to one node, runs finish and clients see no gap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEYOND_THE_ELECTION_S = 1.0  # the goal; one of ten may take longer on a busy ma
 
 @dataclass
 class Clustered:
-    """Services over a cluster; each service is first connected to the node that is named here."""
+    """Services over a cluster. `AT_FIRST` gives the node to which each service first connects."""
 
     network: Network
     penstock: Deployment
@@ -65,7 +65,7 @@ async def whole_again(clustered: Clustered) -> AsyncIterator[None]:
 
 
 async def started(clustered: Clustered, agent: str) -> Watches:
-    """Runs that are under way."""
+    """Start runs and watch them; return when they are under way."""
     watches = await watched(clustered.penstock, RUNS, agent)
     await watches.under_way()
     return watches
@@ -93,7 +93,10 @@ async def test_another_leader_is_killed(clustered: Clustered, stream: str) -> No
 async def test_of_many_kills_each_is_over_a_second_after_the_election(
     clustered: Clustered, which: str
 ) -> None:
-    """The election is NATS's own: until all streams that the node led have another leader."""
+    """NATS itself decides how long the election takes.
+
+    It is over when all streams that the node led have another leader.
+    """
     net = clustered.network
     watches = await started(clustered, "endless")
     stalls, beyond = [], []
@@ -142,7 +145,7 @@ async def test_a_service_is_cut_off_from_its_node(
     node = await asyncio.to_thread(clustered.network.node_of, service)
     watches = await started(clustered, "long")
     getattr(clustered.network.gates[node], how)()
-    await asyncio.sleep(18)  # pings find out within 15 s
+    await asyncio.sleep(18)  # a client notices the lost connection by its pings, within 15 s
     clustered.network.gates[node].open()
     report(f"{service} and its node: {how}", stall_s=await watches.end(FRAMES["long"]))
 
@@ -164,7 +167,7 @@ async def test_a_node_is_cut_off_from_the_other_two(clustered: Clustered, how: s
 @pytest.mark.chaos
 @pytest.mark.parametrize("service", ["connector", "edge", "normalizer"])
 async def test_a_service_leaves_a_node_that_is_cut_off(clustered: Clustered, service: str) -> None:
-    """The node is there, answers pings, and knows nothing new: it stays so until the runs end."""
+    """The node runs and answers pings, but gets no new messages, until the runs end."""
     node = await asyncio.to_thread(clustered.network.node_of, service)
     watches = await started(clustered, "short")
     for way in clustered.network.ways_to(node):

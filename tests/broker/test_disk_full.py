@@ -1,4 +1,4 @@
-"""A disk that is really full: the server cannot write, and says nothing to whoever publishes."""
+"""A disk is really full: the server cannot write, and a publisher gets no answer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system"),
 ]
 
-FRAMES, FRAME_BYTES = 400, 100_000  # 40 MB
+FRAMES, FRAME_BYTES = 400, 100_000  # 40 MB in total
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MB."""
+    """Mount a file system of 24 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", folder], check=True)

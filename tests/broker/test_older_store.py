@@ -1,9 +1,9 @@
-"""NATS comes back with an older store: a power cut, or a volume that was put back.
+"""NATS comes back with an older store, as after a power cut or from a backup of the volume.
 
-Each case puts an earlier copy of some streams' files under a stopped server: `RAW` alone, say, so
-that everything else remembers what RAW has lost. Services live on, or are killed and started anew.
-A power cut is simulated by copies of all streams, taken at two moments: each stream is written to
-the disk at a moment of its own.
+Each case stops the server and replaces the files of some streams by an earlier copy. With `RAW`
+alone, for example, all other streams still refer to what RAW has lost. The services keep running,
+or are killed and started again. The test of a power cut uses copies of all streams from two
+moments, because each stream is written to the disk at another moment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUICK_FRAMES, SLOW_FRAMES, RATE = 5, 80, 20
 
 
 async def answers(answer: Answer) -> None:
-    """`quick`: a few words at once. `slow`: some seconds of words. `delete`: a pause."""
+    """Answer `quick` at once, `slow` for some seconds, and `delete` with a pause."""
     if answer.request.path.endswith("/continue"):
         await answer.whole(agno_approved())
         return
@@ -56,12 +56,12 @@ async def answers(answer: Answer) -> None:
 
 @dataclass
 class Scene:
-    """One of each service over one server, and what was started."""
+    """One process of each service over one server, and the runs that were started."""
 
     nats: NatsServer
     penstock: Deployment
     upstream: Misbehaving
-    runs: dict[str, str] = field(default_factory=dict)  # run id to message
+    runs: dict[str, str] = field(default_factory=dict)  # message by run id
     numbers: Any = field(default_factory=itertools.count)
 
     async def start(self, kind: str, count: int) -> list[str]:
@@ -74,14 +74,14 @@ class Scene:
         return started
 
     async def quick(self, count: int = 3) -> list[str]:
-        """Runs that have been seen to end."""
+        """Start runs, and wait until clients have seen their ends."""
         started = await self.start("quick", count)
         for seen in await asyncio.gather(*map(self.penstock.all, started)):
             assert seen[-1].type == "lifecycle.completed"
         return started
 
     async def slow(self, count: int = 3) -> list[str]:
-        """Runs that are under way."""
+        """Start runs, and wait until they are under way."""
         started = await self.start("slow", count)
         for run_id in started:
             await self.penstock.until(run_id, "llm.stream")
@@ -104,7 +104,7 @@ class Scene:
         await eventually(ready, 30, "all services are ready")
 
     async def noted(self) -> None:
-        """Until it is written down how far the streams reach now."""
+        """Wait until the checkpoint has the present ends of the streams."""
         async with connected(self.nats.url) as bus:
             last = {
                 stream: (await bus.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
@@ -119,7 +119,7 @@ class Scene:
             await eventually(probe, 20, "it is noted how far the streams reach")
 
     async def again(self, run_id: str) -> None:
-        """While its events are being made again (503), or its place in the list is (404)."""
+        """Wait while the run's events are made again (503) or its record is missing (404)."""
 
         async def answered() -> bool:
             url = f"{self.penstock.edge()}/v1/runs/{run_id}/events"
@@ -129,7 +129,11 @@ class Scene:
         await eventually(answered, 30, f"{run_id} is there again")
 
     async def check(self, run_id: str) -> str:
-        """A client that comes now: numbers 1 to n, one end, which the list knows too."""
+        """Read the run as a new client; return its status.
+
+        The sequence numbers must be 1 to n, and the run must have one end, which the list of runs
+        also has.
+        """
         await self.again(run_id)
         async with asyncio.timeout(60):
             seen = await self.penstock.all(run_id)
@@ -148,7 +152,7 @@ class Scene:
         return f"{await self.penstock.status(run_id)} {code}".strip()
 
     async def are_gone(self, run_ids: list[str]) -> None:
-        """Nothing is left of them, and that is said."""
+        """Wait until the edge answers 410 for all these runs."""
 
         async def probe() -> bool:
             urls = [f"{self.penstock.edge()}/v1/runs/{run_id}/events" for run_id in run_ids]
@@ -157,24 +161,24 @@ class Scene:
         await eventually(probe, 60, "all are 410")
 
     async def paused(self) -> tuple[str, str]:
-        """A run that waits for a person, and its approval."""
+        """Pause a run; return its id and its approval's id."""
         (run_id,) = await self.start("delete", 1)
         *_, asked = await self.penstock.until(run_id, "lifecycle.paused")
         return run_id, str(asked.data["approval_id"])
 
     async def decide(self, approval_id: str, decision: str = "approve") -> int:
-        """The answer's status, once the request is known."""
+        """Decide when the approval exists; return the answer's status."""
         return (await self.penstock.decide(approval_id, decision)).status_code
 
     async def end_of(self, run_id: str) -> str:
-        """How a run ended, with the code where it has one."""
+        """Return how a run ended, with the error code if there is one."""
         async with asyncio.timeout(60):
             last = (await self.penstock.all(run_id))[-1]
         return f"{str(last.type).partition('.')[2]} {last.data.get('code', '')}".strip()
 
     @property
     def decisions_sent(self) -> int:
-        """How many decisions the agent's server was sent."""
+        """The number of decisions that were sent to the agent server."""
         return len([call for call in self.upstream.calls if call.path.endswith("/continue")])
 
     async def outcomes(self, run_ids: list[str]) -> list[str]:
@@ -204,7 +208,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
     nats.start()
     settings: dict[str, Any] = {
         **{"pod_ttl_s": 4, "pod_renew_s": 0.5, "reap_s": 0.5},
-        "watch_s": 1,  # the watchdog acts on what it has seen twice
+        "watch_s": 1,  # the watchdog acts when it has seen a problem twice
     }
     try:
         async with misbehaving() as upstream:
@@ -224,7 +228,10 @@ async def last_id(scene: Scene, run_id: str) -> str:
 
 
 def both(*streams: str, short: tuple[bool, ...] = ()) -> list[Any]:
-    """With services alive, and restarted; those in `short` are in `make test`, too."""
+    """Return cases with running services and with restarted ones.
+
+    The cases in `short` also run in `make test`.
+    """
     name = "+".join(streams)
     return [
         pytest.param(
@@ -263,14 +270,14 @@ async def test_an_older_store_under_some_streams(
 
     await scene.restart(older, kept, alive=alive)
 
-    # new runs work at once
+    # New runs must work at once.
     assert await scene.outcomes(await scene.start("quick", 3)) == ["completed"] * 3
     assert set(await scene.outcomes(before)) == {"completed"}
     if {"RAW", "EVENTS"} <= {*older}:
-        await scene.are_gone(after)  # and so is what they were made of
+        await scene.are_gone(after)  # their source frames are lost as well
     else:
         assert set(await scene.outcomes(after)) == {"completed"}
-    # where KV_claims is older and the connectors are dead, the watchdog finds the open runs
+    # If KV_claims is older and the connectors have ended, the watchdog finds the open runs.
     outcomes = set(await scene.outcomes(open_ones))
     if alive and "RAW" not in older:
         assert outcomes == {"completed"}
@@ -288,7 +295,7 @@ async def test_an_older_store_under_some_streams(
 
 
 async def refused(scene: Scene, run_id: str, cursor: str) -> None:
-    """A cursor of what is lost gets 410, whatever is asked for with it, and is told what to do."""
+    """Check that a cursor of lost data gets a 410 with advice, at every endpoint."""
     edge, http = scene.penstock.edge(), scene.penstock.http
     session = (await http.get(f"{edge}/v1/runs/{run_id}")).json()["session_id"]
     paths = [
@@ -312,7 +319,7 @@ async def refused(scene: Scene, run_id: str, cursor: str) -> None:
     [pytest.param(True, id="alive", marks=pytest.mark.chaos), pytest.param(False, id="restarted")],
 )
 async def test_a_power_cut(scene: Scene, alive: bool) -> None:
-    """Every stream is as it was on the disk, and not all of the same moment."""
+    """Every stream comes back as it was on the disk, and the streams are from two moments."""
     streams = all_streams(scene.nats)
     before = await scene.quick(2)
     first = copied(scene.nats, *streams[::2])
@@ -328,7 +335,7 @@ async def test_a_power_cut(scene: Scene, alive: bool) -> None:
     assert await scene.outcomes(await scene.start("quick", 3)) == ["completed"] * 3
     assert set(await scene.outcomes(before)) == {"completed"}
     for run_id in lost:
-        # of some nothing is left at all: then that is what is said
+        # Of some runs nothing is left, and the answer is a 404.
         with contextlib.suppress(AssertionError):
             answer = await scene.penstock.http.get(f"{scene.penstock.edge()}/v1/runs/{run_id}")
             assert answer.status_code == 404
@@ -349,7 +356,7 @@ async def test_a_power_cut(scene: Scene, alive: bool) -> None:
 async def test_an_older_store_under_what_is_kept_of_approvals(
     scene: Scene, older: list[str], alive: bool
 ) -> None:
-    """No run waits for ever, no tool runs twice, and what was decided stays decided."""
+    """No run waits for ever, no tool runs twice, and a decided approval stays decided."""
     sent_before = scene.decisions_sent
     decided, its_approval = await scene.paused()
     ended, withdrawn = await scene.paused()
@@ -365,7 +372,7 @@ async def test_an_older_store_under_what_is_kept_of_approvals(
     await scene.restart(older, kept, alive=alive)
 
     assert await scene.outcomes(await scene.start("quick", 2)) == ["completed"] * 2
-    # the records that are older call both pending; the events of the runs do not
+    # The older records have both approvals as pending, but the runs' events do not.
     url = f"{scene.penstock.approvals}/v1/approvals"
     for each, status in ((its_approval, "decided"), (withdrawn, "withdrawn")):
 
@@ -376,9 +383,9 @@ async def test_an_older_store_under_what_is_kept_of_approvals(
         await eventually(restored, 30, f"{each} is {status}")
         assert await scene.decide(each, "reject") == 409
     assert await scene.end_of(decided) == "completed"
-    # the request of which the older records know nothing can be decided
+    # The older records lack this approval, and it can still be decided.
     assert await scene.decide(approval_id) == 200
     how = await scene.end_of(asked)
-    # the normalizer may still know what the agent's server needs to go on, or may not
+    # The older store may or may not have the pause record that the agent server needs.
     assert how == "completed" or ("KV_pauses" in older and how == "failed internal")
     assert scene.decisions_sent == sent_before + (2 if how == "completed" else 1)

@@ -1,4 +1,4 @@
-"""One broker that goes away, fills up, loses its data, and does not let services do things."""
+"""One broker that goes away, fills up, loses its data, and refuses operations to services."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 
 FRAMES = 80
 POD_TTL_S = 4.0
-LATER_S = 0.5  # one connector finds back later than the other
-FLOOD_FRAMES, FLOOD_FRAME_BYTES = 600, 50_000  # more than sockets hold: 30 MB
+LATER_S = 0.5  # the delay after which the second connector reconnects
+FLOOD_FRAMES, FLOOD_FRAME_BYTES = 600, 50_000  # 30 MB, which is more than the sockets hold
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -40,7 +40,7 @@ async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OneB
 
 @dataclass
 class Listener:
-    """A client that notes when the edge says that the stream lives."""
+    """A client that records when it receives keep-alives of the stream."""
 
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     heard: list[float] = field(default_factory=list)
@@ -62,7 +62,11 @@ async def whole(penstock: Deployment, run_id: str) -> list[Event]:
 async def test_a_broker_that_is_away_holds_everything_back_and_ends_nothing(
     broker: OneBroker, away_s: float
 ) -> None:
-    """Longer than a pod's lease: when it comes back, all connectors look dead to the first one."""
+    """The broker is away for longer than a connector's lease.
+
+    When the broker is back, all other connectors seem to have ended for the first one that
+    reconnects.
+    """
     sent = 0
     gone = asyncio.Event()
 
@@ -169,7 +173,7 @@ async def test_a_start_that_nats_does_not_permit_is_refused_at_once(broker: OneB
         return await broker.start()
 
     status, said = await refused()
-    if status == 202:  # the server has not read its configuration yet
+    if status == 202:  # the server has not reloaded its configuration yet
         status, said = await refused()
     assert status == 503
     assert "does not let this user publish to command.connector.start" in said
@@ -212,7 +216,7 @@ async def test_lost_data_are_said_and_waited_for(broker: OneBroker) -> None:
 async def test_whoever_knows_only_lost_data_says_that_it_must_be_restarted(
     broker: OneBroker,
 ) -> None:
-    """The last one: it leaves nothing of what was there."""
+    """This test must be the last one, because it deletes all data."""
     await asyncio.to_thread(broker.nats.kill)
     broker.nats.wipe()
     await asyncio.to_thread(broker.nats.start)

@@ -1,4 +1,4 @@
-"""A service starts, and NATS is not there, not yet, or not what is needed."""
+"""A service starts while NATS is missing, not ready, or lacks something that the service needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ USERS = """accounts {
 
 @dataclass
 class Starting:
-    """A process of the approvals service, which is quick to start."""
+    """A process of the approvals service, which starts fast."""
 
     process: servers.Process
     probes: str
@@ -89,7 +89,7 @@ def guarded(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 async def test_a_nats_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
-    """In Kubernetes nobody says who comes first."""
+    """In Kubernetes, the order in which NATS and the services start is not defined."""
     port = free_port()
     nats = NatsServer(tmp_path / "nats", port=port, violations=True)
     async with starting(tmp_path, f"nats://127.0.0.1:{port}") as service:

@@ -1,4 +1,4 @@
-"""The agent servers of a long round: its own, and slower than those that all tests share."""
+"""The agent servers of a long round, which no other test uses and which answer more slowly."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 from support.real import upstreams
 from support.real.upstreams import Recipe, Upstream
 
-# 80 pieces of text, 0.1 s apart: long enough to be hit in the middle
+# The answer has 80 pieces of text, 0.1 s apart, so that faults hit it in the middle.
 _SLOWLY = {"FAKE_DELAY": "0.1", "FAKE_LONG_N": "80"}
 
 
 @pytest.fixture(scope="session")
 def patient_agno(tmp_path_factory: pytest.TempPathFactory) -> Upstream:
-    """The real Agno 3.1.10 AgentOS, whose `long` takes eight seconds."""
+    """Return the real Agno 3.1.10 AgentOS, whose `long` takes eight seconds."""
     recipe = replace(upstreams.AGNO, env=lambda folder: upstreams.AGNO.env(folder) | _SLOWLY)
     return _own(recipe, tmp_path_factory.mktemp("agno"))
 
 
 @pytest.fixture(scope="session")
 def own_adk(tmp_path_factory: pytest.TempPathFactory) -> Upstream:
-    """The real google-adk 2.13.0 server."""
+    """Return the real google-adk 2.13.0 server."""
     return _own(upstreams.ADK, tmp_path_factory.mktemp("adk"))
 
 

@@ -1,4 +1,4 @@
-"""Real processes that are killed, paused and cut off, and every run of theirs checked."""
+"""Real processes are killed, paused and cut off, and every run is checked."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED") or 1)
 KILLS = int(os.environ.get("PENSTOCK_CHAOS_KILLS") or 60)  # of all rounds together
 KILLS_PER_ROUND = 63
 ROUNDS = math.ceil(KILLS / KILLS_PER_ROUND)
-COMPLETED = 0.6  # at least, of all runs; a tenth is cancelled, and some are left waiting
+COMPLETED = 0.6  # at least, of all runs; a tenth is cancelled, and some stay paused
 
-# leases that expire within seconds, so that a short round sees them do so
+# Leases that expire within seconds, so that they also expire in a short round.
 HASTY = {
     "pod_ttl_s": 8,
     "pod_renew_s": 1,
@@ -41,12 +41,12 @@ HASTY = {
 
 @pytest.fixture(scope="module")
 def played() -> list[Report]:
-    """The rounds over a cluster, as far as they have been played."""
+    """Return the list of the reports of all rounds that were played."""
     return []
 
 
 def settle(report: Report, completed: float, reattached: int = 0) -> None:
-    """Fail on a fault; skip where the machine was starved and the round proves nothing."""
+    """Fail on a fault; skip if the machine was starved, because the round then proves nothing."""
     report.violations += check_floors(report, completed, reattached)
     print(report)
     assert not report.faults
@@ -80,7 +80,7 @@ async def test_every_run_is_whole_whatever_dies_of_a_cluster(
     seed: int,
     played: list[Report],
 ) -> None:
-    """With clocks that are wrong, all at once killed, and two of three brokers away."""
+    """Some clocks are wrong, all processes are killed once, and so are two of three brokers."""
     servers = {"agno": patient_agno, "adk": own_adk, "agui": pydantic_ai_server}
     services = {"connector": 2, "normalizer": 3, "approvals": 2, "edge": 2}
     shape = Shape({**services, "broker": 3, "upstream": 3}, alone=("majority", "everything"))
@@ -93,9 +93,9 @@ async def test_every_run_is_whole_whatever_dies_of_a_cluster(
 
 
 def clocks(seed: int, services: Mapping[str, int]) -> dict[tuple[str, int], float]:
-    """One process of each service has a clock of its own, as far ahead or behind as the seed says.
+    """Return one wrong clock per service, with an offset that the seed gives.
 
-    Without libfaketime all have the real one.
+    Without libfaketime, all processes have the real clock.
     """
     chance = random.Random(f"clocks {seed}")
     return {
@@ -113,7 +113,7 @@ BY_HAND: dict[str, Any] = {
 
 
 def by(*launcher: str) -> dict[str, tuple[str, ...]]:
-    """Connectors are started by that module of ours."""
+    """Return the launchers that start connectors by this test module."""
     return {"connector": (*launcher, "penstock_connector")}
 
 
@@ -128,7 +128,7 @@ async def test_every_run_is_whole_at_whatever_write_a_connector_dies(
     seed: int,
     played: list[Report],
 ) -> None:
-    """Each connector that is started kills itself at another write, but for one that lives."""
+    """Each connector process kills itself at another write, except for one connector."""
     services = {"connector": 3, "normalizer": 1, "approvals": 2, "edge": 1}
     round_ = Round(
         seed,
@@ -138,7 +138,8 @@ async def test_every_run_is_whole_at_whatever_write_a_connector_dies(
         runs_per_s=3,
         launchers=by("support.chaos.hurt_at"),
         crashes={"connector": everywhere(seed)},
-        # what is not done in that time is delivered again, and 15 times is poison
+        # A command that is not finished in ack_wait is delivered again; after 15 deliveries it
+        # becomes a dead letter.
         **BY_HAND | {"settings": HASTY | {"ack_wait_s": 20}},
     )
     servers = {"agno": agno_server, "adk": adk_server, "agui": pydantic_ai_server}
@@ -174,7 +175,10 @@ async def test_where_an_older_store_is_taken_for_whole_the_same_checks_find_what
 async def _with_an_older_store(
     folder: Path, agno: Upstream, adk: Upstream, stream: str, launchers: Launchers
 ) -> Report:
-    """One server, whose stream comes back as it was some seconds before; services live on."""
+    """Play a round with one server, whose stream returns to its state of some seconds before.
+
+    The services keep running.
+    """
     services = {"connector": 2, "normalizer": 2, "approvals": 1, "edge": 2}
     round_ = Round(
         seed=5,
@@ -200,7 +204,7 @@ def without(fix: str) -> tuple[str, str]:
 async def test_a_connector_that_dies_before_it_gives_up_its_turn_holds_up_nobody(
     tmp_path: Path, agno_server: Upstream, adk_server: Upstream, fixed: bool
 ) -> None:
-    """Without the fix the checks find runs that wait for ever."""
+    """Without the fix, the checks find runs that wait for ever."""
     launcher = ("support.chaos.hurt_at",) if fixed else without("passing-over")
     services = {"connector": 2, "normalizer": 1, "approvals": 1, "edge": 1}
     round_ = Round(
@@ -210,9 +214,9 @@ async def test_a_connector_that_dies_before_it_gives_up_its_turn_holds_up_nobody
         runs=60,
         runs_per_s=3,
         launchers=by(*launcher),
-        crashes={"connector": [f"{Step.LEAVE.name} before 4"]},  # the first of them, once
+        crashes={"connector": [f"{Step.LEAVE.name} before 4"]},  # only the first connector, once
         asking=1.0,
-        # the decision comes before anybody has looked after the dead one
+        # The interval lets the decision come before any connector looks for the ended one.
         **BY_HAND | {"settings": HASTY | {"reap_s": 8}},
     )
     report = await play(round_, tmp_path, {"agno": agno_server, "adk": adk_server})
@@ -230,7 +234,7 @@ async def test_a_connector_that_dies_before_it_gives_up_its_turn_holds_up_nobody
 async def test_what_a_dead_connector_sent_is_not_sent_again_though_its_clock_was_ahead(
     tmp_path: Path, agno_server: Upstream, adk_server: Upstream, fixed: bool
 ) -> None:
-    """Without the fix the checks find starts that were sent twice."""
+    """Without the fix, the checks find starts that were sent twice."""
     services = {"connector": 2, "normalizer": 1, "approvals": 1, "edge": 1}
     round_ = Round(
         seed=8,
@@ -270,7 +274,10 @@ async def test_with_the_fence_a_zombie_writes_nothing(
 
 
 async def _with_a_zombie(folder: Path, agno: Upstream, adk: Upstream, fenced: bool) -> Report:
-    """A normalizer that is stopped for longer than its leases, while its runs go on."""
+    """Play a round in which a normalizer is paused for longer than its leases last.
+
+    The runs continue meanwhile.
+    """
     services = {"connector": 1, "normalizer": 2, "approvals": 1, "edge": 1}
     round_ = Round(
         seed=3,
@@ -290,7 +297,7 @@ async def _with_a_zombie(folder: Path, agno: Upstream, adk: Upstream, fenced: bo
 
 @pytest.mark.chaos
 def test_all_rounds_together_killed_as_often_as_was_asked_for(played: list[Report]) -> None:
-    """Comes after them, and shows what came of all."""
+    """This test runs after all rounds and prints their summary."""
     if not played:
         pytest.skip("no round was played")
     print(f"\n{summary(played)}")

@@ -1,4 +1,4 @@
-"""The checks find each thing that must not be, and nothing where all is well."""
+"""The checks find each kind of defect, and nothing in a correct run."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, a
 KILLED = 4711
 CONNECTION = f"connector-host-{KILLED}-abcdef/1"
 SUCCESSOR = "connector-host-4712-abcdef/1"
-OPENED_S, LOST_S = 1000.0, 1020.0  # of the run that is lost
+OPENED_S, LOST_S = 1000.0, 1020.0  # of the run whose upstream is lost
 HARM = Harm([Hurt(KILLED, 1003.0, 1003.0)])
 PAUSE, APPROVED = agno_pause(), agno_approved()
 APPROVAL = "0d0fa0c4-0000-5000-8000-000000000000"
 
 
 def evidence(plan: Plan, feed: Callable[[Frames, RunFold], Any], *legs: bytes) -> Evidence:
-    """A run that went as it should: what `feed` says of it, and these bodies of the upstream."""
+    """Return the evidence of a correct run with these source frames and upstream bodies."""
     frames, fold = Frames(plan.agent), RunFold(RUN_ID, DECODERS)
     frames.connection = CONNECTION
     bodies, raw = [], []
@@ -91,7 +91,7 @@ def approved() -> Evidence:
 
 
 def lost() -> Evidence:
-    """Cut in its answer, whose connector was killed."""
+    """Return a run whose connector was killed, and whose answer was cut."""
     body = agno_text("Hello", " world")
 
     def feed(frames: Frames, fold: RunFold) -> Any:
@@ -105,7 +105,7 @@ def lost() -> Evidence:
 
 
 def waiting() -> Evidence:
-    """Left at its pause."""
+    """Return a run that stays paused."""
 
     def feed(frames: Frames, fold: RunFold) -> Any:
         yield frames.open()
@@ -350,12 +350,12 @@ def test_what_is_wrong_with_a_run_is_found(wrong: Callable[[Evidence], None], ch
     assert check in {violation.check for violation in check_run(run, HARM)}
 
 
-# How a run looks whose end has not come yet, because somebody was slow. All else is a fault.
+# The defects of a run that was only slow. All other defects are faults on any machine.
 LATE = {"without_an_end", "never_seen_to_its_end", "listed_otherwise"}
 
 
 def not_written_yet(run: Evidence) -> None:
-    """The normalizer has more to write, and its clients more to see."""
+    """Remove the last events, as if the normalizer and the clients were not done."""
     del run.bodies[-6:]
     run.views[0].seen = run.events
     del run.views[0].cursors[-6:]
@@ -440,7 +440,7 @@ def test_harm_at_another_time_is_no_reason_for_a_loss(hurt: Hurt) -> None:
 
 
 def numbered(count: int, first: int = 0) -> bytes:
-    """Events of an Agno 3 server, which counts them."""
+    """Return events of an Agno 3 server, which numbers them."""
     return b"".join(
         agno("RunStarted" if n == 0 else "RunContent", content="x", event_index=n)
         for n in range(first, first + count)
@@ -448,7 +448,7 @@ def numbered(count: int, first: int = 0) -> bytes:
 
 
 def abandoned(body: bytes, plan: Plan, code: str = "upstream_lost") -> Evidence:
-    """A run whose connector was killed, and whose server had said this until then."""
+    """Return a run whose connector was killed after the server had sent this body."""
 
     def feed(frames: Frames, fold: RunFold) -> Any:
         yield frames.open()
@@ -467,7 +467,7 @@ def abandoned(body: bytes, plan: Plan, code: str = "upstream_lost") -> Evidence:
 def test_what_agno_keeps_is_gone_on_with_and_not_given_up(code: str) -> None:
     run = abandoned(numbered(40), plan(), code)
     assert "gone on" in {violation.check for violation in check_run(run, HARM)}
-    run.exchanges[0][1].ended = "cut"  # once: its own connector comes back
+    run.exchanges[0][1].ended = "cut"  # after one cut, its own connector reconnects
     assert "gone on" in {violation.check for violation in check_run(run, HARM)}
 
 

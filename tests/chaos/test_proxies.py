@@ -1,4 +1,4 @@
-"""The proxies of a round: what they keep, and what they do to the connections through them."""
+"""The proxies of a round: what they record, and how they cut and delay connections."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ async def test_who_left_is_known() -> None:
     assert [exchange.ended for exchange in proxy.exchanges] == ["client left", "server left"]
 
 
-# a client of NATS says its name first
+# A NATS client first sends its name.
 HELLO = b'CONNECT {"name": "edge-host-%d-abcdef"}\r\n'
 PID = os.getpid()
 
 
 @asynccontextmanager
 async def an_echo() -> AsyncIterator[Link]:
-    """A link before a server that says everything back."""
+    """Run a link in front of a server that sends everything back."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):

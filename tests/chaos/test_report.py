@@ -1,4 +1,4 @@
-"""What is said of a round and of several, and which rounds show too little."""
+"""The reports of one round and of several, and the floors that a round must reach."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_rounds_are_summed_up_with_the_slowest_and_what_else_was_hurt() -> N
 
 
 def loaded(slower: float, for_s: float) -> Load:
-    """A machine that was so much slower for so long, and free before and after."""
+    """Return the load of a machine that was slower for a while, and free before and after."""
     return Load(
         [
             Sample(at * EVERY_S, slower if 60 <= at * EVERY_S < 60 + for_s else 1.0)

@@ -1,4 +1,4 @@
-"""A seed makes a round: the same faults, the same runs."""
+"""A seed gives a round: the same faults and the same runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixes that chaos rounds take out still have the names by which they are taken out."""
+"""The fixes that chaos rounds take out still have the names that `without` uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the connector's tests share: an upstream that misbehaves."""
+"""Shared fixtures of the connector's tests: an upstream that misbehaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of agent servers before the first run: real ones, and wrong ones."""
+"""The checks of agent servers before the first run, with real servers and with wrong ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.real.upstreams import Upstream
 
 
 async def found(url: str, protocol: str = "agno", agent: str = "", **more: Any) -> Finding:
-    """What is found of this one agent."""
+    """Return the finding about this one agent."""
     config = {"id": "mine", "protocol": protocol, "url": url, "agent": agent, **more}
     [finding] = await check_all([agent_config(config)], 20.0)
     assert finding.agent == "mine"
@@ -126,13 +126,13 @@ async def test_an_agui_server_that_is_configured_as_agno_is_told(
     assert f"AG-UI endpoints there are {langgraph_server.url}/delete" in finding.text
 
 
-# Servers that are none of these: what they were asked, and what they answer.
+# Servers of other kinds, with the answers that they give.
 
 Answers = dict[str, tuple[int, dict[str, str], str]]
 
 
 class Wrong:
-    """A server that answers these paths so, and all else with 404; it notes what it is asked."""
+    """A server with these answers, and 404 for all other paths; it records the requests."""
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers

@@ -1,4 +1,4 @@
-"""Cancel: whenever it comes, the run ends once, and nothing is called that need not be."""
+"""A cancel at any time: the run ends once, and the upstream gets no unnecessary calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def until_cancelled(upstream: Misbehaving) -> None:
 
 
 async def the_end(penstock: Pipeline, run_id: str) -> Event:
-    """The terminal event, which is the only one, and the record that agrees with it."""
+    """Return the terminal event; check that it is the only one and that the run's record agrees."""
     events = await penstock.ended(run_id)
 
     async def settled() -> bool:
@@ -113,7 +113,7 @@ async def test_agno_is_asked_and_its_stream_ends_the_run(
         await answer.head()
         await answer.send(STARTED)
         await until_cancelled(upstream)
-        # as 3.1 does: a completion after the cancel is none
+        # Agno 3.1 also sends RunCompleted after RunCancelled. This event does not count.
         await answer.send(agno("RunCancelled", reason="stop") + agno("RunCompleted"))
         await answer.end()
 
@@ -181,7 +181,7 @@ async def test_an_agno_server_that_does_not_answer_the_cancel_holds_up_nothing(
 async def test_an_agno_server_that_fails_on_a_cancel_is_hung_up_on(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
-    """As 2.3 does where a run is unknown to it, or over."""
+    """Agno 2.3 answers a cancel with a 500 if it does not know the run or if the run is over."""
 
     async def fails(answer: Answer) -> None:
         if answer.request.path.endswith("/cancel"):
@@ -316,7 +316,10 @@ async def test_a_cancel_after_the_end_changes_nothing(
 async def test_a_cancel_of_a_run_that_has_ended_and_lost_its_frames_is_done(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
-    """NATS came back with an older RAW: nothing says that the run's leg was ever open."""
+    """The test deletes the run's frames from RAW, as if NATS came back with an older RAW.
+
+    So no frame shows that the run's leg was ever open.
+    """
     upstream.script(plays(agno_text("x")))
     async with pipeline(nats_server.url, agents(upstream)) as penstock:
         run_id = await penstock.start_run("agno", "hello")
@@ -357,10 +360,11 @@ async def test_a_run_of_a_dead_connector_can_be_cancelled(
             await connector.kill()
         await eventually(lambda: nobody_lives(penstock), what="that the dead one counts as dead")
         async with httpx.AsyncClient() as client:
-            # nobody looks for the dead: the cancel finds what they have left
+            # No connector in this test looks for ended connectors: the cancel itself finds their
+            # legs.
             commands = Commands(penstock.bus, config, ConnectorSettings(), client, "connector-x-1")
             cancel = CancelCommand(run_id=run_id, by="ada")
-            with pytest.raises(Retry):  # kept until the leg has ended
+            with pytest.raises(Retry):  # the command stays until the leg has ended
                 await commands.cancel(Stored("", 1, {}, cancel.dump()))
             end = await the_end(penstock, run_id)
             await commands.cancel(Stored("", 1, {}, cancel.dump()))

@@ -1,4 +1,4 @@
-"""A decision goes upstream at most once, with the stored objects, whoever dies and whenever."""
+"""A decision goes upstream at most once, with the stored objects, whichever connector is killed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from support.real.nats import NatsServer
 from support.recorded.released import VERSIONS, left
 
 TWO: Services = (*PIPELINE, ConnectorService)
-# nobody asks a person: the tests make the command themselves
+# Services without approvals: the tests make the continue command themselves.
 UNASKED: Services = (NormalizerService, ConnectorService)
 UNASKED_TWO: Services = (*UNASKED, ConnectorService)
 
 
 async def paused_run(penstock: Pipeline) -> ContinueCommand:
-    """A run that waits, and the command that its approval would bring."""
+    """Pause a run; return the continue command that its approval would publish."""
     run_id = await penstock.start_run("agno", "delete")
     *_, requested = await penstock.events_until(run_id, "approval.requested")
     (item,) = requested.data["items"]
@@ -52,7 +52,7 @@ def continues(upstream: Misbehaving) -> list[dict[str, str]]:
 
 
 async def sending(penstock: Pipeline, command: ContinueCommand, state: str) -> bool:
-    """Once the record of the sending says so."""
+    """Wait until the record of the sending has this state."""
 
     async def probe() -> bool:
         entry = await penstock.bus.bucket("sent").get(command.approval_id)
@@ -218,7 +218,7 @@ async def test_a_decision_for_an_agent_that_is_no_longer_configured_ends_the_run
 async def test_a_decision_whose_pause_is_not_kept_ends_the_run(
     nats_server: NatsServer, upstream: Misbehaving, services: Services
 ) -> None:
-    """Also where another connector than the one that claimed the sending gets it again."""
+    """The same holds if a connector without the sending's claim gets the command again."""
     upstream.script(plays(agno_pause()))
     async with pipeline(nats_server.url, agents(upstream), services) as penstock:
         command = await paused_run(penstock)
@@ -234,11 +234,11 @@ async def test_a_decision_whose_pause_is_not_kept_ends_the_run(
     assert not continues(upstream)
 
 
-# what no decision stands behind
+# continue commands without a decision
 
 
 async def refused(penstock: Pipeline, command: ContinueCommand | bytes, run_id: str) -> str:
-    """The reason in the dead letter that a continue command becomes."""
+    """Publish a continue command that becomes a dead letter; return the letter's reason."""
     before = len(await all_letters(penstock.bus, run_id=run_id))
     payload = command if isinstance(command, bytes) else command.dump()
     await penstock.publish("continue", run_id, payload)
@@ -273,7 +273,7 @@ async def test_a_continue_that_nobody_decided_is_not_sent_and_the_decision_is(
         assert "is pending" in await refused(penstock, command, run_id)
         assert (await penstock.approval(approval.approval_id)).status == "pending"
         assert continues(upstream) == []
-        # neither does one that nobody can read end what waits
+        # An unreadable command must not end the paused run either.
         await refused(penstock, b"{}", run_id)
         assert (await penstock.record(run_id)).status == "paused"
         assert (await penstock.approval(approval.approval_id)).status == "pending"

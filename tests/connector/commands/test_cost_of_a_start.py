@@ -1,6 +1,7 @@
-"""What a run asks of the bus, so that nobody adds a round trip to every start unseen.
+"""The requests of a run to the bus: a new round trip per start fails these tests.
 
-A round trip costs some 300 µs of CPU in a process that is not busy, so they are most of a start.
+A round trip takes some 300 µs of CPU in a process that is not busy, so the round trips are most of
+the cost of a start.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ async def test_a_run_of_a_new_session_asks_for_nothing_twice(
         if (bucket == "claims" and key.endswith(run_id)) or (bucket, key) == ("sessions", session)
     ]
     assert ours == [
-        ("claims", "update"),  # the claim
-        ("claims", "put"),  # the record of the leg
-        ("sessions", "get"),  # the queue is joined
+        ("claims", "update"),  # claim the run
+        ("claims", "put"),  # write the leg record
+        ("sessions", "get"),  # join the session's queue
         ("sessions", "update"),
-        ("sessions", "get"),  # and left
+        ("sessions", "get"),  # leave the queue
         ("sessions", "update"),
         ("claims", "delete"),
     ]
-    assert len(read_commands) == before  # the command that came is the only new one
+    assert len(read_commands) == before  # only the new command was read

@@ -1,4 +1,4 @@
-"""Commands that cannot be carried out: their runs end, and the letters say why."""
+"""If a command cannot be carried out, its run ends, and the dead letter gives the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITHOUT: Services = tuple(service for service in PIPELINE if service is not Conn
 
 
 async def deliver_and_forget(bus: Bus, kind: str, times: int) -> None:
-    """As connectors do that are killed: they take the command, and nobody hears of them again."""
+    """Take the command without acknowledging it, as connectors do that are killed."""
     durable = f"connector-{kind}"
     config: dict[str, Any] = {
         "durable_name": durable,
@@ -40,7 +40,7 @@ async def deliver_and_forget(bus: Bus, kind: str, times: int) -> None:
     taker = await bus.jetstream.nats.pull_subscribe_bind(durable, stream="COMMANDS")
     for _ in range(times):
         [taken] = await taker.fetch(1)
-        await taken.nak()  # for not to wait for ack_wait
+        await taken.nak()  # so that the test need not wait for ack_wait
     await taker.unsubscribe()
 
 
@@ -79,7 +79,7 @@ async def test_a_decision_that_was_with_many_connectors_when_they_died_is_sent(
 async def test_a_start_that_waits_for_a_leg_is_not_blamed_when_its_connectors_die(
     fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To wait is no attempt: nothing is written down of it that a death would leave behind."""
+    """Waiting for a leg is no attempt, so an ended connector leaves no record of one."""
     monkeypatch.setattr(attempts, "UNCOUNTED", 0)
     upstream.script(plays(agno("RunStarted"), stalls))
     async with pipeline(fresh_nats.url, agents(upstream), max_legs=1) as penstock:
@@ -105,7 +105,7 @@ async def test_a_start_that_kills_connectors_ends_its_run_and_is_not_taken_again
         await deliver_and_forget(penstock.bus, "start", attempts.UNCOUNTED)
         command = await penstock.bus.tail("COMMANDS", f"command.connector.start.{run_id}")
         assert command is not None
-        # as connectors leave it that die of the start
+        # This is the record that connectors leave if the start ends their process each time.
         key = f"attempts.{run_id}.{command.sequence}.begin"
         left = str(attempts.MAX_UNSURVIVED - 1).encode()
         await penstock.bus.bucket("claims").create(key, left)
@@ -147,6 +147,6 @@ async def test_a_cancel_that_was_given_up_cancels_when_it_is_put_back(
             return (await penstock.record(run_id)).status == "cancelled"
 
         await eventually(ended)
-        # found before it was put back, by somebody who comes late
+        # A replay of the letter fails, because the run has already ended.
         with pytest.raises(CannotReplay, match="nothing to cancel"):
             await replay_letter(penstock.bus, found)

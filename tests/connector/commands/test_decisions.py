@@ -1,4 +1,4 @@
-"""What a connector does with a command, by what it has read: every case, without a bus."""
+"""The decisions of a connector about a command, from the data that it has read, without a bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The starts of one session begin in the order of their commands, whichever connector has them."""
+"""The starts of one session begin in the order of their commands, at whichever connector."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NORMALIZER: Services = (NormalizerService,)
 CONNECTOR: Services = (ConnectorService,)
 
 
-# which start is before another -------------------------------------------------------------------
+# The order of starts
 
 
 def order_of(bus: Bus) -> SessionOrder:
@@ -39,7 +39,7 @@ def order_of(bus: Bus) -> SessionOrder:
 
 
 async def asked(penstock: Pipeline, session_id: str, message: str = "hello") -> Stored:
-    """The command of a new run, as it stands in the stream."""
+    """Return the command of a new run, as the stream has it."""
     start = await penstock.register("agno", message, session_id=session_id)
     payload = await objects.wrap(penstock.bus, f"{start.run_id}.start", start.dump())
     await penstock.publish("start", start.run_id, payload)
@@ -101,7 +101,7 @@ async def test_a_command_that_cannot_be_read_keeps_nobody(
 async def test_a_stream_that_begins_anew_is_read_anew(
     fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after an older store was put back: another command has the sequence that was known."""
+    """After an older store was put back, another command may have a known sequence."""
     async with pipeline(fresh_nats.url, agents(upstream), NORMALIZER) as penstock:
         order = order_of(penstock.bus)
         first, second = [await asked(penstock, "one") for _ in range(2)]
@@ -116,11 +116,11 @@ async def test_a_stream_that_begins_anew_is_read_anew(
         assert await order.before(third) is not None
 
 
-# with connectors ---------------------------------------------------------------------------------
+# With connectors
 
 
 class Held:
-    """An agent server that answers `hold` when it is let, and everything else at once."""
+    """An agent server that answers the message `hold` only after a signal, and others at once."""
 
     def __init__(self) -> None:
         self.let_go = asyncio.Event()
@@ -194,7 +194,7 @@ async def test_many_starts_of_one_session_sent_at_once_run_in_order_at_two_conne
     read = Orders.of_start
 
     async def reads(self: Orders, stored: Stored) -> Order:
-        await asyncio.sleep(random.random() / 20)  # as one whose request is large
+        await asyncio.sleep(random.random() / 20)  # as if the request were large
         return await read(self, stored)
 
     monkeypatch.setattr(Orders, "of_start", reads)
@@ -216,7 +216,7 @@ async def test_many_starts_of_one_session_sent_at_once_run_in_order_at_two_conne
 
 
 async def delivered(bus: Bus, count: int) -> None:
-    """Until connectors have been given so many starts."""
+    """Wait until connectors have received `count` starts."""
 
     async def probe() -> bool:
         info = await bus.api("CONSUMER.INFO.COMMANDS.connector-start")

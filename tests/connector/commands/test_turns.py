@@ -1,4 +1,4 @@
-"""When legs are scarce users take turns, whoever came first and with however many starts."""
+"""If legs are scarce, users take turns, independent of who came first and with how many starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.real.nats import NatsServer
 USERS = st.sampled_from("abcdef")
 
 
-# the choice -------------------------------------------------------------------------------------
+# The choice of the next user
 
 
 @given(
@@ -45,11 +45,11 @@ def test_of_users_with_as_many_legs_the_one_who_was_served_the_longest_ago_is_ne
     assert next_user({}, {}, {}) is None
 
 
-# turns ------------------------------------------------------------------------------------------
+# Turns
 
 
 class Connector:
-    """What holds legs: so many, until they are ended."""
+    """A stand-in for a connector that holds up to `max_legs` legs until they are ended."""
 
     def __init__(self, max_legs: int, at_once: int = 64) -> None:
         self.legs: dict[str, str] = {}
@@ -66,7 +66,7 @@ class Connector:
             self.begun.append(run_id)
 
     async def end_one(self, run_id: str) -> None:
-        """A leg ends, and the next one that waits begins."""
+        """End a leg, and wait until the next one in the queue begins."""
         begun = len(self.begun)
         del self.legs[run_id]
         async with asyncio.timeout(10):
@@ -110,7 +110,7 @@ def test_all_run_each_once_in_its_users_order_and_never_more_than_there_are_legs
                 assert len(connector.legs) <= max_legs
                 if connector.legs:
                     del connector.legs[next(iter(connector.legs))]
-                    connector.turns._grant()  # what is done every 50 ms
+                    connector.turns._grant()  # a connector does this every 50 ms
         await asyncio.gather(*tasks)
         for user in set(users):
             numbers = [int(run[1:]) for run in connector.begun if run[0] == user]
@@ -148,11 +148,11 @@ async def test_a_connector_that_stops_sends_away_all_that_wait() -> None:
         await connector.start("b", 4)
 
 
-# with a real broker and connector ---------------------------------------------------------------
+# With a real broker and connector
 
 
 class Holding:
-    """An agent server that answers when it is let, and tells whom it was called for."""
+    """An agent server that answers only when the test releases it."""
 
     def __init__(self) -> None:
         self.let_go = asyncio.Semaphore(0)
@@ -190,7 +190,7 @@ async def test_behind_many_starts_of_one_user_another_waits_for_one_leg_alone(
 
 
 async def waits(bus: Any, messages: int) -> None:
-    """Until the connector has fetched all starts."""
+    """Wait until the connector has fetched all starts."""
     async with asyncio.timeout(15):
         while True:
             info = await bus.api("CONSUMER.INFO.COMMANDS.connector-start")

@@ -1,4 +1,4 @@
-"""One connection for each request: what servers answer, how they fail, and when it is closed.
+"""One connection for each request: the answers of servers, their failures, and the close.
 
 Each test runs on asyncio's loop and on uvloop, which the services use.
 """
@@ -41,7 +41,7 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 class Server:
-    """Answers each connection by a script, and counts its connections."""
+    """A server that answers each connection by a script, and counts its connections."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -281,7 +281,7 @@ def test_a_server_is_held_back_while_nobody_reads(run: Run) -> None:
                 while before != taken:
                     before = taken
                     await asyncio.sleep(0.3)
-                assert taken < 500  # what the sockets hold
+                assert taken < 500  # as much as the sockets' buffers hold
                 read = sum([len(chunk) async for chunk in response.aiter_bytes()])
             assert read == 1000 * 64 * 1024
 
@@ -289,7 +289,7 @@ def test_a_server_is_held_back_while_nobody_reads(run: Run) -> None:
 
 
 class Counts:
-    """A receiver that counts what comes."""
+    """A receiver that counts the bytes."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -304,7 +304,7 @@ class Counts:
 
 
 def test_a_server_that_was_held_back_before_there_was_a_receiver_goes_on(run: Run) -> None:
-    """More than an exchange keeps has come by the time at which the leg begins to read."""
+    """Before the leg begins to read, more bytes have come than an exchange buffers."""
     size_bytes = 20 * 1024 * 1024
 
     async def main() -> None:
@@ -442,7 +442,7 @@ def test_a_header_that_would_be_another_one_is_not_sent(run: Run, headers: dict[
 def contexts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str = "127.0.0.1"
 ) -> ssl.SSLContext:
-    """A server's context, whose authority the environment names."""
+    """Return a server's TLS context; the environment names its certificate authority."""
     ours = Authority(tmp_path, "ours")
     monkeypatch.setenv("SSL_CERT_FILE", str(ours.file))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,4 +1,4 @@
-"""Whatever an adapter or a record raises, a leg ends once, the log says so, and nothing is left."""
+"""If an adapter or a record raises, the leg ends once, the log shows it, and nothing is left."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def connector_of(penstock: Pipeline) -> ConnectorService:
 
 
 async def nothing_is_left(penstock: Pipeline, run_id: str, session_id: str) -> None:
-    """Once the leg has no record, no turn, no task and no subscription."""
+    """Wait until the leg has no record, no turn, no task and no subscription."""
     connector = connector_of(penstock)
 
     async def probe() -> bool:
@@ -52,19 +52,19 @@ async def nothing_is_left(penstock: Pipeline, run_id: str, session_id: str) -> N
         return not queue and not records and not connector._commands.registry.works_on(run_id)
 
     await eventually(probe, what="that nothing is left of the leg")
-    with pytest.raises(BusUnavailable):  # nobody listens
+    with pytest.raises(BusUnavailable):  # no subscription is left
         await penstock.bus.request(control(run_id), b"{}", 1.0)
 
 
 def the_end(frames: list[Any]) -> tuple[str, dict[str, Any]]:
-    """The one frame that ends the leg."""
+    """Return the only frame that ends the leg, which must be the last one."""
     [last] = [frame for frame in frames if frame.kind in ("end", "lost")]
     assert frames[-1] is last
     return last.kind, orjson.loads(last.payload)
 
 
 def failures(caplog: pytest.LogCaptureFixture, run_id: str) -> list[logging.LogRecord]:
-    """The log records of the connector that name the run, with a traceback."""
+    """Return the connector's log records with a traceback that name the run."""
     return [
         record
         for record in caplog.records
@@ -133,7 +133,7 @@ async def test_one_leg_whose_adapter_fails_keeps_no_other_from_being_handed_over
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A stopping connector asks of each leg whether it outlives the connection."""
+    """A stopping connector asks each leg's adapter whether the run survives a disconnect."""
     monkeypatch.setattr(AgnoUpstream, "outlives_us", raises)
     upstream.script(plays(STARTED, stalls))
     async with pipeline(nats_server.url, agents(upstream), PIPELINE) as penstock:

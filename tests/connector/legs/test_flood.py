@@ -1,4 +1,7 @@
-"""Upstreams that send more than the bus takes: held back, nothing lost, the others go on."""
+"""Upstreams send more than the bus takes: the connector holds them back and loses nothing.
+
+Other runs continue meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,14 @@ def budget_of(penstock: Pipeline) -> Budget:
 
 
 class Slow:
-    """A bus that stores nothing until it is let: a flood cannot be slower than a test machine."""
+    """A bus that stores no bytes until the test opens it.
+
+    The test needs this control, because a real flood may be slower than the test machine.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = asyncio.Event()
-        self.spared: set[str] = set()  # runs that it stores all the same
+        self.spared: set[str] = set()  # runs whose bytes the bus stores anyway
         write = RawWriter.write
 
         async def waits(writer: RawWriter, kind: str, *rest: Any, **named: Any) -> int:
@@ -85,7 +91,7 @@ async def test_one_leg_that_floods_cannot_starve_the_others(
             return before > limit / 2 and before == budget.used_bytes
 
         await eventually(is_held_back, what="the upstream is not read any more")
-        # one chunk more than half of the budget, whatever the leg's own limit is
+        # The leg may hold at most half of the budget and one chunk, whatever its own limit is.
         assert budget.used_bytes < limit / 2 + 128 * KIB
         assert not done
         command = await penstock.register("agno", "beside")
@@ -98,7 +104,7 @@ async def test_one_leg_that_floods_cannot_starve_the_others(
         events = await penstock.ended(flooding, timeout_s=30)
         body = await penstock.body(flooding)
     assert events[-1].type == "lifecycle.completed"
-    assert len(body) == done[0]  # nothing of it was lost
+    assert len(body) == done[0]  # all bytes arrived
     assert budget.used_bytes == 0
 
 
@@ -115,7 +121,7 @@ async def test_many_legs_that_flood_stay_within_the_budget_and_all_end(
     def watched(budget: Budget, size_bytes: int) -> None:
         nonlocal peak
         take(budget, size_bytes)
-        if budget.limit_bytes == limit:  # the others have theirs
+        if budget.limit_bytes == limit:  # other connectors have budgets of their own
             peak = max(peak, budget.used_bytes)
 
     monkeypatch.setattr(Budget, "take", watched)
@@ -131,7 +137,7 @@ async def test_many_legs_that_flood_stay_within_the_budget_and_all_end(
         budget = budget_of(penstock)
         await eventually(lambda: _is_empty(budget), what="all is given back")
     assert len(done) == legs
-    # who holds nothing may take one chunk (64 KiB) even when the others have all
+    # A leg that holds nothing may take one chunk (64 KiB) even if the budget is used up.
     assert peak <= limit + legs * 64 * KIB
 
 
@@ -145,7 +151,7 @@ async def test_a_leg_gives_back_what_it_held_however_it_ends() -> None:
     body.feed(b"x" * 100)
     _, chunk = await body.take()
     assert len(chunk) == 100
-    assert budget.used_bytes == 100  # while it is being written
+    assert budget.used_bytes == 100  # the chunk counts until it is written
     assert not body.has_room
     body.drop()
     assert budget.used_bytes == 0
@@ -160,7 +166,7 @@ async def test_tiny_chunks_that_wait_take_what_they_count() -> None:
     tracemalloc.start()
     try:
         for n in range(chunks):
-            body.feed((n % 65536).to_bytes(2, "big"))  # each an object, as from a parser
+            body.feed((n % 65536).to_bytes(2, "big"))  # a new object each time, as from a parser
         taken_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -197,7 +203,7 @@ async def test_legs_in_the_middle_of_large_frames_have_a_limit_together(
             return budget.used_bytes > 1.4 * KIB * KIB
 
         await eventually(is_held)
-        # half of the limit is the first one's; what the second asks for is more than is left
+        # The first leg uses half of the limit. The second leg asks for more than the other half.
         second = await penstock.start_run("agno", "2")
         *_, last = await penstock.ended(second)
         assert (last.type, last.data["code"]) == ("lifecycle.failed", "limit")
@@ -230,7 +236,7 @@ async def test_a_flood_of_single_bytes_costs_few_writes(
         frames = [frame for frame in await penstock.raw(run_id) if frame.kind == "bytes"]
         assert await penstock.body(run_id) == whole
     assert events[-1].type == "lifecycle.completed"
-    # what arrives during a write goes into the next one
+    # Bytes that arrive during a write are joined and go into the next write.
     assert len(frames) < len(whole) / 10
 
 

@@ -1,4 +1,4 @@
-"""Frames of a quiet process are written at once, those of a busy one together; none is lost."""
+"""A quiet process writes frames at once, a busy one writes them together; none is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOREVER_S = 3600.0
 
 
 class Clock:
-    """A clock that a test sets."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -34,7 +34,7 @@ class Clock:
 
 
 def after(per_s: float, seconds: float = 5.0) -> tuple[Flush, Clock]:
-    """A flush after pieces have come at that rate."""
+    """Return a flush after pieces have come at that rate."""
     clock = Clock()
     made = Flush(clock=clock)
     for _ in range(int(per_s * seconds)):
@@ -45,7 +45,7 @@ def after(per_s: float, seconds: float = 5.0) -> tuple[Flush, Clock]:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever comes waits, until something else than time makes it be written."""
+    """Make every flush wait until something other than time causes the write."""
     monkeypatch.setattr(flush, "delay_s", lambda per_s: FOREVER_S)
 
 
@@ -71,7 +71,7 @@ def test_a_quiet_process_does_not_wait(per_s: float) -> None:
     made, _ = after(per_s)
     assert made.delay_s == 0
     called: list[int] = []
-    made.request(lambda: called.append(1))  # without a loop, so nothing can be put off
+    made.request(lambda: called.append(1))  # there is no event loop, so the flush cannot be delayed
     assert called == [1]
 
 
@@ -80,7 +80,7 @@ def test_the_delay_follows_the_load_up_and_down() -> None:
     assert made.delay_s == pytest.approx(delay_s(500), rel=0.1)
     made, clock = after(2000)
     assert made.delay_s == LONGEST_S
-    clock.now_s += 3.0  # nothing comes
+    clock.now_s += 3.0  # three seconds without a piece
     made.count()
     assert made.delay_s == 0
 
@@ -104,7 +104,7 @@ async def test_legs_of_a_busy_process_are_written_in_one_turn_of_the_loop() -> N
     assert not written
     await asyncio.gather(*writing)
     assert [chunk for _, chunk in written] == [b"%d more" % n for n in range(5)]
-    assert written[0][0] - begun_s >= LONGEST_S * 0.8  # timers may be a millisecond early
+    assert written[0][0] - begun_s >= LONGEST_S * 0.8  # timers may fire a little early
     assert written[-1][0] - written[0][0] < LONGEST_S
 
 

@@ -1,4 +1,4 @@
-"""What the upstream says is on the bus byte for byte, and a leg ends once, whatever happens."""
+"""RAW has the upstream's answer byte for byte, and a leg ends once, whatever happens."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SEPARATORS = "a\u2028b\u2029c\u0085d \U0001f600"
 
 
 def as_it_is(text: str) -> bytes:
-    """A frame whose JSON is not escaped, as Agno's and ADK's are not."""
+    """Return a frame whose JSON is not escaped, as in frames of Agno and ADK."""
     return f'event: RunContent\ndata: {{"event":"RunContent","content":"{text}"}}\n\n'.encode()
 
 
 async def drips(answer: Answer) -> None:
-    """Byte by byte."""
+    """Send an answer byte by byte."""
     await answer.head()
     for byte in agno_text("slow"):
         await answer.send(bytes([byte]))
@@ -58,7 +58,7 @@ def terminal(frames: list[RawFrame]) -> list[RawFrame]:
 
 
 async def only_end(penstock: Pipeline, run_id: str) -> tuple[str, dict[str, Any]]:
-    """The kind and the facts of the one frame that ends the leg, which is the last one."""
+    """Return the kind and payload of the only terminal frame, which must be the last frame."""
     frames = await penstock.raw(run_id)
     assert frames[0].kind == "open"
     assert [frames[-1]] == terminal(frames)
@@ -198,7 +198,7 @@ async def test_a_slow_broker_holds_back_the_reading_and_nothing_is_lost(
         *_, last = await penstock.ended(run_id, timeout_s=30)
         body = await penstock.body(run_id)
         await only_end(penstock, run_id)
-    # what waits is bounded: 256 KiB here, and a few MiB in the sockets between
+    # The waiting bytes are bounded: 256 KiB in the connector, and a few MiB in the sockets.
     assert stuck_at < count * len(frame) / 2
     assert last.type == "lifecycle.completed"
     assert body == STARTED + frame * count + agno("RunCompleted", content="x")
@@ -209,7 +209,7 @@ async def _has(penstock: Pipeline, run_id: str, body: bytes) -> bool:
 
 
 async def _settled(answer: Answer) -> int:
-    """How much was sent when no more can be sent."""
+    """Return the number of bytes that were sent when the client reads no more."""
     before = -1
     while len(answer.sent) != before or not before:
         before = len(answer.sent)
@@ -217,7 +217,7 @@ async def _settled(answer: Answer) -> int:
     return before
 
 
-# failures: one end, one clear event
+# Failures: each gives one terminal frame and one clear event.
 
 
 async def says_nothing(answer: Answer) -> None:
@@ -292,7 +292,8 @@ async def test_a_failure_ends_the_run_once_and_says_why(
 ) -> None:
     script, code, words = failure
     upstream.script(script)
-    # Only a silent server may time out: on a busy machine a second passes before other failures.
+    # Only a server that sends nothing may time out here: on a busy machine, the other failures may
+    # take a second.
     config = agents(upstream, timeout_s=1 if code == "timeout" else 30)
     async with pipeline(nats_server.url, config, max_frame_bytes=65536) as penstock:
         run_id = await penstock.start_run("agno", "hello")
@@ -310,7 +311,7 @@ async def test_a_failure_ends_the_run_once_and_says_why(
 JSON_TYPE = "application/json; charset=utf-8"
 EVENTS_OF_ADK = b'[{"author":"a","invocationId":"e","content":{"parts":[{"text":"Hi"}]}}]'
 
-# The body, its content type, and words of the failure.
+# By name: the body, its content type, and a part of the error text.
 OTHER_BODIES: dict[str, tuple[bytes, str, str]] = {
     "an object": (b'{"run_id":"r","status":"COMPLETED"}', JSON_TYPE, "with application/json"),
     "a list of events": (EVENTS_OF_ADK, JSON_TYPE, "as ADK's /run gives it"),
@@ -469,7 +470,7 @@ async def test_a_line_of_200_mb_is_stopped_at_the_limit_in_bounded_memory(
         *_, failed = await penstock.ended(run_id, timeout_s=40)
     assert failed.data["code"] == "limit"
     assert sent < 100 * len(piece)
-    # the connector's reader and the normalizer's, each with a frame of 64 MiB and its pieces
+    # The connector's reader and the normalizer's reader each hold a frame of 64 MiB and its pieces.
     assert _peak_bytes() - before < 600 * 1024 * 1024
 
 

@@ -1,4 +1,4 @@
-"""What RAW tells of a leg: was its upstream called, how far had it come, how long did it take."""
+"""LegHistory reads from RAW whether a leg's upstream was called, how far it came, and how long."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def test_an_attempt_of_which_nothing_came_is_known() -> None:
 
 
 def test_a_frame_that_breaks_the_adapter_ends_no_takeover_and_forbids_reattaching() -> None:
-    """Else each connector that takes the leg over would break, and the leg would never end."""
+    """If the exception passed, each connector that takes the leg over would fail on the frame.
+
+    So the leg would never end.
+    """
 
     def breaks(frame: Frame, seen: Attachment) -> None:
         raise RuntimeError("an adapter's bug")

@@ -1,4 +1,4 @@
-"""Every state that a model can reach, and how: breadth first, so that a trace is a shortest one."""
+"""Find every state that a model can reach, breadth first, so that each trace is a shortest one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ S = TypeVar("S", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Move(Generic[S]):
-    """One step of somebody. A fault may happen, and nobody may rely on it."""
+    """One step of one participant. A fault may happen at any time, and may also never happen."""
 
-    name: str  # of a `Step`, or in lower case what is no write
+    name: str  # name of a `Step`; lower case if the step writes nothing
     who: str
     to: S
     is_fault: bool = False
@@ -23,7 +23,7 @@ class Move(Generic[S]):
 
 @dataclass(slots=True)
 class Found(Generic[S]):
-    """What is wrong, and the way there."""
+    """A violation, and the steps that lead to it."""
 
     what: str
     trace: list[str]
@@ -33,14 +33,14 @@ class Found(Generic[S]):
 
 
 class Explored(Generic[S]):
-    """All states from `start` on."""
+    """All states that can be reached from `start`."""
 
     def __init__(self, start: S, moves: Callable[[S], Iterable[Move[S]]], limit: int) -> None:
         self._came: dict[S, tuple[S, Move[S]] | None] = {start: None}
-        self._before: dict[S, list[S]] = {}  # by steps that are no faults
+        self._before: dict[S, list[S]] = {}  # predecessors by steps that are no faults
         todo = deque([start])
         was_enabled = gc.isenabled()
-        gc.disable()  # states refer to no states: it would look through all of them in vain
+        gc.disable()  # states have no reference cycles, so the collector would only cost time
         try:
             self._explore(todo, moves, limit)
         finally:
@@ -65,14 +65,14 @@ class Explored(Generic[S]):
         return len(self._came)
 
     def first(self, what: str, is_wrong: Callable[[S], bool]) -> Found[S] | None:
-        """The nearest state that is wrong."""
+        """Return the nearest state that is wrong; None if there is none."""
         for state in self._came:
             if is_wrong(state):
                 return Found(what, self.trace(state))
         return None
 
     def stuck(self, what: str, is_done: Callable[[S], bool]) -> Found[S] | None:
-        """The nearest state from which no steps lead to one that is done, if nothing else fails."""
+        """Return the nearest state from which no steps without faults lead to a done state."""
         hopeful = {state for state in self._came if is_done(state)}
         todo = list(hopeful)
         while todo:
@@ -83,7 +83,7 @@ class Explored(Generic[S]):
         return self.first(what, lambda state: state not in hopeful)
 
     def trace(self, state: S) -> list[str]:
-        """The steps that lead there."""
+        """Return the steps that lead to the state."""
         lines = []
         came = self._came[state]
         while came is not None:
@@ -93,7 +93,7 @@ class Explored(Generic[S]):
         return lines[::-1]
 
     def names(self) -> set[str]:
-        """Of all steps that are on a shortest way to some state."""
+        """Return the names of all steps on the shortest ways to all states."""
         return {came[1].name for came in self._came.values() if came is not None}
 
 
@@ -103,9 +103,9 @@ def admits(
     who: str,
     names: Sequence[str],
 ) -> int:
-    """How many of these steps, done by `who` in this order, the model can do.
+    """Return how many of these steps the model can do, if `who` does them in this order.
 
-    What others do meanwhile, and what is no write, may happen anywhere.
+    Steps of other participants, and steps that write nothing, may happen in between.
     """
     now = _closure({start}, moves, who)
     for done, name in enumerate(names):

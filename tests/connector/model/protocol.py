@@ -1,8 +1,9 @@
-"""How connectors divide runs, as states and steps: the code's writes, one by one.
+"""A model of how connectors divide runs: its states, and the code's writes as steps.
 
-Two runs of one session; the first pauses once and is approved. Each function beside a step's name
-does what the method of that name does to the records (see `support/drive/steps.py`); what the code
-decides between two writes it decides here by the same records. `FIXED` is the code as it is.
+The model has two runs of one session; the first one pauses once and is approved. Each function that
+yields a step's name changes the records as the method of that name does (see
+`support/drive/steps.py`). A decision that the code takes between two writes is taken here from the
+same records. `Rules()` is the code as it is.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from connector.model.explore import Move
 from support.drive.steps import Step
 
 RUNS = (0, 1)
-PAUSES = 0  # this run does, at the end of its first leg
+PAUSES = 0  # the run that pauses at the end of its first leg
 START, CONTINUE, REAP, CANCEL = "start", "continue", "reap", "cancel"
 WATCH = "watch"
-OFFER, TAKE = "offer", "take"  # of a leg that a stopping connector hands over
+OFFER, TAKE = "offer", "take"  # a stopping connector hands over a leg
 NOBODY, CANCELLED = -1, -2
 COMMANDS = {(START, 0): 0, (START, 1): 1, (CONTINUE, PAUSES): 2, (CANCEL, PAUSES): 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The code as it is; each can be taken out to see what it prevents."""
+    """Rules of the code. Each may be switched off, to see what it prevents."""
 
     reaper_clears_earlier_legs: bool = True
     waiting_looks_at_raw: bool = True
@@ -43,17 +44,17 @@ class Rules:
     kills: int = 1
     sleeps: int = 0
     cancels: int = 0
-    stops: int = 0  # 2: one is told to stop, and hands one leg over
+    stops: int = 0  # 2: one pod is told to stop, and hands over one leg
 
 
 class Tail(NamedTuple):
-    """The last source frame of a run, and what those before it in its leg say."""
+    """The last source frame of a run, and facts from the earlier frames of its leg."""
 
     version: int = 0  # the sequence that a fence expects
     leg: int = 0
     kind: str = ""  # "" | open | claim | end | pause | lost | event
     pod: int = -1
-    called: bool = False  # may have
+    called: bool = False  # whether the upstream may have been called
 
     @property
     def is_closed(self) -> bool:
@@ -73,37 +74,37 @@ class Turn(NamedTuple):
 
 
 class Op(NamedTuple):
-    """Something that one pod does with one run, alone with it: at most one at a time."""
+    """An operation of one pod on one run. A pod has at most one operation per run at a time."""
 
     kind: str  # start | continue | reap | watch | cancel | offer | take
-    at: str  # what comes next
-    other: int = -1  # the pod that is dead, or was first
+    at: str  # the next step
+    other: int = -1  # the pod that has ended, or that held the run before
     seen: Tail = Tail()
-    first: bool = False  # in the queue, when it joined
-    late: bool = False  # it slept since it began
-    taken: bool = False  # over from another one, or not the first time
+    first: bool = False  # whether it was the first in the queue when it joined
+    late: bool = False  # whether the pod slept since the operation began
+    taken: bool = False  # taken over from another pod, or tried again
 
 
 class Leg(NamedTuple):
-    """A leg that a pod sees through."""
+    """A leg that a pod runs."""
 
     number: int
-    at: str  # what comes next
-    seen: int  # the version of the last frame that it wrote
+    at: str  # the next step
+    seen: int  # the version of the last frame that the pod wrote
     cancelled: bool = False
 
 
 class State(NamedTuple):
-    """All that is stored, and all that runs."""
+    """All stored records, and all operations and legs of the pods."""
 
     raw: tuple[Tail, ...]
-    calls: tuple[tuple[int, int], ...]  # of each run: how often its legs were sent upstream
+    calls: tuple[tuple[int, int], ...]  # by run: how often each leg was sent upstream
     claims: tuple[int, ...]  # whose the start is; CANCELLED for nobody's, ever
-    sent: tuple[int, str]  # of the decision: whose, and claimed | done | refused
-    notes: frozenset[tuple[int, int, int]]  # pod, run, leg
+    sent: tuple[int, str]  # the decision's sending: its pod, and claimed | done | refused
+    notes: frozenset[tuple[int, int, int]]  # leg records: pod, run, leg
     queue: tuple[Turn, ...]
     commands: tuple[tuple[str, int], ...]  # see COMMANDS: none | ready | taken | done, and by whom
-    pods: tuple[str, ...]  # alive | stopping | killed (its lease stands) | gone | asleep
+    pods: tuple[str, ...]  # alive | stopping | killed (its lease is still valid) | gone | asleep
     ops: tuple[tuple[Op | None, ...], ...]
     legs: tuple[tuple[Leg | None, ...], ...]
     kills: int
@@ -112,7 +113,7 @@ class State(NamedTuple):
 
 
 def begin(rules: Rules) -> State:
-    """Both runs have been asked for."""
+    """Return the state in which both runs were requested."""
     nobody = ((None, None),) * rules.pods
     other = ("done", NOBODY) if rules.alone else ("ready", NOBODY)
     return State(
@@ -138,10 +139,10 @@ def begin(rules: Rules) -> State:
 
 
 def is_done(state: State) -> bool:
-    """Both runs have ended, and nothing is left of them."""
+    """Return whether both runs have ended and nothing is left of them."""
     return (
         all(tail.is_last_word for tail in state.raw)
-        and all(is_over(state, turn) for turn in state.queue)  # those hold nobody up
+        and all(is_over(state, turn) for turn in state.queue)  # such turns delay nobody
         and not state.notes
         and state.sent[1] != "claimed"
         and all(command in ("done", "none") for command, _ in state.commands)
@@ -151,29 +152,32 @@ def is_done(state: State) -> bool:
 
 
 def is_sent_twice(state: State) -> bool:
-    """A start or a decision went upstream again."""
+    """Return whether a start or a decision went upstream twice."""
     return any(times > 1 for legs in state.calls for times in legs)
 
 
 def runs_side_by_side(state: State) -> bool:
-    """Two legs of the session are at the upstream, each held by a pod that thinks it is its."""
+    """Return whether two legs of the session are at the upstream at the same time."""
     at_work = [tail for tail in state.raw if tail.called and not tail.is_closed and tail.kind != ""]
     return len(at_work) > 1
 
 
 def is_overtaken(state: State) -> bool:
-    """The second run has begun, and the first, which nobody has cancelled, has not."""
+    """Return whether the second run has begun before the first, which is not cancelled."""
     return bool(state.raw[1].kind) and waits_to_begin(state, 0)
 
 
 def waits_to_begin(state: State, run: int) -> bool:
-    """As `SessionOrder` sees it: its command stands, it has no `open`, and nobody cancelled it."""
+    """Return whether the run's start still has to begin, by the rule of `SessionOrder`.
+
+    The start has a command and no `open`, and it was not cancelled.
+    """
     stands = state.commands[COMMANDS[START, run]][0] != "done"
     return stands and not state.raw[run].kind and state.claims[run] != CANCELLED
 
 
 def awake(state: State, pod: int) -> bool:
-    """It does something."""
+    """Return whether the pod does anything."""
     return state.pods[pod] in ("alive", "stopping")
 
 
@@ -181,7 +185,7 @@ def awake(state: State, pod: int) -> bool:
 
 
 def lives(state: State, pod: int) -> bool:
-    """Its lease stands."""
+    """Return whether the pod's lease is valid."""
     return state.pods[pod] in ("alive", "stopping", "killed")
 
 
@@ -191,7 +195,7 @@ def is_over(state: State, turn: Turn) -> bool:
 
 
 def note_of(state: State, pod: int, run: int) -> int:
-    """The leg that the pod has noted; 0 for none."""
+    """Return the leg of the pod's leg record; 0 if there is none."""
     return next((leg for who, what, leg in state.notes if (who, what) == (pod, run)), 0)
 
 
@@ -252,7 +256,10 @@ def written(state: State, run: int, leg: int, kind: str, pod: int, called: bool 
 
 
 def recorded(state: State, to: str, pod: int, *whose: int, is_known: bool = False) -> State:
-    """What became of the sending, unless it is another's by now, or is written down."""
+    """Record the result of the sending.
+
+    The record stays unchanged if another pod has the sending, or if it already has a result.
+    """
     if state.sent[1] != "claimed" or not (is_known or state.sent[0] in (pod, *whose)):
         return state
     return state._replace(sent=(pod, to))
@@ -271,7 +278,7 @@ def holding(state: State, pod: int, run: int, leg: Leg | None) -> State:
 
 
 def acknowledged(state: State, pod: int, run: int, op: Op) -> State:
-    """The op is over, and so is its command, if it had one."""
+    """End the operation, and acknowledge its command if it has one."""
     at = COMMANDS.get((op.kind, run))
     if at is not None:
         state = state._replace(commands=_with(state.commands, at, ("done", NOBODY)))
@@ -314,7 +321,7 @@ class Protocol:
         }
 
     def moves(self, state: State) -> Iterator[Move[State]]:
-        """Everything that may happen next."""
+        """Yield every step that may happen next."""
         yield from self._faults(state)
         yield from self._others(state)
         nothing_done = state.claims == (NOBODY, NOBODY)
@@ -322,7 +329,7 @@ class Protocol:
             if is_at_work not in ("alive", "stopping"):
                 continue
             if nothing_done and "alive" in state.pods[:pod]:
-                break  # they are all alike: the first one begins
+                break  # the pods are equal, so only the first one begins
             for run in RUNS:
                 who = f"{_name(pod)} run {run + 1}"
                 op, leg = state.ops[pod][run], state.legs[pod][run]
@@ -343,7 +350,7 @@ class Protocol:
                 if op is not None and op.at == "asked":
                     yield Move("waits no longer", who, self._kept(state, pod, run, op), True)
 
-    # what happens to pods, and what others than connectors do
+    # faults of pods, and actions of others than connectors
 
     def _faults(self, state: State) -> Iterator[Move[State]]:
         for pod, is_at_work in enumerate(state.pods):
@@ -380,7 +387,7 @@ class Protocol:
             cancelled = state._replace(commands=_with(state.commands, 3, ("ready", NOBODY)))
             yield Move("cancels run 1", "somebody", cancelled, is_fault=True)
 
-    # a command is taken, or what a dead connector noted
+    # A pod takes a command, or a leg record of an ended connector.
 
     def _takes(self, state: State, pod: int, run: int) -> Steps:
         takes = {START: self._starts, CONTINUE: self._continues, CANCEL: self._cancels}
@@ -389,7 +396,7 @@ class Protocol:
             if at is None:
                 continue
             command, by = state.commands[at]
-            # one that its taker does not acknowledge is delivered again
+            # A command that the pod does not acknowledge is delivered again.
             if command == "ready" or (command == "taken" and self._is_redelivered(state, at, by)):
                 taken = state._replace(commands=_with(state.commands, at, ("taken", pod)))
                 yield from take(taken, pod, run)
@@ -407,10 +414,10 @@ class Protocol:
             return True
         (kind, run) = next(key for key, place in COMMANDS.items() if place == at)
         op = state.ops[by][run]
-        return op is None or op.kind != kind  # it waits to be tried again
+        return op is None or op.kind != kind  # the command waits for its next attempt
 
     def _is_held(self, state: State, pod: int, tail: Tail) -> bool:
-        """As `Legs.is_held`, by who is alone with the run."""
+        """Return whether the run is held, as `Legs.is_held` does."""
         return tail.pod == pod or lives(state, tail.pod)
 
     # Commands.start
@@ -418,7 +425,7 @@ class Protocol:
     def _starts(self, state: State, pod: int, run: int) -> Steps:
         op, tail, standing = Op(START, ""), state.raw[run], state.claims[run]
         if run > 0 and self._rules.keeps_the_order_of_starts and waits_to_begin(state, 0):
-            return  # it is tried again
+            return  # the command is tried again
         if standing == NOBODY:
             claimed = state._replace(claims=_with(state.claims, run, pod))
             yield Step.CLAIM.name, doing(claimed, pod, run, op._replace(at="hold"))
@@ -474,7 +481,7 @@ class Protocol:
         yield Step.RECORD_SENDING.name, acknowledged(to, pod, run, op)
 
     def _sent_by(self, state: State, pod: int, other: int) -> State:
-        """As `Takeover.record_sending`."""
+        """Record the sending as `Takeover.record_sending` does."""
         tail = state.raw[PAUSES]
         if tail.leg < 2 or not tail.is_closed:
             return state
@@ -491,7 +498,7 @@ class Protocol:
                 yield "is sent meanwhile", doing(state, pod, run, None)
                 return
             op = op._replace(seen=state.raw[run])
-        if state.legs[pod][run] is None:  # else it waits for it
+        if state.legs[pod][run] is None:  # otherwise it waits for the leg's end
             to = noted(state, pod, run, _leg_of(op))
             yield Step.NOTE.name, doing(to, pod, run, op._replace(at="join", late=False))
 
@@ -502,7 +509,7 @@ class Protocol:
 
     def _opens(self, state: State, pod: int, run: int, op: Op) -> Steps:
         number = _leg_of(op)
-        if state.raw[run].version != op.seen.version:  # refused
+        if state.raw[run].version != op.seen.version:  # the fence refuses the `open`
             to = left(state, pod, run, number)
             yield Step.LEAVE.name, doing(to, pod, run, op._replace(at="forget own"))
             return
@@ -510,7 +517,7 @@ class Protocol:
         yield Step.OPEN.name, self._opened(to, pod, run, op)
 
     def _opened(self, state: State, pod: int, run: int, op: Op) -> State:
-        """What comes after the `open`."""
+        """Return the state with the operation's next step after the `open`."""
         if op.taken and self._rules.clears_after_the_open:
             return doing(state, pod, run, op._replace(at="clear others"))
         if op.late:
@@ -561,7 +568,10 @@ class Protocol:
         yield Step.RECORD_SENDING.name, doing(to, pod, run, op._replace(at="forget other"))
 
     def _forgets_for(self, state: State, pod: int, run: int, op: Op) -> Steps:
-        """Only the note that it saw: one that wakes up may have noted it anew."""
+        """Delete only the leg record that the pod saw.
+
+        A pod that wakes up may have written a new one.
+        """
         to = state
         if op.kind != REAP or not awake(state, op.other):
             to = forgotten(state, op.other, run)
@@ -569,7 +579,7 @@ class Protocol:
         yield Step.FORGET_OTHER.name, doing(to, pod, run, then)
 
     def _taking_over(self, state: State, pod: int, run: int, op: Op, seen: Tail) -> State:
-        """`Takeover.take_over`: go on after `seen`, if its holder has recorded enough."""
+        """Continue after `seen` as `Takeover.take_over` does, if its holder noted the leg."""
         is_noted = note_of(state, seen.pod, run) == seen.leg
         at = "take over: note" if is_noted else "take over: end"
         return doing(state, pod, run, op._replace(at=at, seen=seen))
@@ -631,7 +641,7 @@ class Protocol:
         return at is not None and state.commands[at][0] in ("ready", "taken")
 
     def _not_taken_over(self, state: State, pod: int, run: int, op: Op) -> State:
-        """Where `take_over` returns False to."""
+        """Return the state after `take_over` returned False."""
         if op.kind == START:
             return acknowledged(state, pod, run, op)
         if op.kind == CONTINUE:
@@ -644,7 +654,10 @@ class Protocol:
     # Handover._offer, Handover._take
 
     def _released(self, state: State, pod: int, run: int) -> State:
-        """All that notes the leg as ours is there for whoever goes on with it."""
+        """Return the state in which the pod offers its leg to a peer.
+
+        The records of the leg stay, because the peer needs them.
+        """
         once = holding(state, pod, run, None)._replace(stops=state.stops - 1)
         return doing(once, pod, run, Op(OFFER, "offered"))
 
@@ -663,7 +676,7 @@ class Protocol:
             yield "is answered, or nobody is there", self._kept(state, pod, run, op)
 
     def _kept(self, state: State, pod: int, run: int, op: Op) -> State:
-        """Go on with it ourselves, if it is still ours."""
+        """Continue the leg in this pod if the leg still belongs to it."""
         tail = state.raw[run]
         if tail.is_closed or tail.pod != pod:
             return doing(state, pod, run, None)
@@ -681,7 +694,7 @@ class Protocol:
                     yield "tells the holder", told
                 if tail.is_last_word:
                     yield "is over", acknowledged(state, pod, run, op)
-                return  # it is asked until it has ended
+                return  # the cancel is repeated until the leg has ended
         if not tail.kind:
             standing = state.claims[run]
             if standing in (NOBODY, CANCELLED):
@@ -753,13 +766,13 @@ class Protocol:
                 yield Step.LOST.name, self._next(to, pod, run, leg, "leave")
 
     def _ends_leg(self, state: State, pod: int, run: int, leg: Leg) -> Steps:
-        """`Legs._let_go`."""
+        """End a leg as `Legs._let_go` does."""
         if leg.at == "released":
             yield "has let go", holding(state, pod, run, None)
         elif leg.at.endswith("leave"):
             how = leg.at.removesuffix("leave")
             if leg.cancelled and not how and state.raw[run].kind == "pause":
-                # nobody has cancelled it: it ended in a pause just before
+                # The cancel had no effect, because the leg had just ended in a pause.
                 to = written(state, run, leg.number, "event", pod)
                 yield Step.EVENT.name, holding(to, pod, run, leg)
             else:
@@ -784,7 +797,7 @@ class Protocol:
         yield Step.LEAVE.name, self._next(to, pod, run, leg, at)
 
     def _is_abandoned(self, state: State, first: Turn) -> bool:
-        """As `SessionQueue._is_abandoned`."""
+        """Return whether a turn is abandoned, as `SessionQueue._is_abandoned` does."""
         if self._rules.waiting_looks_at_raw and is_over(state, first):
             return True
         return not lives(state, first.pod) and not note_of(state, first.pod, first.run)

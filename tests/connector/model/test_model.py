@@ -1,7 +1,7 @@
-"""Two connectors, a session with two runs and a pause, and a death at every step.
+"""Model checks of two connectors, a session with two runs and a pause, and a kill at every step.
 
-In no state that can be reached does a run wait for ever, or is anything sent twice. Without what
-mends one of the faults that were found, the model shows the way to it.
+In no reachable state does a run wait for ever, and nothing is sent twice. If a rule that fixes a
+known fault is switched off, the model finds the steps that lead to the fault.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def explored(rules: Rules) -> Explored[State]:
 
 
 def wrong(rules: Rules) -> list[Found[State]]:
-    """What is wrong, each with the shortest way to it."""
+    """Return each violation with the shortest way to it."""
     states = explored(rules)
     found = [states.first(TWICE, is_sent_twice), states.stuck(WAITS, is_done)]
     if not rules.alone:
         found.append(states.first(OVERTAKEN, is_overtaken))
-    if not rules.sleeps:  # one that slept may be at the upstream still, and nobody can tell
+    if not rules.sleeps:  # a pod that slept may still call the upstream, and no record shows it
         found.append(states.first(AT_ONCE, runs_side_by_side))
     return [each for each in found if each is not None]
 

@@ -1,4 +1,4 @@
-"""The model's steps are the code's: the same names, in the same order."""
+"""The model's steps are the code's steps: the same names in the same order."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from support.real.connectors import FAST, Hurt, connector_process
 from support.real.nats import NatsServer
 
 WRITES = {"create", "put", "update", "delete", "_change"}
-# the body and a session's list of runs divide nothing; what fails is given back, and comes again
+# The body's bytes and a session's list of runs do not divide runs. A command that was given back is
+# delivered again.
 NOT_MODELLED = {Step.BYTES, Step.FORGET_ENDED, Step.GIVE_BACK, Step.GIVE_BACK_SENDING}
-# what these say when they did write: whoever was first is none, and true
+# The result of each of these methods if it did write. A claim that succeeds returns None.
 DONE = {
     Step.CLAIM: None,
     Step.CLAIM_SENDING: None,
@@ -76,16 +77,16 @@ def test_the_model_has_every_step() -> None:
 
 
 class Recorded:
-    """The steps of this process' connector, in the order in which they were done.
+    """Record the steps of the connectors in this process in their order.
 
-    It needs a NATS server of the test's own: on a shared one the connector's watchdog would also
-    take care of runs that other tests have left.
+    The test needs a NATS server of its own. On a shared server, the connector's watchdog would also
+    act on runs of other tests.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
         for step in Step:
-            if step not in NOT_MODELLED | {Step.PASS_OVER}:  # looks often, and seldom writes
+            if step not in NOT_MODELLED | {Step.PASS_OVER}:  # called often, and seldom writes
                 step.patch(self._recording(step), monkeypatch.setattr)
 
     def _recording(self, step: Step) -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]:
@@ -101,7 +102,7 @@ class Recorded:
 async def test_what_a_connector_does_is_what_the_model_does(
     fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that pauses, is approved and ends."""
+    """The run pauses, is approved and ends."""
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     recorded = Recorded(monkeypatch)
     async with pipeline(fresh_nats.url, agents(upstream), (*OTHERS, ConnectorService)) as penstock:
@@ -121,7 +122,7 @@ async def test_what_a_successor_does_is_what_the_model_does(
     tmp_path: Path,
     step: str,
 ) -> None:
-    """Another one was killed after a step of the first leg."""
+    """Another connector was killed after a step of the first leg."""
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     config = agents(upstream)
     async with pipeline(fresh_nats.url, config, OTHERS) as penstock:

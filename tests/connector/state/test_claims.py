@@ -1,4 +1,4 @@
-"""Who holds a run: one connector at a time, one upstream call ever, and an end whoever dies."""
+"""Claims: one connector at a time holds a run, the upstream is called once, and the run ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_nobody_counts_as_dead_whose_lease_ran_out_when_nats_clock_was_set
 async def test_what_is_gone_before_it_is_read_refuses_nobody(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, bucket: str
 ) -> None:
-    """A refused claim means that another one stands; one that has aged since is none."""
+    """A refused claim means that another claim exists. A claim that expired since then is none."""
     async with pipeline(nats_server.url, Config(), ()) as penstock:
         bus = penstock.bus
 
@@ -155,7 +155,7 @@ async def test_a_run_whose_connector_died_before_it_opened_is_started_by_another
         await claimed_by_the_dead(penstock.bus, command.run_id)
         await penstock.command("start", command)
         await upstream.called()
-        # what the dead one left must not end the leg of the one that has taken over
+        # The records of the ended connector must not end the leg of its successor.
         await eventually(lambda: _swept(penstock), what="a look for dead connectors")
         began.set()
         events = await penstock.ended(command.run_id)
@@ -208,7 +208,7 @@ async def killed(nats_server: NatsServer, upstream: Misbehaving, folder: Path, c
             if code == "upstream_lost":
                 await penstock.events_until(run_id, "llm.stream")
             await connector.kill()
-        # the next one in the session must not wait for the dead
+        # The next run of the session must not wait for the ended connector.
         upstream.script(plays(agno_text("x")))
         async with pipeline(nats_server.url, config, (ConnectorService,), **FAST):
             following = await penstock.start_run("agno", "next", session_id="s-killed")

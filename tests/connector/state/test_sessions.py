@@ -1,4 +1,4 @@
-"""The legs of one session run one after another, in the order in which they came."""
+"""The legs of one session run one after another, in the order of their commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TWO: Services = (*PIPELINE, ConnectorService)
 
 
 class Turns:
-    """A script that notes who is being answered, and answers when told to."""
+    """A script that records the order of the runs, and answers when the test allows it."""
 
     def __init__(self) -> None:
         self.at_once = 0
@@ -123,7 +123,7 @@ async def test_the_turn_of_a_dead_connector_is_passed_over(
 async def test_the_turn_of_a_dead_connectors_leg_waits_until_somebody_has_dealt_with_it(
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Passed over, the next run would begin beside one that is about to be gone on with."""
+    """If the turn were passed over, the next run would begin beside the continued leg."""
     monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 0.1)
     upstream.script(plays(agno_text("x")))
     async with pipeline(nats_server.url, agents(upstream), pod_ttl_s=1) as penstock:

@@ -1,6 +1,6 @@
-"""A connector that is killed is found dead by asking; one that hangs, or was cut off, is not.
+"""Peers ask a silent connector: a killed one is found, a paused or cut-off one is not.
 
-All leases here last for two minutes, so nothing in these tests can come of one that ran out.
+All leases here last for two minutes, so no result of these tests comes from an expired lease.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ WITHOUT_CONNECTOR = (NormalizerService, ApprovalsService)
 
 @asynccontextmanager
 async def peer(fresh_nats: NatsServer, config: Config) -> AsyncIterator[None]:
-    """Another connector, in this process."""
+    """Run another connector in this process."""
     async with pipeline(fresh_nats.url, config, (ConnectorService,), **LONG):
         yield
 
 
 class Held:
-    """An upstream that says a few words, and more when it is told to."""
+    """An upstream that sends a few words, and the rest when the test allows it."""
 
     def __init__(self, upstream: Misbehaving) -> None:
         self.goes_on = asyncio.Event()
@@ -54,7 +54,7 @@ class Held:
 
 
 async def holders(penstock: Pipeline, run_id: str) -> set[str]:
-    """The connectors that wrote of the run."""
+    """Return the connectors that wrote frames of the run."""
     return {frame.connection.partition("/")[0] for frame in await penstock.raw(run_id)}
 
 
@@ -148,7 +148,7 @@ async def test_a_connector_that_was_cut_off_for_a_moment_finds_its_runs_its_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # not so short that a busy machine could miss it
+    # The time is long enough that a busy machine does not exceed it.
     monkeypatch.setattr(connector_service, "CONFIRM_S", 30.0)
     missed = asyncio.Event()
     fell_silent = Reaper.fell_silent

@@ -1,4 +1,4 @@
-"""Connectors that are hurt at an exact write: no run waits for ever, and none is sent twice."""
+"""Connectors are killed or paused at an exact write: no run waits for ever or is sent twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PEER: Services = (ConnectorService,)
 
 
 async def nothing_left(penstock: Pipeline, session_id: str, *run_ids: str) -> None:
-    """Once no leg is noted as held, and nobody stands in the session's queue."""
+    """Wait until no leg record names the runs and the session's queue is empty."""
     key = session_key("u1", "agno", session_id)
 
     async def probe() -> bool:
@@ -50,7 +50,7 @@ async def nothing_left(penstock: Pipeline, session_id: str, *run_ids: str) -> No
 
 
 async def nothing_held(penstock: Pipeline, run_id: str) -> None:
-    """Once no connector notes a leg of the run."""
+    """Wait until no connector has a leg record of the run."""
 
     async def probe() -> bool:
         return not await penstock.bus.bucket("claims").keys(f"active.*.{run_id}")
@@ -59,7 +59,7 @@ async def nothing_held(penstock: Pipeline, run_id: str) -> None:
 
 
 def reaps_later(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Connectors of this process look after dead ones once it is set."""
+    """Return an event; connectors look for ended connectors only after it is set."""
     may_reap = asyncio.Event()
     reap = Reaper.reap
 
@@ -79,7 +79,10 @@ async def test_a_kill_between_the_end_of_a_leg_and_its_turn_holds_up_no_decision
     monkeypatch: pytest.MonkeyPatch,
     by: str,
 ) -> None:
-    """The decision comes before anybody has looked after the dead one; a run waits behind it."""
+    """The decision comes before any connector looks for the killed one.
+
+    Another run waits behind it in the session.
+    """
     may_reap = reaps_later(monkeypatch)
     session = f"s-{by}"
     monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 60 if by == "the reaper" else 0.1)
@@ -108,7 +111,7 @@ async def test_a_kill_between_the_end_of_a_leg_and_its_turn_holds_up_no_decision
 async def test_what_was_opened_is_not_sent_again_whatever_the_dead_ones_clock(
     nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
 ) -> None:
-    """Its clock was 61 s ahead; others have written to RAW since."""
+    """The killed connector's clock was 61 s ahead, and other runs have written to RAW since."""
     upstream.script(stalls, plays(agno_text("sent again")))
     config = agents(upstream)
     ahead = Hurt(Step.BYTES, ahead_s=61)
@@ -121,7 +124,7 @@ async def test_what_was_opened_is_not_sent_again_whatever_the_dead_ones_clock(
         assert opened is not None
 
         async def is_later() -> bool:
-            """Once RAW has a frame that was stored more than a second after it."""
+            """Return whether RAW has a frame that was stored more than 1.5 s after the `open`."""
             other = RawWriter(penstock.bus, new_run_id(), "test", "test/1")
             stored = await penstock.bus.at(RAW, await other.write("event", b"{}", leg=1))
             assert stored is not None
@@ -136,13 +139,13 @@ async def test_what_was_opened_is_not_sent_again_whatever_the_dead_ones_clock(
 
 
 def seconds_between(earlier: Stored, later: Stored) -> float:
-    """By the server's clock."""
+    """Return the seconds between two stored messages, by the server's clock."""
     begun, ended = (datetime.fromisoformat(each.stored_at) for each in (earlier, later))
     return (ended - begun).total_seconds()
 
 
 async def sending(penstock: Pipeline, approval_id: str, state: str) -> None:
-    """Once the record of the decision's sending says so."""
+    """Wait until the record of the decision's sending has this state."""
 
     async def probe() -> bool:
         entry = await penstock.bus.bucket("sent").get(approval_id)
@@ -157,7 +160,7 @@ async def test_two_kills_before_the_open_leave_nothing_that_holds_up_the_third(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second one had taken the claim over, and not cleared away what the first had noted."""
+    """The second connector took over the claim, and did not remove the first one's leg record."""
     may_reap = reaps_later(monkeypatch)
     upstream.script(plays(agno_text("x")))
     config = agents(upstream)
@@ -185,7 +188,10 @@ async def test_two_kills_before_the_open_leave_nothing_that_holds_up_the_third(
 async def test_what_a_dead_one_has_left_of_the_same_leg_holds_nobody_up(
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It took the start over from one that slept, and died; that one woke up and opened the leg."""
+    """The killed connector had taken over the start from a paused one.
+
+    Then the paused connector woke up and opened the leg.
+    """
     may_reap = reaps_later(monkeypatch)
     monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 0.1)
     upstream.script(plays(agno_text("x")))
@@ -230,7 +236,10 @@ async def test_a_sleeper_that_sends_after_all_keeps_its_successor_from_sending(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It wakes up when another has taken the sending over, and opens the leg before that one."""
+    """The paused connector wakes up after another connector has taken over the sending.
+
+    The first one opens the leg before the second one does.
+    """
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     config = agents(upstream)
     sleeps = Hurt(Step.CLAIM_SENDING, "after", signal="SIGSTOP")
@@ -261,7 +270,7 @@ async def test_a_sleeper_that_sends_after_all_keeps_its_successor_from_sending(
 async def test_a_leg_leaves_the_queue_and_not_the_next_leg_of_its_run(
     nats_server: NatsServer,
 ) -> None:
-    """Both are the same connector's, when it took the second one over before it had left."""
+    """A connector has both turns if it takes over the second leg before it leaves the queue."""
     async with pipeline(nats_server.url, Config(), ()) as penstock:
         sessions = open_stores(penstock.bus, "connector-a").sessions
         key = session_key("u1", "agno", new_run_id())

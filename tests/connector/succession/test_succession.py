@@ -1,4 +1,4 @@
-"""A connector dies, sleeps or is stopped: another goes on, and the run is whole, and once."""
+"""A connector is killed, paused or stopped: another one continues, and the run has no gap."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def in_order(events: list[Event]) -> bool:
 
 
 def pods(frames: list[RawFrame]) -> list[str]:
-    """Who wrote, in turn."""
+    """Return the pods that wrote the frames, in the order of their first frames."""
     return list(dict.fromkeys(frame.connection.partition("/")[0] for frame in frames))
 
 
@@ -69,7 +69,7 @@ async def one_connector(
 
 
 async def nobody_holds(penstock: Pipeline, run_id: str) -> None:
-    """Once all that notes the run as held is gone."""
+    """Wait until no leg record of the run exists."""
 
     async def probe() -> bool:
         return not await penstock.bus.bucket("claims").keys(f"active.*.{run_id}")
@@ -77,7 +77,7 @@ async def nobody_holds(penstock: Pipeline, run_id: str) -> None:
     await eventually(probe, what="that nobody holds the run")
 
 
-# Agno 3: what runs in the background is come back to
+# Agno 3: connectors reconnect to runs in the background.
 
 
 @pytest.mark.real
@@ -142,7 +142,7 @@ async def test_a_connector_that_wakes_up_is_refused_and_lets_the_run_be(
             connector.wake()
             events = await penstock.ended(run_id)
             await nobody_holds(penstock, run_id)
-            # and it works like any other again
+            # The connector works normally afterwards.
             assert await connector.stop() == 0
         frames = await penstock.raw(run_id)
     assert types(events)[-1] == "lifecycle.completed"
@@ -170,7 +170,7 @@ NUMBERED = agno("RunStarted", event_index=0) + agno("RunContent", content="x", e
 
 
 def goes_on_until_cancelled(upstream: Misbehaving, times: int) -> Script:
-    """What comes back from a server that obeys the cancel of so many."""
+    """Return the script of a server that obeys the cancel number `times`."""
 
     async def script(answer: Answer) -> None:
         await answer.head()
@@ -193,7 +193,7 @@ async def are(found: Sequence[Any], number: int) -> bool:
 async def test_a_cancel_outlives_the_connector_that_said_it_would_end_the_leg(
     nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
 ) -> None:
-    """It is killed after it has answered, and what it asks the upstream gets lost."""
+    """The connector is killed after its answer, and its cancel at the upstream is lost."""
 
     async def loses_the_first(answer: Answer) -> None:
         if not answer.request.path.endswith("/cancel"):
@@ -207,7 +207,7 @@ async def test_a_cancel_outlives_the_connector_that_said_it_would_end_the_leg(
     upstream.scripted = lambda request: request.path.endswith(("/runs", "/cancel"))
     upstream.comes_back = goes_on_until_cancelled(upstream, 2)
     config = agents(upstream)
-    # the command comes again too late: who adopts the leg must see that it stands
+    # The command is redelivered too late to matter. So the successor must itself see the cancel.
     slow = {"ack_wait_s": 60}
     async with one_connector(nats_server, config, tmp_path, **slow) as (penstock, connector):
         run_id = await penstock.start_run("agno", "hello")
@@ -232,7 +232,7 @@ async def test_nobody_goes_on_with_a_run_whose_clients_were_told_that_it_is_canc
         run_id = await penstock.start_run("agno", "hello")
         await penstock.events_until(run_id, "llm.stream")
         await connector.kill()
-        # as the edge does when nobody ends the run in time
+        # The edge writes this event if no connector ends the run in time.
         edge = await RawWriter.resume(penstock.bus, run_id, "edge", "cancel-1")
         told = {"reason": "user_stop", "by": "ada", "confirmed": False}
         cancelled = {"type": "lifecycle.cancelled", "data": told}
@@ -254,7 +254,7 @@ async def test_stopped_in_the_middle_the_run_is_handed_over_at_once(
     nats_server: NatsServer, agno_server: Upstream, tmp_path: Path
 ) -> None:
     config = config_of(agno_server)
-    # nobody is told by a lease
+    # The leases are so long that none expires during the test.
     slow: dict[str, Any] = {"pod_ttl_s": 60, "pod_renew_s": 10, "reap_s": 60, "drain_s": 30}
     async with one_connector(nats_server, config, tmp_path, **slow) as (penstock, connector):
         run_id = await penstock.start_run("agent", "slowtool")
@@ -275,7 +275,7 @@ async def test_stopped_in_the_middle_the_run_is_handed_over_at_once(
 async def test_legs_that_end_while_others_are_handed_over_keep_nobody(
     nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path, drain_s: int
 ) -> None:
-    """More of them than change hands side by side; nobody takes any."""
+    """There are more legs than are handed over at the same time, and no peer takes any."""
     go = asyncio.Event()
     completed = agno("RunCompleted", content="x", event_index=2)
 
@@ -381,7 +381,7 @@ async def test_whether_a_server_has_begun_that_knows_no_such_run_is_not_known(
 async def killed(
     nats_server: NatsServer, upstream: Misbehaving, folder: Path, until: str = "lifecycle.started"
 ) -> Event:
-    """How a run ends whose connector is killed when it was called and this has come."""
+    """Return the last event of a run whose connector is killed after the event `until`."""
     config = agents(upstream)
     async with one_connector(nats_server, config, folder) as (penstock, connector):
         run_id = await penstock.start_run("agno", "hello")

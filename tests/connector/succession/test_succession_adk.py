@@ -1,4 +1,4 @@
-"""ADK 2.x: a resumable app goes on after its abort, and runs no tool twice."""
+"""ADK 2.x: a resumable app continues after its abort, and runs no tool twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.real.upstreams import Upstream
 
 pytestmark = pytest.mark.real
 
-# Connections before the one that runs: of the requests for the version and for the session.
+# Two connections come before that of the run: the requests for the version and for the session.
 BEFORE = [10_000_000] * 2
 ABORTED = "{'error': 'Invocation was aborted by client.'}"
 
@@ -31,7 +31,7 @@ def config(url: str) -> Config:
 
 
 async def session(server: Upstream, session_id: str) -> list[dict[str, Any]]:
-    """What the server has kept of it."""
+    """Return the events of the session on the server."""
     async with httpx.AsyncClient() as client:
         url = f"{server.url}/apps/resumable/users/u1/sessions/{session_id}"
         events: list[dict[str, Any]] = (await client.get(url)).json()["events"]

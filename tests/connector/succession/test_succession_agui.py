@@ -1,4 +1,4 @@
-"""A bridge behind a bridge: the outer one comes back to the run that the inner one keeps."""
+"""Two bridges in a row: the outer one reconnects to the run that the inner one keeps."""
 
 from __future__ import annotations
 

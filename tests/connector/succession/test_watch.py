@@ -1,4 +1,4 @@
-"""The watchdog: a run that nobody would ever move is put in order or ended, and no other."""
+"""The watchdog repairs or ends a run that nothing else would move, and leaves all others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OFTEN: dict[str, Any] = {**FAST, "watch_s": 0.1}
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to wait until an edge would have sent its command."""
+    """Let the watchdog act at once, without waiting for the edge to send its command."""
     monkeypatch.setattr(watchdog, "UNSTARTED_S", 0.0)
 
 
@@ -73,21 +73,21 @@ async def test_an_open_leg_that_a_dead_connector_has_not_noted_is_ended(
 
 
 async def paused(penstock: Pipeline) -> tuple[str, str]:
-    """A run that waits for a person, and its approval."""
+    """Pause a run; return its id and its approval's id."""
     run_id = await penstock.start_run("agno", "delete")
     *_, asked = await penstock.events_until(run_id, "lifecycle.paused")
     return run_id, asked.data["approval_id"]
 
 
 def continued(upstream: Misbehaving) -> int:
-    """How often a decision went upstream."""
+    """Return how often a decision went upstream."""
     return len([call for call in upstream.calls if call.path.endswith("/continue")])
 
 
 async def test_a_decision_whose_command_was_lost_is_sent_once_as_its_record_says(
     fresh_nats: NatsServer, upstream: Misbehaving
 ) -> None:
-    """The command is deleted from the stream of commands; later it comes after all."""
+    """The test deletes the command from the stream and publishes it later."""
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     before = found("never_sent")
     async with pipeline(fresh_nats.url, agents(upstream), WITHOUT_CONNECTOR) as penstock:
@@ -117,7 +117,7 @@ async def test_a_decision_whose_command_was_lost_is_sent_once_as_its_record_says
 async def test_a_decision_that_cannot_be_sent_again_ends_its_run(
     fresh_nats: NatsServer, upstream: Misbehaving
 ) -> None:
-    """What the upstream needs to go on is lost as well."""
+    """The pause record, which the upstream needs to continue, is lost as well."""
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         run_id, approval_id = await paused(penstock)
@@ -195,7 +195,7 @@ async def test_a_leg_that_an_error_of_ours_has_left_open_is_dealt_with(
 async def test_a_note_that_a_killed_broker_has_brought_back_goes_away(
     fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    """A deleted key may stand again on a replica whose server was killed."""
+    """A replica whose server was killed may return a deleted key."""
     monkeypatch.setattr(reaper, "FULL_SWEEP_S", 0.1)
     upstream.script(plays(agno_text("x")))
     async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
@@ -220,7 +220,7 @@ async def test_a_note_that_a_killed_broker_has_brought_back_goes_away(
 async def test_runs_that_somebody_will_move_are_let_be(
     fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that streams, one behind it in its session, and one that waits for a person."""
+    """One run streams, one waits behind it in its session, and one waits for a decision."""
     why = [stuck.value for stuck in watchdog.Stuck]
     before = [found(each) for each in why]
     looked: list[str] = []

@@ -1,4 +1,4 @@
-"""With the settings as they come: from the kill of a connector to what its runs say next."""
+"""With default settings: the time from the kill of a connector to the next event of its runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ async def test_a_dead_connectors_runs_go_on_or_end_within_5_s(
         for run_id in (*again, *lost):
             await penstock.events_until(run_id, lambda event: event.sequence > 1)
         async with connector_process(penstock.bus, config, folders[0], **DEFAULTS):
-            # the worst moment: its lease is as long as it can be
+            # This is the worst case: the lease was just renewed, so it is valid for the longest
+            # time.
             await renewed(penstock, victim)
             killed_at = time.monotonic()
             await victim.kill()
@@ -72,7 +73,7 @@ async def test_a_dead_connectors_runs_go_on_or_end_within_5_s(
 
 
 async def renewed(penstock: Pipeline, connector: ConnectorProcess) -> None:
-    """Until it has just renewed its lease."""
+    """Wait until the connector has renewed its lease."""
     leases = penstock.bus.bucket("leases")
     before = await leases.get(f"pod.{connector.pod}")
     assert before is not None
@@ -88,7 +89,7 @@ async def renewed(penstock: Pipeline, connector: ConnectorProcess) -> None:
 async def next_after(
     penstock: Pipeline, run_id: str, pod: str, since: float
 ) -> tuple[Event, float]:
-    """The first event that the frame of another pod made, and how long after `since` it came."""
+    """Return the first event from a frame of another pod, and its delay after `since`."""
 
     async def others() -> int | None:
         frames = await penstock.raw(run_id)

@@ -1,4 +1,7 @@
-"""Requests to ADK: the session read first, the client's body verbatim, answers as recorded."""
+"""Requests to ADK: the session is read first, and the client's body is sent verbatim.
+
+Answers are in the form of the recorded ones.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ SESSION = "/apps/demo/users/u1/sessions/s-1"
 
 
 class Server:
-    """Answers by method and path; notes what it was asked."""
+    """A server that answers by method and path, and records the requests."""
 
     def __init__(self, answers: dict[str, httpx.Response]) -> None:
         self.answers = answers
@@ -78,7 +81,7 @@ async def test_a_session_is_created_when_it_is_missing(status: int) -> None:
     )
     await AdkUpstream().start(server.client, agent(), start_command())
     assert server.asked == [f"GET {SESSION}", f"POST {SESSION}"]
-    # the body of this call is the state: an empty one
+    # This call's body is the session's state, which is empty.
     assert orjson.loads(server.requests[1].content) == {}
 
 
@@ -139,7 +142,7 @@ async def test_foreign_ids_stay_in_their_place_in_the_path() -> None:
     assert server.asked == [f"GET {path}"]
 
 
-# answers
+# Answers to a pause
 
 
 def recorded_pause(name: str) -> Pause:
@@ -271,7 +274,7 @@ ABORT = {"invocationId": "e-1", "errorCode": "INVOCATION_ABORTED"}
 async def come_back(
     events: list[dict[str, Any]], version: str = "2.13.0", **fields: Any
 ) -> Call | None:
-    """How a first leg of the invocation e-1 is gone on with."""
+    """Return the call that continues a first leg of the invocation e-1; None if there is none."""
     server = Server(
         {
             f"GET {SESSION}": httpx.Response(200, json={"events": events}),

@@ -1,4 +1,4 @@
-"""Requests to Agno: as recorded ones, with the stored objects and nothing but the decision set."""
+"""Requests to Agno equal the recorded ones: the stored objects, with only the decision set."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from support.recorded.goldens import Decisions
 SECTIONS = ("tools", "requirements", "step_requirements")
 KINDS: dict[str, AgentKind] = {"team": "team", "wf": "workflow"}
 
-# Where the recorded request did something that we must not do, or said less.
+# Fields in which the recorded request differs from ours, because it did something that we must not
+# do, or because it left something out.
 OTHERWISE: dict[str, dict[str, Any]] = {
-    # it confirmed a tool that had run by itself
+    # The recorded request confirmed a tool that had already run.
     "confirm_mix_auto_and_confirm": {"confirmed": None},
-    # it named a call that there is not
+    # The recorded request named a call that does not exist.
     "wrong_tool_call_id": {"tool_call_id": "toolu_02_0_create_document"},
-    # it kept the note to itself
+    # The recorded requests left out the note.
     "team_member_reject": {"confirmation_note": "no"},
     "wf_hitl_rejected": {"rejection_feedback": "no"},
 }
@@ -71,7 +72,7 @@ def form(call: Call) -> dict[str, str]:
 
 @pytest.fixture
 async def client() -> httpx.AsyncClient:
-    """Building a request asks nothing of the server."""
+    """Return a client that refuses every request: building a request needs no server."""
 
     def refuse(request: httpx.Request) -> httpx.Response:
         raise AssertionError(f"{request.method} {request.url}")
@@ -124,7 +125,7 @@ def recorded() -> list[Any]:
 
 
 def pauses(folder: Path, name: str) -> list[tuple[str, Decisions, Pause]]:
-    """Each recorded continue, what was decided, and the pause that it answers."""
+    """Return each recorded continue with its decisions and the pause that it answers."""
     decoder = AgnoDecoder(AgentFacts(id="a", kind=kind_of(name)))
     decoder.open(1)
     body = (folder / f"{name}.sse").read_bytes()
@@ -179,7 +180,7 @@ async def resumed(
 
 
 def without(name: str, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The objects but for what the recorded request did otherwise, and empty fields."""
+    """Return the objects without the fields in which the recorded request differs from ours."""
     left_out = OTHERWISE.get(name, {})
     if name == "wf_agent_reject":
         for step in objects:

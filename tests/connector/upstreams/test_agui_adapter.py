@@ -1,4 +1,4 @@
-"""What the connector asks of an AG-UI server, and what it keeps of the conversation."""
+"""The connector's requests to an AG-UI server, and the conversation that it keeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock_connector.upstreams.base import Attachment, Call
 from penstock_connector.upstreams.conversations import MAX_MESSAGES, Threads, newest
 from support.real.nats import NatsServer
 
-CLIENT = httpx.AsyncClient()  # nothing here calls anybody
+CLIENT = httpx.AsyncClient()  # no test here sends a request
 USER = {"id": "run-1-user", "role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
 ASKED = {"id": "c1-call", "role": "assistant", "toolCalls": [CALL]}
@@ -31,7 +31,7 @@ SCHEMA: dict[str, Any] = {"properties": {"approved": {}, "editedArgs": {}, "reas
 
 
 class InMemory(Threads):
-    """Without a bus."""
+    """The threads in memory, without a bus."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
@@ -68,7 +68,7 @@ async def started(
 async def resumed(
     upstream: AguiUpstream, items: dict[str, Any], *decided: Decided, **given: Any
 ) -> dict[str, Any]:
-    """The request of leg 2, after a leg that asked for a call, and a pause for these items."""
+    """Return the request of leg 2, after a leg with a tool call and a pause for these items."""
     call, _ = await started(upstream, start(message="hi", input=given))
     await upstream.closed(agent(), call, hear(upstream, *ASKING))
     record = PauseRecord(

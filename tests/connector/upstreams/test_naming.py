@@ -1,4 +1,4 @@
-"""What a server is told that a session is called."""
+"""The session names that the connector sends to a server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock_connector.upstreams.session_names import thread_id
 def test_a_session_is_called_otherwise_where_callers_are_known(
     agent: dict[str, str], said: bool | None, known: bool, same: bool
 ) -> None:
-    """`said` is the command's word; one without it is judged by the connector's own settings."""
+    """`said` is the mark in the command. Without the mark, the connector's own settings count."""
     config = agent_config({"id": "a", "protocol": "agui", "url": "http://127.0.0.1:9", **agent})
 
     def name(user_id: str) -> str:
@@ -43,4 +43,4 @@ def test_a_session_is_called_otherwise_where_callers_are_known(
     assert (name("alice") == "s") is same
     assert (name("alice") == name("bob")) is same
     if not same:
-        assert str(uuid.UUID(name("alice"))) == name("alice")  # some servers take no other ids
+        assert str(uuid.UUID(name("alice"))) == name("alice")  # some servers accept only UUIDs

@@ -1,4 +1,4 @@
-"""The real ADK server: decisions run a tool once or never, and hanging up is the cancel."""
+"""The real ADK server: a decision runs a tool once or never, and a disconnect is the cancel."""
 
 from __future__ import annotations
 

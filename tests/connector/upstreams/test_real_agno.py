@@ -1,4 +1,4 @@
-"""The real Agno server: decisions run a tool once or never, a cut connection loses nothing."""
+"""The real Agno server: a decision runs a tool once or never; a cut connection loses nothing."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_a_cut_connection_of_a_continued_run_does_not_run_the_tool_again(
 ) -> None:
     title = new_run_id()
     async with (
-        # the first connection carries leg 1 whole, the second one breaks in leg 2
+        # The first connection transfers leg 1 completely. The second one breaks in leg 2.
         cutter(agno_server.url, [10_000_000, 1800]) as proxy,
         pipeline(nats_server.url, config(proxy.url)) as penstock,
     ):
