@@ -13,6 +13,7 @@ from bench.results import Results, Sample, load, summary
 from bench.session import OURS
 
 FILE: Final = Path(__file__).with_name("figures.json")
+PLOTTED: Final = frozenset({"edge", "path", "growth"})  # in documents
 # `before` is the code of the morning of 2026-11-22, before the work on speed.
 OTHERS: Final = ("before", "nchan", "naive", "proxy")
 
@@ -53,7 +54,8 @@ def table(piece: str) -> str:
 def publish(found: Results, plots: Path) -> list[Path]:
     """Keep the results for the documents, and write their plots; return what was written."""
     FILE.write_text(found.dump())
-    return [FILE, *write_plots(found, plots)]
+    shown = [sample for sample in found.samples if sample.piece in PLOTTED]
+    return [FILE, *write_plots(replace(found, samples=shown), plots)]
 
 
 def write_plots(found: Results, folder: Path) -> list[Path]:
