@@ -133,14 +133,15 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     rows = [row for document in DOCUMENTS for row in document.rows]
-    yield "# What each contract says, and what shows it"
+    yield "# The statements of each contract, and the tests that show them"
     yield ""
     yield (
-        f"The five documents make {len(rows)} statements that can be tested. For each: whether it "
-        "holds, the tests that show it (of each that holds at least one from an agent server's "
-        "bytes to the client's, or of the running service), and what is done where the document "
-        "is silent. Made by "
-        "`make contract` from tests/conformance; tests fail when a named test is not there."
+        f"The five documents make {len(rows)} statements that can be tested. This page says of "
+        "each statement whether it holds, and names the tests that show it. A statement that holds "
+        "has at least one test from an agent server's bytes to the client's bytes, or a test of "
+        "the running service. If the document leaves something open, the page says what Penstock "
+        "does. `make contract` writes this page from tests/conformance, and a test fails if a "
+        "named test does not exist."
     )
     yield ""
     yield f"| document | statements | {' | '.join(each.value for each in Verdict)} |"
@@ -166,7 +167,7 @@ def _section(document: Document) -> Iterator[str]:
     yield ""
     yield f"## {document.name}"
     yield ""
-    yield f"{document.about}."
+    yield f"The document describes {document.about}."
     yield ""
     yield "| | statement | | shown by |"
     yield "|---|---|---|---|"
@@ -174,7 +175,7 @@ def _section(document: Document) -> Iterator[str]:
         statement = f"{row.statement}. {row.note}" if row.note else row.statement
         yield f"| {row.id} | {_cell(statement)} | {row.verdict.value} | {_links(row.tests)} |"
     yield ""
-    yield "The document's own examples:"
+    yield "These are the document's own examples:"
     yield ""
     yield "| example | used by |"
     yield "|---|---|"
