@@ -56,7 +56,7 @@ async def test_a_writer_is_held_back_until_there_is_room_and_loses_nothing(disk:
             assert not writing.done()
             assert 0 < writer.index < FRAMES
             subprocess.run(["mount", "-o", "remount,size=200m", disk], check=True)
-            await asyncio.to_thread(nats.restart)  # without that it never writes again
+            await asyncio.to_thread(nats.restart)  # else the server never writes again
             async with asyncio.timeout(60):
                 await writing
             pattern = subjects.raw_of_run(run_id)

@@ -96,7 +96,7 @@ async def test_a_nats_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> Non
         await service.until(503, "connects to NATS")
         nats.start()
         try:
-            await service.until(503, "`penstock streams make`")  # it may not make them itself
+            await service.until(503, "`penstock streams make`")  # a service may not make them
             await make_streams(nats.url)
             await service.until(200)
         finally:

@@ -66,7 +66,7 @@ async def test_every_run_is_whole_whatever_dies(
     short = Round(seed=1, kills=8, shape=shape, runs=30, runs_per_s=2, settings=HASTY)
     report = await play(short, tmp_path, servers)
     settle(report, COMPLETED)
-    assert sum(report.kills.values()) >= 7  # one may have ended by itself just then
+    assert sum(report.kills.values()) >= 7  # one may have ended before its kill
 
 
 @pytest.mark.chaos

@@ -172,7 +172,8 @@ def test_the_events_of_the_agno_document_mean_what_they_say() -> None:
     assert told["llm.tool_call"] == {**call, "args": {}}
     assert told["llm.tool_result"] == {
         **call,
-        "result": AGNO["ToolCallCompleted"]["tool"]["result"],  # `[...]` in it is no literal
+        # The example's `[...]` is no literal.
+        "result": AGNO["ToolCallCompleted"]["tool"]["result"],
         "outcome": "ok",
         "duration_s": 0.07380591600667685,
     }

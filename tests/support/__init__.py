@@ -1,1 +1,5 @@
-"""What tests share: `fakes` misbehave, `real` runs servers, `drive` drives, `recorded` replays."""
+"""Shared helpers of the tests.
+
+`fakes` has servers that misbehave. `real` starts real servers. `drive` has clients and checks.
+`recorded` replays recorded streams. `chaos` plays rounds of faults.
+"""

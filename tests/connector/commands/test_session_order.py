@@ -59,7 +59,8 @@ async def test_a_start_waits_for_the_first_earlier_one_of_its_session_and_for_no
         order = order_of(penstock.bus)
         first = await asked(penstock, "one")
         another = await asked(penstock, "another")
-        second = await asked(penstock, "one", "x" * 800_000)  # kept by reference
+        # So large that it is stored by reference.
+        second = await asked(penstock, "one", "x" * 800_000)
         third = await asked(penstock, "one")
         assert await order.before(another) is None
         assert await order.before(first) is None
@@ -67,7 +68,7 @@ async def test_a_start_waits_for_the_first_earlier_one_of_its_session_and_for_no
             earlier = await order.before(later)
             assert earlier is not None
             assert earlier.stored.sequence == first.sequence
-        assert await penstock.bus.delete(COMMANDS, first.sequence)  # as an acknowledgement does
+        assert await penstock.bus.delete(COMMANDS, first.sequence)  # as an acknowledgement does it
         assert await order.before(second) is None
         earlier = await order.before(third)
         assert earlier is not None
@@ -107,12 +108,12 @@ async def test_a_stream_that_begins_anew_is_read_anew(
         first, second = [await asked(penstock, "one") for _ in range(2)]
         assert await order.before(second) is not None
         another = Stored(command("connector", "start", "another"), second.sequence, {}, b"{}")
-        assert await order.before(another) is not None  # what stands there has the last word
+        assert await order.before(another) is not None  # the stream's command decides
         assert await order.before(second) is not None
         monkeypatch.setattr(session_order, "REBUILD_FROM", 0)
         order = order_of(penstock.bus)
         assert await order.before(first) is None
-        third = await asked(penstock, "one")  # what is kept is too much: it is read anew
+        third = await asked(penstock, "one")  # the full cache is read again
         assert await order.before(third) is not None
 
 
@@ -134,7 +135,7 @@ class Held:
 async def test_a_start_never_begins_before_an_earlier_one_that_waits_at_a_full_connector(
     fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "SHARE_S", 600.0)  # nobody looks for what waits elsewhere
+    monkeypatch.setattr(service, "SHARE_S", 600.0)  # no look for starts elsewhere
     held = Held()
     upstream.script(held)
     url, config = fresh_nats.url, agents(upstream)

@@ -185,7 +185,7 @@ async def test_a_leg_that_is_cancelled_while_it_waits_for_its_turn_waits_no_more
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, waits_no_more = asyncio.Event(), asyncio.Event()
-    never = asyncio.Event()  # kept here: what nobody refers to is collected, and waits no more
+    never = asyncio.Event()  # without this variable, the event would be collected
 
     async def wait(self: SessionQueue, *arguments: Any) -> None:
         waits.set()

@@ -99,7 +99,7 @@ class State(NamedTuple):
 
     raw: tuple[Tail, ...]
     calls: tuple[tuple[int, int], ...]  # by run: how often each leg was sent upstream
-    claims: tuple[int, ...]  # whose the start is; CANCELLED for nobody's, ever
+    claims: tuple[int, ...]  # by run: the start's pod; CANCELLED if none may start it
     sent: tuple[int, str]  # the decision's sending: its pod, and claimed | done | refused
     notes: frozenset[tuple[int, int, int]]  # leg records: pod, run, leg
     queue: tuple[Turn, ...]

@@ -134,7 +134,7 @@ async def test_a_connector_that_hangs_keeps_its_runs(
             async with peer(fresh_nats, config):
                 hangs.sleep()
                 await dies.kill()
-                await penstock.ended(lost)  # the peer asks both, and found this one dead
+                await penstock.ended(lost)  # the peer asked both connectors
                 hangs.wake()
                 held.goes_on.set()
                 events = await penstock.ended(kept)

@@ -66,7 +66,7 @@ async def test_a_tool_that_runs_with_other_arguments_than_were_approved_is_told_
     ):
         run_id = await penstock.start_run("agent", f"confirm {title}")
         *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
-        proxy.rewrites = (title.encode(), another.encode())  # Agno runs what the continue says
+        proxy.rewrites = (title.encode(), another.encode())  # Agno runs the continue's arguments
         await penstock.decide(paused.data["approval_id"])
         events = await penstock.ended(run_id)
     assert (len(runs_with(agno_server, title)), len(runs_with(agno_server, another))) == (0, 1)

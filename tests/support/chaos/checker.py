@@ -70,7 +70,7 @@ class Harm:
     """The faults of a round that may cause the loss of an upstream."""
 
     hurts: Sequence[Hurt] = ()
-    lease_s: float = POD_TTL_S  # TTL after which others take a connector for dead
+    lease_s: float = POD_TTL_S  # TTL after which a connector counts as ended
 
     def reached(self, pids: set[int | None], from_s: float, until_s: float) -> bool:
         """Return whether a fault of these processes or of a broker may have had an effect then.

@@ -24,7 +24,7 @@ from support.chaos.fleet import Slot
 from support.chaos.plans import Plan
 
 AGAIN_S = 0.25
-SILENCE_S = 20.0  # longer than a keep-alive: such a connection is given up
+SILENCE_S = 20.0  # a connection without a byte for this long is closed
 PATIENCE_S = 120.0  # for one request with all its attempts
 _MANY = {"approve": "reject", "reject": "approve"}
 
@@ -78,7 +78,7 @@ class Story:
             raise AssertionError(f"{self.plan.mark}: {answer.status_code} {answer.text}")
         return str(answer.json()["run_id"])
 
-    # following
+    # Actions that follow a run
 
     async def _follow(self, view: View, number: int) -> None:
         edge = self.plan.number + number
@@ -146,7 +146,7 @@ class Story:
         if self._seen == self.plan.cancel_after:
             self._act(self._cancel)
 
-    # acting
+    # Actions that change a run
 
     def _act(self, action: Callable[[], Awaitable[None]]) -> None:
         async def acting() -> None:

@@ -60,13 +60,13 @@ class Evidence:
     plan: Plan
     run_id: str
     bodies: list[bytes] = field(default_factory=list)  # of the events in EVENTS, in order
-    folded: list[bytes] = field(default_factory=list)  # a fresh fold of RAW
+    folded: list[bytes] = field(default_factory=list)  # of the events of a fresh fold of RAW
     frames: list[RawFrame] = field(default_factory=list)  # in RAW, in order
     exchanges: list[tuple[Request, Exchange]] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
     decisions: list[Answer] = field(default_factory=list)
     cancels: list[Answer] = field(default_factory=list)
-    other_ids: set[str] = field(default_factory=set)  # given for the same key
+    other_ids: set[str] = field(default_factory=set)  # other ids that the same key got
     tool_runs: int = 0
     status: str = ""  # the run's status in the list of runs
     loses: frozenset[str] = frozenset()  # streams that may have lost messages of this run
@@ -110,7 +110,7 @@ class Remains:
     outbox: list[str] = field(default_factory=list)  # decisions that were not passed on
     strangers: list[str] = field(default_factory=list)  # runs that no client asked for
     exits: list[str] = field(default_factory=list)  # processes that ended without a fault
-    refused: list[str] = field(default_factory=list)  # by NATS: what a service's user may not
+    refused: list[str] = field(default_factory=list)  # operations that NATS refused to services
 
 
 def request_of(exchange: Exchange) -> tuple[Request, str] | None:

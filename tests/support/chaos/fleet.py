@@ -58,7 +58,7 @@ class Slot:
     port: int = field(default_factory=free_port)
     probe_port: int = field(default_factory=free_port)
     pids: list[int] = field(default_factory=list)  # of all processes of this slot, the newest last
-    alone: asyncio.Lock = field(default_factory=asyncio.Lock)  # one fault at a time
+    alone: asyncio.Lock = field(default_factory=asyncio.Lock)  # held during a fault
     clock: ShiftedClock | None = None  # None: the real clock
     crashes: Iterator[str] | None = None
     hurt: str = ""  # the write at which the current process kills itself

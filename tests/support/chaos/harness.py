@@ -83,7 +83,7 @@ class Round:
     # The round ends if, after the last fault, no client has seen a new event for this long.
     end_timeout_s: float = 120.0
     faults: Sequence[Fault] = ()  # used in place of the faults that the seed gives
-    clocks: Clocks = field(default_factory=dict)  # of which process, how far ahead, in seconds
+    clocks: Clocks = field(default_factory=dict)  # seconds ahead, by process
     crashes: Mapping[str, Iterable[str]] = field(default_factory=dict)  # see `Slot.crashes`
     asking: float = ASKING  # the share of the runs that wait for a decision
     older: Sequence[str] = ()  # the streams whose older store a fault puts back
@@ -112,7 +112,7 @@ class System:
     recorders: Sequence[Recorder]
     older: Sequence[str] = ()
     done: list[Done] = field(default_factory=list)
-    late_s: list[float] = field(default_factory=list)  # how late each fault was begun
+    late_s: list[float] = field(default_factory=list)  # the delay of each fault
     began: float = 0.0
 
     @property

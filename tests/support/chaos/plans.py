@@ -44,7 +44,8 @@ _SHARED: dict[Agent, tuple[str, ...]] = {
 }
 _DECISIONS: dict[Decision, int] = {"approve": 5, "reject": 3, "none": 1}
 
-# of a hundred runs
+# The share of the runs with each property, among those that can have it: a decision, a cancel, a
+# shared session, two decisions at once, a second start, and reconnects.
 ASKING, CANCELLED, SHARED, DUELS, TWICE, LEAVES = 0.33, 0.1, 0.4, 0.4, 0.15, 0.2
 SHARED_SESSIONS = 3  # of each agent; few enough that some runs have to wait in line
 
@@ -63,7 +64,7 @@ class Plan:
     decision: Decision | None = None
     duel: bool = False  # two processes send opposite decisions at once
     cancel_after: int | None = None  # events that the client sees before it cancels
-    leave_after: int | None = None  # events on one connection: then it comes back on another edge
+    leave_after: int | None = None  # events before it reconnects to another edge
 
     @property
     def mark(self) -> str:

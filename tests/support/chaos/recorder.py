@@ -174,7 +174,7 @@ class _Side:
                 self.http.receive_data(await self.reader.read(_READ_BYTES))
             except (ConnectionError, h11.RemoteProtocolError) as error:
                 raise _Gone(ended) from error
-        assert isinstance(event, h11.Event)  # paused is who is asked twice at once
+        assert isinstance(event, h11.Event)  # PAUSED comes only without a send between two calls
         return event
 
     async def send(self, *events: h11.Event) -> None:

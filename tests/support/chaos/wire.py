@@ -43,7 +43,7 @@ class Said:
     """The content of a run, as its server or its clients have it: text, tool calls and results."""
 
     text: str = ""
-    calls: list[tuple[str, str]] = field(default_factory=list)  # tool, arguments; once for each id
+    calls: list[tuple[str, str]] = field(default_factory=list)  # tool and arguments, once per id
     results: int = 0  # of tools that ran
     end: str | None = None  # of the last leg, if known: completed, paused, cancelled, failed
 

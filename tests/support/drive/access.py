@@ -140,7 +140,8 @@ HOW: dict[str, list[How]] = {
     f"PATCH {_SESSION}/{{session}}": [How(403, 422)],  # only sessions of ADK agents have a state
     f"DELETE {_SESSION}/{{session}}": [How(403)],
     f"GET {_SESSION}/{{session}}/artifacts": [How(403)],
-    f"GET {_SESSION}/{{session}}/artifacts/{{artifact}}": [How(403, 404)],  # as above
+    # Only ADK agents have them.
+    f"GET {_SESSION}/{{session}}/artifacts/{{artifact}}": [How(403, 404)],
     f"GET {_SESSION}/{{session}}/run": [How(403)],
     f"POST {_SESSION}/{{session}}/run": [How(403)],
     "GET /list-apps": [How()],

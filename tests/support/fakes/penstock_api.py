@@ -46,7 +46,7 @@ class Trouble:
     """The failures of the API, and how often each happens."""
 
     busy: int = 0  # requests that get a 503 without being processed
-    cuts: list[int] = field(default_factory=list)  # frames before each connection is dropped
+    cuts: list[int] = field(default_factory=list)  # frames per connection before it is dropped
     approval_missing: int = 0  # how often a request for the approval gets a 404
     refuse_decision: tuple[int, str] | None = None
     refuse_start: tuple[int, str] | None = None

@@ -113,7 +113,8 @@ class Receiver:
     plans: dict[str, list[Behaviour]] = field(default_factory=lambda: defaultdict(list))
     usual: dict[str, Behaviour] = field(default_factory=dict)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
-    answered: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # 200s, by id
+    # Number of 200s by id.
+    answered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def url(self, path: str = "/hook") -> str:
         """Return the URL of a path."""

@@ -1,4 +1,7 @@
-"""Server processes that tests start: log in a file, gone with the test run, shown on failure."""
+"""Server processes of tests. Each has a log file and ends with the test run.
+
+A failed test shows the logs.
+"""
 
 from __future__ import annotations
 
