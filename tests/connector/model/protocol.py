@@ -258,7 +258,8 @@ def written(state: State, run: int, leg: int, kind: str, pod: int, called: bool 
 def recorded(state: State, to: str, pod: int, *whose: int, is_known: bool = False) -> State:
     """Record the result of the sending.
 
-    The record stays unchanged if another pod has the sending, or if it already has a result.
+    The record stays unchanged if it already has a result. Without `is_known`, the record also stays
+    unchanged if another pod has the sending.
     """
     if state.sent[1] != "claimed" or not (is_known or state.sent[0] in (pod, *whose)):
         return state

@@ -391,7 +391,7 @@ def _tools(run: Evidence, harm: Harm) -> Iterator[str]:
 
 
 def _decision(run: Evidence, harm: Harm) -> Iterator[str]:
-    """At most one of several decisions wins, and all other clients get a 409."""
+    """At most one of several decisions wins. A losing decision gets a 409, a 5xx or no answer."""
     outcomes = {"approve": "approved", "reject": "rejected"}
     decided = [
         event["data"]["outcome"] for event in run.events if type_of(event) == "approval.decided"

@@ -114,7 +114,10 @@ class Remains:
 
 
 def request_of(exchange: Exchange) -> tuple[Request, str] | None:
-    """Return the kind of the request, and the run id or text that names the run upstream."""
+    """Return the kind of the request, and the run id or text that names the run upstream.
+
+    Return None for a request about no run.
+    """
     path = unquote(urlsplit(exchange.path).path)
     if exchange.method != "POST":
         return None

@@ -30,8 +30,8 @@ CLOCKS_DIFFER_S = 60.0
 def _passing_over() -> None:
     """Take out the fix that removes the session turn of an ended connector from its queue.
 
-    Without the fix, the turn stays in the queue if the run has continued since then. Ended
-    connectors are found by their leases alone, so decisions are taken before that.
+    Without the fix, the turn stays in the queue if the run has continued since then. An
+    ended connector is found by its lease alone, so a decision can come before that.
     """
 
     async def is_abandoned(self: Any, turn: Any) -> bool:

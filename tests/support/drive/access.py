@@ -55,7 +55,7 @@ class Row:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The scopes that this request needs. Without any one of them, it is refused."""
+        """The scopes that this request needs. Without one of them, it gets a refusal."""
         return (*self.operation.scopes, *self.operation.any_scope[:1], *self.how.also)
 
     @property
