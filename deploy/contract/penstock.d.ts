@@ -144,7 +144,7 @@ export interface WorkflowResult {
 
 /** One canonical event, of a type that this version knows or of a later one. */
 export interface Envelope {
-  /** The run's id, a UUIDv7 that Penstock made. */
+  /** The run's id, a UUIDv7 that Penstock made (a UUIDv8 in further shards). */
   run_id: string;
   /** When the connector received the event: RFC 3339, UTC, with milliseconds. It never decreases within a run. */
   timestamp: string;

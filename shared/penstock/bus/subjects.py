@@ -1,8 +1,8 @@
 """Makes and parses every subject, fence pattern and key of the bus. Pure.
 
 Subjects end in the run id, so that "all tool calls" is `llm.tool_call.*` and "this run" is
-`*.*.<run_id>`. Penstock makes the run ids, which are UUIDv7s. Foreign ids are data: they become
-part of a key only as SHA-256 hex (`key_of`), and never part of a subject.
+`*.*.<run_id>`. Penstock makes the run ids, which begin with the time. Foreign ids are data: they
+become part of a key only as SHA-256 hex (`key_of`), and never part of a subject.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def document() -> Json:
         "components": {
             "parameters": {
                 "run_id": {
-                    "description": "The run's id, a UUIDv7. `*` subscribes to all runs.",
+                    "description": "The run's id, a UUIDv7 (a UUIDv8 in further shards). "
+                    "`*` subscribes to all runs.",
                     "examples": [RUN_ID],
                     "location": "$message.payload#/run_id",
                 }

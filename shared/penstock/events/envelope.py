@@ -49,7 +49,9 @@ class EventName(Model):
 class Event(Model):
     """One canonical event. `data` is unchanged; `data_model()` returns it as a model."""
 
-    run_id: Token = Field(description="The run's id, a UUIDv7 that Penstock made.")
+    run_id: Token = Field(
+        description="The run's id, a UUIDv7 that Penstock made (a UUIDv8 in further shards)."
+    )
     timestamp: Timestamp = Field(
         description="When the connector received the event: RFC 3339, UTC, with milliseconds. It "
         "never decreases within a run."

@@ -79,7 +79,7 @@ class SessionQueue:
                 # (adk-streaming.md), the edge lists a run before the run is started.
                 record.open = [*(each for each in before if each != mine.run_id), mine.run_id]
             if mine.run_id not in record.runs:
-                insort(record.runs, mine.run_id)  # UUIDv7 ids sort by the time of creation
+                insort(record.runs, mine.run_id)  # run ids sort by the time of creation
                 del record.runs[:-MAX_RUNS_LISTED]
 
         new = SessionRecord(agent=agent, session_id=session_id, thread_id=thread_id)

@@ -19,7 +19,7 @@ def limit(most: int) -> Parameter:
     return Parameter("limit", "How many entries a page has at most; streams ignore it", schema)
 
 
-RUN_ID: Final = in_path("run_id", "The run's id, a UUIDv7")
+RUN_ID: Final = in_path("run_id", "The run's id, a UUIDv7 (a UUIDv8 in further shards)")
 SESSION_ID: Final = in_path("session_id", "The session's id")
 THREAD_ID: Final = in_path("thread_id", "The thread's id, which is the session's id")
 AGNO_ID: Final = in_path("id", "The id in the configuration, or the upstream's name")

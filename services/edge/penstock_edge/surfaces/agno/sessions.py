@@ -311,7 +311,7 @@ class Sessions:
     async def _runs(self, records: Sequence[tuple[AgentConfig, SessionRecord]]) -> list[Run]:
         """Return the runs of these sessions in the order of their starts.
 
-        Run ids are UUIDv7, so the order of the ids is the order of the starts.
+        Run ids begin with the time, so the order of the ids is the order of the starts.
         """
         agents = {run_id: agent for agent, record in records for run_id in record.runs}
         found = await _some_at_once(sorted(agents), self._record)
