@@ -1,4 +1,4 @@
-"""Write the approvals service's source events of a run to RAW, each once."""
+"""Writes the source events of the approvals service to RAW. Each event is written only once."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Consumer:
     subjects: tuple[str, ...]
     ack_wait_s: float
     max_pending: int = 1000
-    from_now: bool = False  # a new consumer begins with the messages that come, not the stored ones
+    from_now: bool = False  # whether a new consumer skips the messages that are stored already
 
 
 async def declare(bus: Bus, consumer: Consumer) -> None:

@@ -199,7 +199,10 @@ class Decoder(Protocol):
     """
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begins a leg, before its first frame. Leg 1 starts the run; each continue adds a leg."""
+        """Begins a leg, before its first frame.
+
+        Leg 1 starts the run. Each later leg continues the run after a pause.
+        """
         ...
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:

@@ -12,7 +12,7 @@ from penstock.sse import Frame
 
 
 def frame(body: JsonObject, event: str | None = None) -> Frame:
-    """Returns the frame of a JSON body that consists of parts of canonical events."""
+    """Returns a frame whose data is `body` as JSON and whose event name is `event`."""
     try:
         return Frame(orjson.dumps(body), event)
     except orjson.JSONEncodeError:

@@ -3,8 +3,9 @@
 The CEL runtime cannot be interrupted, and its own limit counts iterations only. It takes a second
 for `["ab"].map(a, [a, a])` repeated 23 times and compared with itself, and each repetition more
 doubles the time. `["ab"].map(a, a + a)` doubles the memory in the same way. Both need a value that
-is made of other values. So a condition may have no `+`, no macro `map`, no map or message literal,
-and list literals of constants only. What is left makes no value that is larger than the data.
+is made of other values. So a condition may have no `+`, no macro `map`, and no map or message
+literal. A list literal may have only constants. What is left makes no value that is larger than the
+data.
 """
 
 from __future__ import annotations

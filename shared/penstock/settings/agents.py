@@ -190,13 +190,15 @@ def agent_config(fields: Mapping[str, Any]) -> AgentConfig:
 
 
 def _own_fields(model: type[AgentBase], value: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields without fields of other protocols that have their default value.
+    """Return the fields of the agent's own protocol.
 
-    Earlier releases accepted the fields of all protocols for every agent and ignored the fields of
-    other protocols, so a file may have such fields.
+    A field of another protocol is dropped if it has its default value. Earlier releases accepted
+    the fields of all protocols for every agent and ignored the fields of other protocols, so a file
+    may have such fields.
 
     Raises:
-        ValueError: a field is unknown, or is a field of another protocol without its default value.
+        ValueError: a field is unknown, or is a field of another protocol and has another value than
+            its default value.
     """
     own = {name: each for name, each in value.items() if name in model.model_fields}
     wrong = []

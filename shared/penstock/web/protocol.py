@@ -181,7 +181,9 @@ class HttpProtocol(HttpToolsProtocol):
     def _on_slow_head(self) -> None:
         self._deadline = None
         if self._is_answering():
-            return  # uvicorn's keep-alive limit applies after the answer
+            # An earlier request is still being answered. After the answer, uvicorn closes an idle
+            # connection at its own keep-alive limit.
+            return
         self._close_with(_TOO_SLOW)
 
     def _on_slow_body(self) -> None:

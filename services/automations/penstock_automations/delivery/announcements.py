@@ -22,7 +22,8 @@ from penstock.bus.write.fence import tail
 from penstock_automations.jobs.job import Job
 
 WRITER: Final = "automations"
-DELIVERY: Final = "Penstock-Delivery"  # the header by which a frame that was written is found
+# The header by which `_look` finds an event that was written before.
+DELIVERY: Final = "Penstock-Delivery"
 _LOCKS = 64
 
 

@@ -61,7 +61,8 @@ def dead_letter(pod: str, job: Job, stored: Stored, record: DeliveryRecord) -> D
     letter = letter_about("automations", pod, stored, NotDelivered(reason))
     return letter.model_copy(
         update={
-            # One dead letter for each delivery and replay, whichever process gives it up.
+            # Every process computes the same id, so each delivery, and each replay of a delivery,
+            # has at most one dead letter.
             "traceback_id": subjects.traceback_id(job.webhook_id, job.replay),
             "run_id": job.run_id,
             "delivery": orjson.loads(record.dump()),

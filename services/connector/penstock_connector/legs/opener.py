@@ -1,4 +1,4 @@
-"""Opens a leg: the writes that come before the upstream is called, in an order that is crash-safe.
+"""Opens a leg: makes the writes that come before the upstream's call, in a crash-safe order.
 
 A connector may end between any two of these writes, or be suspended there until its lease has
 expired. `tests/connector/model` checks every such case.

@@ -43,7 +43,7 @@ class Order:
 
     @property
     def approval_id(self) -> str | None:
-        """The decision that the leg sends; None for a start."""
+        """The id of the approval whose decision the leg sends; None for a start."""
         return self.record.approval_id
 
     @property

@@ -26,7 +26,7 @@ class LegRecord:
     kind: CommandKind
     command: bytes  # the command's payload; a reference when it is large
     after: int = 0  # RAW's sequence of the run's last source frame before the `open`; 0 without one
-    approval_id: str | None = None  # the decision that the leg sends
+    approval_id: str | None = None  # of the approval whose decision the leg sends
     upstream_run_id: str | None = None
 
     def dump(self) -> bytes:

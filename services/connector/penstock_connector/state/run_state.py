@@ -75,7 +75,7 @@ class Runs:
         return stored.stored_at if stored is not None else ""
 
     async def record(self, run_id: str) -> RunRecord | None:
-        """The run in the list of runs."""
+        """The run's record in KV `runs`; None if there is none."""
         entry = await self._bus.bucket("runs").get(run_id)
         if entry is None or entry.value is None:
             return None

@@ -202,7 +202,7 @@ class SessionQueue:
             await self._bus.client.publish(turn(key))
 
     async def _is_abandoned(self, turn: Turn) -> bool:
-        """Whether that leg has ended, or its connector ended before it recorded the leg.
+        """Whether the turn's leg has ended, or the leg's connector is dead and left no leg record.
 
         RAW shows whether a leg has ended. The leg's connector may have ended, or may hang, before
         it deleted the turn. If a dead connector's leg is recorded and open, the turn stays, since

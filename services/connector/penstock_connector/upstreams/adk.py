@@ -42,7 +42,8 @@ class AdkUpstream:
     """Posts to /run_sse, in a session that exists."""
 
     def __init__(self) -> None:
-        self._versions: dict[str, int] = {}  # the major version by base URL
+        # the major version of each ADK server, by the server's base URL
+        self._versions: dict[str, int] = {}
 
     async def start(
         self, client: httpx.AsyncClient, agent: AdkAgent, command: StartCommand

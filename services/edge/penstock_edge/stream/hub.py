@@ -70,7 +70,7 @@ class _Arrivals:
             self._on_some()
 
     def give_back(self, batch: list[Stored]) -> None:
-        """Put messages before all others that `take` returns."""
+        """Put messages back, so that `take` returns them before all other messages."""
         self._batch[:0] = batch
 
     def close(self) -> None:

@@ -226,7 +226,7 @@ class Run:
         self.output.events.published(self._fold, ready.events[at : at + 1], sequence)
 
     async def complete(self, ready: ReadyEvents, count: int) -> int:
-        """Publish the events of `count` folded frames, of which the last one needs the bus.
+        """Finish the last of `count` folded frames, and publish the events of all these frames.
 
         Returns `count`. Raises what `RunOutput.publish` raises.
         """

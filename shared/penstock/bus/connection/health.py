@@ -49,8 +49,8 @@ _WORDS: Mapping[Kind, str] = {
     "quorum, and room on their disks? See their logs; after a full disk they must be restarted",
     "lost": "{words}",
 }
-# Refusals of these kinds no longer count after `FORGOTTEN_S` without a new attempt: only an attempt
-# can show that such a refusal has ended, and there may be no further attempt.
+# A refusal of these kinds no longer counts when it has not been repeated for `FORGOTTEN_S`. Only a
+# successful attempt can show that such a refusal has ended, and there may be no further attempt.
 _FORGOTTEN: frozenset[Kind] = frozenset({"full", "denied", "away"})
 
 

@@ -261,7 +261,7 @@ class Connection(Client):
         return reply
 
     def forget(self, reply: str) -> None:
-        """Take no more answers to a reply subject of `expect`."""
+        """Ignore all further answers to a reply subject that `expect` has returned."""
         self._expected.pop(reply, None)
 
     def give_up(self, answer: asyncio.Future[Any]) -> None:

@@ -36,8 +36,8 @@ BATCH: Final = 50  # messages of one read; the process takes over a batch in one
 # took, so that other requests get half of its time; at most so many seconds. With batches of 200,
 # and all indexes of a process at once, the requests of others took 38 ms instead of 4.
 MAX_REST_S: Final = 0.02
-TICK_S: Final = 2.0  # seconds between two reads while nobody lists
-LOOK_S: Final = 30.0  # seconds between two comparisons with the stream's first and last sequence
+TICK_S: Final = 2.0  # seconds between two reads of the bucket by `run`
+LOOK_S: Final = 30.0  # seconds between two checks of the stream's first and last sequence by `run`
 WAIT_S: Final = 5.0  # how many seconds a list waits for the first reading of the bucket
 FORGOTTEN: Final = 1000  # rows that are dropped in one go
 

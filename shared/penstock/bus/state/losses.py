@@ -33,7 +33,7 @@ def is_numbered(stream: str) -> bool:
 
 
 def margin(stream: str) -> int:
-    """Return how many sequences of a numbered stream a repair makes unusable (see `MARGIN`)."""
+    """Return the `MARGIN` of a numbered stream: how many sequences become unusable in a repair."""
     return MARGIN[streams.kind_and_shard(stream)[0]]
 
 

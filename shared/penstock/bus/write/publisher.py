@@ -152,7 +152,7 @@ class Publisher:
         `settled` is called once, and never before `post` returns, with the stream sequence or the
         error. Returns False, and sends nothing, if the message cannot be sent now: there is no
         connection, too many bytes are unsent or unacknowledged, or the message is too large.
-        `publish` then waits, or raises the error.
+        In such a case, `publish` would wait, or raise an error.
         """
         size_bytes = weight(message.payload)
         if (

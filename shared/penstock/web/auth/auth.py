@@ -79,8 +79,8 @@ class Auth:
         is accepted.
 
         Raises Problem: 400 for contradicting credentials, 401 for missing or invalid credentials,
-        403 for a request of a foreign page and for a request without the CSRF token that it needs,
-        503 if credentials cannot be checked now.
+        403 for a request from a page of an origin that is not allowed, and for a request that lacks
+        a required CSRF token, 503 if credentials cannot be checked now.
         """
         identity = await self._identify(scope, public=public, stream_token=stream_token)
         if identity.kind in ("cookie", "anonymous"):

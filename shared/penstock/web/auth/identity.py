@@ -109,7 +109,8 @@ def act_as(identity: Identity, wanted: str | None) -> str:
     Raises Problem 403 for another user's name without the scope act-as. For a stream token that
     names users, raises Problem 403 if the token does not name the wanted user. If no user is
     wanted, the caller is meant if the token names the caller, else the only user that the token
-    names. If the token names several other users, raises Problem 422.
+    names. If no user is wanted, and the token names several users but not the caller, raises
+    Problem 422.
     """
     if identity.grant is not None and identity.grant.users:
         return _reached(identity, identity.grant, wanted)

@@ -63,7 +63,7 @@ class Artifacts:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """Respond with an artifact, one of its versions, their list, or their metadata."""
+        """Respond with an artifact, one of its versions, or its versions' list or metadata."""
         path = request.path_params["artifact"]
         if any(part in (".", "..") for part in _SEPARATORS.split(path)):
             # A server or a proxy could resolve `..` to the path of another user's session.

@@ -58,7 +58,7 @@ SORTED_BY: Final[Mapping[str, SortedBy]] = {"created_at": "created", "updated_at
 LISTED: Final = 20
 MAX_LISTED: Final = 1000
 MAX_PAGE: Final = 1_000_000
-# The limits for the events of a session's last runs that one request reads.
+# One request reads the events of a session's last runs, up to these limits.
 RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024

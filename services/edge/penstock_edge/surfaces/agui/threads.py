@@ -1,9 +1,9 @@
 """Stream the runs of a thread one after another, as AG-UI, with cursors to reconnect.
 
-agent-runs-sse.md defines `/events` and `/history`. With the stream under `/agui`, AG-UI clients can
-reconnect, which AG-UI itself does not provide. A stream stays open, so that an EventSource also
-gets the runs that are started later. With `until=idle`, a stream ends when no run is active or
-queued.
+agent-runs-sse.md defines `/events` and `/history`. AG-UI itself has no way to reconnect. So the
+stream `/agui/{agent}/threads/{thread_id}/events` lets AG-UI clients reconnect. A stream stays open,
+so that an EventSource also gets the runs that are started later. With `until=idle`, a stream ends
+when no run is active or queued.
 """
 
 from __future__ import annotations

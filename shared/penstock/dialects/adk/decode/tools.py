@@ -107,7 +107,7 @@ class Tools:
     def _is_approved_one(
         self, upstream_id: str | None, name: str, call: FunctionCall, event: Event
     ) -> bool:
-        """Returns whether the server repeats an approved call before the call's result.
+        """Returns whether this is an approved call, which the server repeats before its result.
 
         If the repeated call differs from the approved call, emits a warning and the new arguments.
         """
