@@ -1,4 +1,4 @@
-"""Penstock as separate processes, two of each service, before the real Agno and ADK servers."""
+"""Run Penstock as separate processes, two of each service, with the real Agno and ADK servers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def penstock(
     agno_server: Upstream,
     adk_server: Upstream,
 ) -> AsyncIterator[Deployment]:
-    """A deployment over a NATS server of its own, with the agents that are listed here.
+    """Run a deployment on its own NATS server, with the agents that are listed here.
 
-    `test_real_servers.py` has it with one process of each service, too.
+    `test_real_servers.py` also runs its tests with one process of each service.
     """
     agno = {"protocol": "agno", "url": agno_server.url}
     agents: list[dict[str, Any]] = [

@@ -1,6 +1,7 @@
-"""What ADK's clients are served, from the real ADK server and from the real Agno server.
+"""ADK's surface serves runs of the real ADK server and of the real Agno server.
 
-Where there are two edges, a pause is answered and a session looked at on the other one.
+With two edges, a test starts a run at one edge, and answers its pause and reads its session at the
+other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
-# An appName, and what to say to it: the ADK server's app, an Agno agent, and an Agno workflow.
+# For each kind of agent: the appName and the message. The kinds are the ADK server's app, an Agno
+# agent and an Agno workflow.
 APPS = {"adk": ("demo", "plain hi"), "agno": ("assistant", "text"), "workflow": ("flow", "text")}
 CONFIRMED = {"adk": ("demo", "confirm"), "agno": ("assistant", "confirm {title}")}
 
@@ -48,7 +50,7 @@ async def run(penstock: Deployment, body: dict[str, Any], edge: int = 0) -> http
 
 
 def parts_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parts of all events that are whole."""
+    """Return the parts of all events that are not partial."""
     return [
         part
         for event in events
@@ -78,7 +80,7 @@ async def test_run_and_run_sse_tell_the_same(penstock: Deployment, kind: str) ->
 async def test_a_session_id_that_an_adk_server_has_no_path_for_is_refused_at_the_start(
     penstock: Deployment, adk_server: Upstream
 ) -> None:
-    """The real server decodes `%2F` before it looks for the route; it answers 404 for ever."""
+    """The real ADK server decodes `%2F` before it looks up the route, so it always answers 404."""
     session = "/apps/demo/users/u1/sessions/team%2Fb"
     async with httpx.AsyncClient() as direct:
         for method in ("POST", "GET"):
@@ -98,7 +100,8 @@ async def test_a_session_id_that_an_adk_server_has_no_path_for_is_refused_at_the
     assert all("has a slash" in each.json()["detail"] for each in refused)
     runs = (await http.get(f"{base}/v1/runs")).json()["runs"]
     assert "team/b" not in [each["session_id"] for each in runs]
-    # a server of another kind names its sessions in the body, so it takes such an id
+    # The Agno server takes the session id in the body, so an id with a slash is accepted for its
+    # agents.
     assert text_of(
         [
             json.loads(f.data)
@@ -239,7 +242,7 @@ async def test_a_session_is_created_once_filled_listed_and_deleted(
 
 
 async def settled(penstock: Deployment, url: str) -> None:
-    """Delete the session, once what its run leaves behind is in order."""
+    """Delete the session, and repeat the request while the edge answers 409."""
     async with asyncio.timeout(20):
         while (answer := await penstock.http.delete(url)).status_code == 409:
             await asyncio.sleep(0.05)

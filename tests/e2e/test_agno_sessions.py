@@ -1,4 +1,4 @@
-"""Sessions read by Agno's own client: from Penstock, and from the Agno server behind it."""
+"""Agno's own client reads sessions from Penstock as it reads them from the Agno server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from support.real.upstreams import AGNO, Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
-# The same agent, team and workflow, as Penstock calls them and as the Agno server does.
+# The same agent, team and workflow: first Penstock's path, then the Agno server's path.
 PATHS = (
     ("/agents/assistant", "/agents/demo-agent"),
     ("/teams/team", "/teams/demo-team"),
     ("/workflows/flow", "/workflows/simple-wf"),
 )
 
-# What the client reads of a user's one session; its models check each answer.
+# This script reads all that the client offers about a user's one session. The client's models
+# validate each answer.
 READ = """
 import asyncio, json, sys
 from agno.client import AgentOSClient
@@ -66,7 +67,7 @@ asyncio.run(main())
 
 
 async def read(*asked: str) -> list[dict[str, Any]]:
-    """What Agno's client reads: `asked` are addresses of servers, each followed by a user."""
+    """Return what Agno's client reads; `asked` alternates the address of a server and a user."""
     environment = {**os.environ, "NO_PROXY": "*", "PYTHONPATH": ""}
     asking = await asyncio.create_subprocess_exec(
         *(str(AGNO.python), "-c", READ, *asked), stdout=asyncio.subprocess.PIPE, env=environment
@@ -77,7 +78,8 @@ async def read(*asked: str) -> list[dict[str, Any]]:
     return found
 
 
-# Importing Agno takes seconds, on a busy machine many: one process of its client reads everything.
+# Importing Agno takes seconds, and longer on a busy machine, so one process of Agno's client reads
+# everything.
 @pytest.mark.timeout(180)
 async def test_agnos_client_reads_the_same_from_penstock_as_from_agno(
     penstock: Deployment, agno_server: Upstream
@@ -85,7 +87,11 @@ async def test_agnos_client_reads_the_same_from_penstock_as_from_agno(
     mark = uuid.uuid4().hex[:8]
 
     async def run(url: str, path: str) -> str:
-        """Two runs of a session of a user's own; the server behind Penstock has Penstock's, too."""
+        """Make two runs in a session; return its user, whose name is also the session's id.
+
+        The Agno server behind Penstock also keeps the sessions that Penstock's runs make, so each
+        user has a name of its own.
+        """
         user = f"{path.replace('/', '-')}-{mark}"
         for message in ("text one", "tool two"):
             form = {"message": message, "stream": "false", "session_id": user, "user_id": user}

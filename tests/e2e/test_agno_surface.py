@@ -1,6 +1,6 @@
-"""Agno's surface over the real servers: by plain HTTP, and by Agno's own client.
+"""Agno's surface serves runs of the real servers, to plain HTTP requests and to Agno's own client.
 
-Two processes of each service: start, continue and cancel go to different edges.
+Two processes of each service run: start, continue and cancel go to different edges.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def session() -> str:
 
 
 def runs_of(server: Upstream, mark: str) -> int:
-    """How often a tool ran whose arguments or session hold this mark."""
+    """Return how often a tool ran whose arguments or session contain this mark."""
     return sum(mark in json.dumps(run) for run in server.tool_runs())
 
 
@@ -45,7 +45,7 @@ async def post(penstock: Deployment, path: str, edge: int = 0, **fields: str) ->
 async def streamed(
     penstock: Deployment, path: str, edge: int = 0, **fields: str
 ) -> tuple[str, list[dict[str, Any]]]:
-    """A leg: its run id, and the bodies of its frames."""
+    """Stream a leg; return its run id and the bodies of its frames."""
     answer = await post(penstock, path, edge, stream="true", **fields)
     assert answer.status_code == 200, answer.text
     bodies = []
@@ -57,7 +57,7 @@ async def streamed(
 
 
 def events(bodies: Sequence[dict[str, Any]]) -> list[str]:
-    """What Agno says of a run, but for what only some versions do."""
+    """Return the names of the run's Agno events, without those that only some versions send."""
     names = [body.get("event", "") for body in bodies]
     return [name for name in names if "ModelRequest" not in name]
 
@@ -217,7 +217,7 @@ async def test_a_run_that_pauses_again_is_continued_with_all_that_it_lists(
     _, bodies = await streamed(penstock, url, tools=answer, session_id=session_id)
     assert events(bodies)[-1] == "RunPaused"
     listed = bodies[-1]["tools"]
-    assert len(listed) == 2  # the first one has run
+    assert len(listed) == 2  # the first of the two tools has already run
     answer = json.dumps([{**tool, "confirmed": True} for tool in listed])
     _, bodies = await streamed(penstock, url, 1, tools=answer, session_id=session_id)
     assert events(bodies)[-1] == "RunCompleted"
@@ -338,7 +338,7 @@ async def test_a_teams_member_is_confirmed_by_its_requirement(penstock: Deployme
 
 
 def ran(bodies: Sequence[dict[str, Any]]) -> list[str]:
-    """The tools of members that were told as run."""
+    """Return the tools whose calls are reported as completed."""
     return [
         body["tool"]["tool_name"] for body in bodies if body.get("event") == "ToolCallCompleted"
     ]
@@ -362,21 +362,22 @@ async def test_the_call_of_a_workflows_agent_is_confirmed_by_its_step(
 
 
 class AgnosClient:
-    """Agno's client in a process of its own, for all tests: importing it takes seconds."""
+    """Agno's client in one process for all tests, because importing it takes seconds."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
         self._log = log
 
     async def ask(self, *what: str) -> list[Any]:
-        """What it makes of one action: see tests/upstreams/agno/remote.py."""
+        """Have the client do one action of tests/upstreams/agno/remote.py; return what it read."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         logged = self._log.stat().st_size
         self._process.stdin.write(json.dumps(what).encode() + b"\n")
         answer = json.loads(await self._process.stdout.readline())
         assert "error" not in answer, answer["error"]
-        assert self._log.stat().st_size == logged, self._log.read_text()[logged:]  # unreadable
+        # the client logged that it could not read something
+        assert self._log.stat().st_size == logged, self._log.read_text()[logged:]
         steps: list[Any] = answer["steps"]
         return steps
 
@@ -404,7 +405,7 @@ async def agnos_client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 
 @pytest.fixture
 def remote(penstock: Deployment, agnos_client: AgnosClient) -> Remote:
-    """What Agno's client makes of an action: kind, id, action, message."""
+    """Return a function that has Agno's client do an action: kind, id, action, message."""
 
     async def ask(kind: str, id: str, action: str, message: str) -> list[Any]:
         return await agnos_client.ask(penstock.edge(0), kind, id, action, message)

@@ -1,7 +1,7 @@
-"""Real AG-UI clients before real Agno and ADK servers, with Penstock between them.
+"""Real AG-UI clients talk to real Agno and ADK servers, with Penstock between them.
 
-Each client runs strictly: a warning, a frame that is not as its schema says, or an end without a
-terminal event fails the test. Where there are two edges, requests go to them in turn.
+Each client is strict: a warning, a frame that violates the schema, or an end without a terminal
+event fails the test. With two edges, the requests alternate between them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Visitor:
         self.requests = 0
 
     async def run(self, expect: str, **asked: Any) -> Report:
-        """One runAgent; its runId is its own."""
+        """Call runAgent once, with a new runId."""
         self.requests += 1
         url = f"{self.penstock.edge(self.requests)}/agui/{self.agent}"
         given = {"threadId": self.thread, "runId": uuid.uuid4().hex, "messages": self.messages}
@@ -52,12 +52,12 @@ class Visitor:
         return report
 
     async def say(self, text: str, expect: str = "finished") -> Report:
-        """The user's words."""
+        """Add a user message with this text and run the agent."""
         self.messages.append({"id": uuid.uuid4().hex, "role": "user", "content": text})
         return await self.run(expect)
 
     async def answer(self, pending: list[dict[str, Any]], approved: bool) -> Report:
-        """Every interrupt, the same way."""
+        """Give every pending interrupt the same answer."""
         resume = [
             {"interruptId": each["id"], "status": "resolved", "payload": {"approved": approved}}
             for each in pending
@@ -65,7 +65,7 @@ class Visitor:
         return await self.run("finished", resume=resume, pendingInterrupts=pending)
 
     def said(self, role: str = "assistant") -> list[str]:
-        """What was said by these, empty words left out."""
+        """Return the texts of all messages of this role, without empty texts."""
         return [
             each["content"]
             for each in self.messages
@@ -79,7 +79,7 @@ def visitor(penstock: Deployment, tmp_path: Path) -> Any:
 
 
 def runs_of(server: Upstream, mark: str) -> int:
-    """How often a tool ran whose arguments or session hold this mark."""
+    """Return how often a tool ran whose arguments or session contain this mark."""
     return sum(mark in json.dumps(run) for run in server.tool_runs())
 
 

@@ -1,4 +1,4 @@
-"""Real AG-UI clients before real AG-UI servers (pydantic-ai, Agno), with Penstock between them."""
+"""Real AG-UI clients talk to real AG-UI servers (pydantic-ai, Agno) with Penstock between them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def penstock(
     agno_agui_server: Upstream,
     langgraph_server: Upstream,
 ) -> AsyncIterator[Pipeline]:
-    """An agent for each scenario of each server: `agno-text`, …, and LangGraph's graph."""
+    """Run Penstock with an agent per server and scenario (`agno-text`, …) and LangGraph's graph."""
     urls = {f"pydantic-ai-{name}": f"{pydantic_ai_server.url}/{name}" for name in SCENARIOS}
     urls |= {f"agno-{name}": f"{agno_agui_server.url}/{name}/agui" for name in SCENARIOS}
     urls["graph"] = f"{langgraph_server.url}/delete_std"
@@ -52,7 +52,10 @@ async def penstock(
 
 @pytest.fixture
 def ask(penstock: Pipeline, tmp_path: Path) -> Any:
-    """One runAgent: `ask(version, agent, expect, thread, messages, **input)`."""
+    """Return a function that calls runAgent:
+
+    `ask(version, agent, expect, thread, messages, **input)`.
+    """
 
     async def ask(
         version: str,
@@ -148,7 +151,7 @@ async def test_a_tool_of_the_clients_own(ask: Any, thread: str, version: str) ->
 async def test_two_runs_of_a_thread_in_which_a_server_repeats_its_ids_share_no_id(
     ask: Any, penstock: Pipeline, thread: str, version: str
 ) -> None:
-    """The scripted model of Agno's server calls its tool by the same id in each run."""
+    """The scripted model of Agno's server gives its call the same id in each run."""
     first = await ask(version, "agno-tool", "finished", thread, [user("hi")])
     asked = [*first["messages"], user("and now?")]
     second = await ask(version, "agno-tool", "finished", thread, asked)
@@ -161,7 +164,7 @@ async def test_two_runs_of_a_thread_in_which_a_server_repeats_its_ids_share_no_i
     assert {unscoped(id) for id in calls} == {unscoped(calls[0])}
     roles = [each["role"] for each in messages]
     assert roles == [*(turn := roles[: len(roles) // 2]), *turn]
-    # the stream of the thread gives the same ids to a client that comes later
+    # The thread's stream gives the same ids to a client that connects later.
     path = f"/agui/agno-tool/threads/{thread}/events?until=idle"
     events = [
         json.loads(line.removeprefix("data: "))
@@ -177,10 +180,10 @@ async def test_two_runs_of_a_thread_in_which_a_server_repeats_its_ids_share_no_i
 async def test_a_server_that_keeps_the_thread_knows_what_the_client_sends_again(
     ask: Any, thread: str, version: str, qualified: bool
 ) -> None:
-    """LangGraph adds each message whose id it does not know, and tells the whole conversation.
+    """LangGraph adds each message whose id is new to it, and sends the whole conversation.
 
-    This graph's answers come with snapshots alone. A server that streams them too gives the client
-    qualified ids, as they are sent here.
+    This graph sends its answers only in snapshots. If a server also streams them, the client gets
+    qualified ids, which the `qualified` case sends back.
     """
     messages: list[dict[str, Any]] = []
     for words in ("one", "two", "three"):

@@ -1,4 +1,4 @@
-"""From real AG-UI servers (pydantic-ai's adapter, Agno's interface) to canonical events."""
+"""Runs of real AG-UI servers (pydantic-ai's adapter, Agno's interface) give canonical events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOTH = pytest.mark.parametrize("server", ["pydantic-ai", "agno"])
 async def penstock(
     nats_server: NatsServer, pydantic_ai_server: Upstream, agno_agui_server: Upstream
 ) -> AsyncIterator[Pipeline]:
-    """An agent for each scenario of each server: `agno-text`, …"""
+    """Run Penstock with an agent for each scenario of each server: `agno-text`, …."""
     urls = {f"pydantic-ai-{name}": f"{pydantic_ai_server.url}/{name}" for name in PYDANTIC_AI}
     urls |= {f"agno-{name}": f"{agno_agui_server.url}/{name}/agui" for name in AGNO}
     agents: list[dict[str, Any]] = [
@@ -50,7 +50,10 @@ async def penstock(
 
 
 def check(events: list[Event]) -> None:
-    """One order without a gap, valid events, one end, and that last; calls and results once."""
+    """Check that the run's events are valid and in order and end once.
+
+    There is no gap, the terminal event comes last, and no call or result comes twice.
+    """
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     assert [event.type in TERMINAL for event in events] == [False] * (len(events) - 1) + [True]
     for event in events:
@@ -79,7 +82,7 @@ async def run(penstock: Pipeline, agent: str, message: str = "hi", **fields: Any
 async def paused(
     penstock: Pipeline, agent: str, message: str, **fields: Any
 ) -> tuple[str, dict[str, Any]]:
-    """The run, and its approval.requested."""
+    """Start a run that pauses; return its id and the data of its approval.requested."""
     run_id = await penstock.start_run(agent, message, **fields)
     seen = await penstock.events_until(run_id, "lifecycle.paused")
     return run_id, only(seen, "approval.requested")

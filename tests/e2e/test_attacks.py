@@ -1,8 +1,8 @@
-"""Somebody whose token may start and read, and nothing else, before real agent servers that ask.
+"""A user who may only start and read runs cannot have a tool run that waits for a decision.
 
-No request of theirs makes a tool run that waits for a decision, nor comes into a conversation of
-another user. The agent servers have scripted models: LangGraph's adapter and Agno's interface for
-AG-UI, pydantic-ai's adapter, an Agno AgentOS and an ADK server.
+Nor can the user enter a conversation of another user. The agent servers are real and have scripted
+models: LangGraph's adapter and Agno's interface for AG-UI, pydantic-ai's adapter, an Agno AgentOS
+and an ADK server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from support.real.nats import NatsServer
 from support.real.ports import free_port
 from support.real.upstreams import Upstream
 
-# the first test waits for five agent servers to start
+# The timeout is long because the first test waits until five agent servers have started.
 pytestmark = [
     *(pytest.mark.real, pytest.mark.timeout(300)),
     pytest.mark.asyncio(loop_scope="module"),
@@ -51,7 +51,7 @@ ENDED = ("completed", "failed", "cancelled")
 
 @dataclass(slots=True)
 class Site:
-    """Penstock with authentication, and the servers behind it."""
+    """Penstock with authentication, and the agent servers behind it."""
 
     http: httpx.AsyncClient
     bus: Pipeline
@@ -65,13 +65,13 @@ class Site:
         return await self.http.request(method, path, headers=headers, **request)
 
     async def start(self, who: str = "alice", **body: Any) -> str:
-        """A run by /v1/runs; its id."""
+        """Start a run with POST /v1/runs; return its id."""
         answer = await self.ask("POST", "/v1/runs", who, json=body)
         assert answer.status_code == 202, answer.text
         return str(answer.json()["run_id"])
 
     async def comes_to(self, run_id: str, *wanted: str, who: str = "alice") -> dict[str, Any]:
-        """The run's record, once its status is one of these."""
+        """Return the run's record as soon as the run has one of these statuses."""
 
         async def look() -> dict[str, Any] | None:
             record = (await self.ask("GET", f"/v1/runs/{run_id}", who)).json()
@@ -84,14 +84,14 @@ class Site:
     async def paused(
         self, agent: str, who: str = "alice", session: str = ""
     ) -> tuple[str, str, str]:
-        """A run that waits before it deletes something: run, session and what it deletes."""
+        """Start a run that pauses before it deletes a path; return run, session and path."""
         path, session = f"/tmp/{uuid.uuid4().hex[:8]}", session or uuid.uuid4().hex
         run_id = await self.start(who, agent=agent, message=f"delete {path}", session_id=session)
         await self.comes_to(run_id, "paused", who=who)
         return run_id, session, path
 
     def deleted(self, path: str) -> int:
-        """How often a tool has deleted it, on whatever server."""
+        """Return how often a tool has deleted the path, counted over all agent servers."""
         return sum(
             run["args"].get("path") == path
             for server in self.servers.values()
@@ -99,7 +99,7 @@ class Site:
         )
 
     async def told(self, run_id: str, who: str = "alice") -> str:
-        """All that a run tells its owner."""
+        """Return all events of the run as its owner reads them."""
         path = f"/v1/runs/{run_id}/events"
         headers = {"accept": "application/json"}
         answer = await self.ask("GET", path, who, scope="read", headers=headers)
@@ -107,7 +107,7 @@ class Site:
         return answer.text
 
     async def approve(self, run_id: str, who: str = "alice") -> None:
-        """The one decision that lets the run go on."""
+        """Approve the one approval of the run, so that the run continues."""
         scope = "read decide"
         listed = await self.ask("GET", f"/v1/approvals?run_id={run_id}", who, scope)
         (approval,) = listed.json()["approvals"]
@@ -175,7 +175,7 @@ AGENTS = ["graph", "graph-std", "interface", "adapter"]
 
 
 def answers(agent: str, session: str, path: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Requests that start a run and carry an answer, by how they do it."""
+    """Return requests that start a run and carry an answer, by the way in which they carry it."""
     entries = [
         {"interruptId": id, "status": "resolved", "payload": YES}
         for id in ("int-call_d1", "i1", "any")
@@ -211,13 +211,13 @@ async def test_no_start_answers_a_pause(site: Site, agent: str) -> None:
     for how, (route, body) in answers(agent, session, path).items():
         answer = await site.ask("POST", route, json=body)
         assert answer.status_code == 422, (how, answer.text)
-    # told by the surface of its own, it is a decision, and needs the scope for one
+    # AG-UI's own endpoint takes an answer as a decision, which needs the scope `decide`.
     entry = {"interruptId": "x", "status": "resolved", "payload": YES}
     answer = await site.ask("POST", f"/agui/{agent}", json=run_input(session, resume=[entry]))
     assert answer.status_code in (403, 404), answer.text
     assert (await site.comes_to(run_id, "paused"))["status"] == "paused"
     assert site.deleted(path) == 0
-    # and a decision does let it run, once
+    # A decision lets the tool run once.
     await site.approve(run_id)
     await site.comes_to(run_id, "completed")
     assert site.deleted(path) == 1
@@ -227,7 +227,7 @@ async def test_no_start_answers_a_pause(site: Site, agent: str) -> None:
 async def test_a_command_that_carries_an_answer_ends_its_run_and_nothing_is_sent(
     site: Site, agent: str
 ) -> None:
-    """Whatever way it came to the bus: the connector asks the same table."""
+    """The connector applies the same table as the edge to every command on the bus."""
     paused, session, path = await site.paused(agent)
     for how, (_, body) in answers(agent, session, path).items():
         fields = {"input": body["input"]} if "input" in body else {"body": _text(body)}
@@ -243,7 +243,7 @@ async def test_a_command_that_carries_an_answer_ends_its_run_and_nothing_is_sent
 async def test_a_pause_of_another_user_under_the_same_names_keeps_nobody_from_answering(
     site: Site,
 ) -> None:
-    """Scripted models call their tools the same, and anybody may call a session the same."""
+    """Scripted models repeat their call ids, and two users may give sessions the same id."""
     run_id, session, path = await site.paused("interface")
     _, _, other = await site.paused("interface", "bob", session)
     scope = "start read decide"
@@ -268,25 +268,26 @@ async def test_a_pause_of_another_user_under_the_same_names_keeps_nobody_from_an
 async def test_what_runs_is_what_was_approved_and_not_what_came_after_it(
     site: Site, agent: str
 ) -> None:
-    """A graph waits at one place, for its whole thread, and asks nobody which run is answered."""
+    """A graph has one pause for its whole thread, and does not check which run an answer is for."""
     session = uuid.uuid4().hex
     first = run_input(session, user("hello", "u0"))
     assert (await site.ask("POST", f"/agui/{agent}", json=first)).status_code == 200
     run_id, _, path = await site.paused(agent, session=session)
     other = f"/tmp/{uuid.uuid4().hex[:8]}"
-    # the first message again, with other words: the graph begins anew from there
+    # The request repeats the first message with a different text, so the graph would restart from
+    # that message.
     bait = run_input(session, user(f"delete {other}", "u0"))
     answer = await site.ask("POST", f"/agui/{agent}", json=bait)
     assert "waits for a decision" in answer.text
     await site.approve(run_id)
     await site.comes_to(run_id, "completed")
     assert (site.deleted(path), site.deleted(other)) == (1, 0)
-    # decided, it keeps nobody any more
+    # After the decision, the pause no longer blocks the thread.
     assert "I know" in await said(site, agent, session, "what do you know?")
 
 
 async def test_a_pause_keeps_its_thread_when_its_run_is_not_listed_any_more(site: Site) -> None:
-    """The list of runs is kept for 30 days, a run may wait for longer."""
+    """The list of runs keeps a run for 30 days, but a run may wait for longer."""
     run_id, session, path = await site.paused("graph")
     await site.bus.bus.bucket("runs").delete(run_id)
     other = f"/tmp/{uuid.uuid4().hex[:8]}"
@@ -300,14 +301,11 @@ def _text(body: dict[str, Any]) -> str:
     return httpx.Request("POST", "http://x", json=body).content.decode()
 
 
-# conversations
-
-
 DIALECTS = ["canonical", "executions", "unified", "agui", "agui+runs", "adk", "agno"]
 
 
 async def said(site: Site, agent: str, session: str, message: str, who: str = "alice") -> str:
-    """A run of one message, to its end; all that it tells."""
+    """Run one message to its end; return all events of the run as text."""
     run_id = await site.start(who, agent=agent, message=message, session_id=session)
     await site.comes_to(run_id, "completed", who=who)
     return await site.told(run_id, who)
@@ -319,13 +317,14 @@ async def test_another_users_thread_is_not_entered_by_its_name(site: Site, agent
     before = f"secret {uuid.uuid4().hex[:8]}"
     other = uuid.uuid4().hex
     await said(site, agent, other, before)
-    assert before in await said(site, agent, other, "and now?")  # the thread is one
+    assert before in await said(site, agent, other, "and now?")  # alice's runs share one thread
     for whose in (session, other):
         told = await said(site, agent, whose, "what do you know?", "bob")
         assert "what do you know?" in told
         assert path not in told
         assert before not in told
-    # nor by what its server calls it, which is no secret
+    # The server's own id of the thread is no secret; the thread must not be entered by that id
+    # either.
     config = AguiAgent(id=agent, protocol="agui", url="http://127.0.0.1:9")
     command = StartCommand(
         run_id="r", agent=agent, session_id=other, user_id="alice", created_at="now"
@@ -337,9 +336,9 @@ async def test_another_users_thread_is_not_entered_by_its_name(site: Site, agent
 
 
 async def test_a_session_that_the_older_pair_begins_is_kept_apart_too(site: Site) -> None:
-    """There the edge writes the session's record before a connector does."""
+    """On this surface, the edge writes the session's record before a connector takes the run."""
     session, before = uuid.uuid4().hex, f"secret {uuid.uuid4().hex[:8]}"
-    await said(site, "trusting", session, before)  # its server knows it by this very id
+    await said(site, "trusting", session, before)  # the server uses this very id for the thread
     path = f"/apps/graph/users/bob/sessions/{session}/run"
     answer = await site.ask("POST", path, "bob", json={"query": "what do you know?"})
     run_id = answer.headers["penstock-run-id"]
@@ -357,7 +356,7 @@ async def test_where_the_server_checks_users_itself_the_id_goes_as_it_is(site: S
 
 async def test_a_session_from_before_goes_on_under_its_old_id(site: Site) -> None:
     session, before = uuid.uuid4().hex, f"old {uuid.uuid4().hex[:8]}"
-    await said(site, "trusting", session, before)  # as the release before called it
+    await said(site, "trusting", session, before)  # the former release sent this id to the server
     record = SessionRecord(agent="graph", session_id=session, runs=[])
     key = session_key("alice", "graph", session)
     await site.bus.bus.bucket("sessions").create(key, record.dump())
@@ -380,17 +379,18 @@ async def test_clients_see_their_own_id_in_every_dialect(site: Site, agent: str)
         answer = await site.ask("GET", path, headers=headers)
         assert answer.status_code == 200, answer.text
         assert str(theirs) not in answer.text, dialect
-    # raw is what the server has said, and there is its own
+    # The raw dialect has the server's own bytes, and so the server's own id.
     frames = [frame.payload for frame in await site.bus.raw(run_id) if frame.kind == "bytes"]
     assert str(theirs).encode() in b"".join(frames)
 
 
 async def test_users_of_an_agno_server_do_not_meet_in_a_session(site: Site) -> None:
-    """Agno 3 answers 404 to one who names another user's, which tells that it is there."""
+    """Agno 3 answers 404 to a user who names another user's session, which shows that it exists."""
     session = uuid.uuid4().hex
     await said(site, "agno", session, "text")
     await said(site, "agno", session, "text", "bob")
-    # by Agno's own surface the stream has the client's id, and a paused run goes on under it
+    # On Agno's own surface, the stream has the client's session id, and a paused run continues with
+    # that id.
     form = {"message": f"confirm {session}", "stream": "true", "session_id": session}
     scope = "start read raw decide"
     answer = await site.ask("POST", "/agents/agno/runs", scope=scope, data=form)
@@ -408,7 +408,7 @@ async def test_users_of_an_agno_server_do_not_meet_in_a_session(site: Site) -> N
 
 
 async def test_users_of_an_adk_server_do_not_meet_in_a_session(site: Site) -> None:
-    """It keeps sessions by user, and nobody names another one."""
+    """The ADK server keeps sessions by user, and no user may name another user."""
     session = uuid.uuid4().hex
     for who in ("alice", "bob"):
         await said(site, "adk", session, f"weather, says {who}", who)
@@ -429,5 +429,5 @@ async def test_users_of_an_adk_server_do_not_meet_in_a_session(site: Site) -> No
 
 
 def _frames(text: str) -> list[dict[str, Any]]:
-    """The events of an SSE body."""
+    """Return the events of an SSE body."""
     return [orjson.loads(frame.data) for frame in Parser().feed(text.encode())]

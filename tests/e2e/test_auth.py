@@ -1,4 +1,4 @@
-"""Authentication over separate processes: a run of one user, from start through a decision."""
+"""Authentication over separate processes: one user's run, from its start through a decision."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_run_belongs_to_who_started_it_in_every_process(penstock: Deploy
 
 async def test_a_stream_token_of_one_process_opens_streams_of_another(penstock: Deployment) -> None:
     http = penstock.http
-    # both serve tokens, and keep them on the bus
+    # Approvals and the edge both serve stream tokens, and keep them on the bus.
     made = await http.post(
         f"{penstock.approvals}/v1/tokens", json={"subjects": ["*.*"]}, headers=bearer()
     )
@@ -77,7 +77,7 @@ async def test_a_stream_token_of_one_process_opens_streams_of_another(penstock: 
 async def _until(
     penstock: Deployment, url: str, headers: dict[str, str], type_: str
 ) -> dict[str, Any]:
-    """The body of the stream's first event of that type."""
+    """Return the body of the stream's first event of that type."""
     async with asyncio.timeout(30), penstock.http.stream("GET", url, headers=headers) as answer:
         assert answer.status_code == 200
         async for frame in frames(answer):
@@ -88,7 +88,7 @@ async def _until(
 
 
 async def _item(penstock: Deployment, approval: str, headers: dict[str, str]) -> str:
-    """The one thing that is asked, once the request is on record."""
+    """Return the id of the approval's one item, once the approval is on record."""
 
     async def known() -> dict[str, Any] | None:
         answer = await penstock.http.get(approval, headers=headers)

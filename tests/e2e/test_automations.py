@@ -1,4 +1,4 @@
-"""`penstock up` with a file of rules: a run of the demo's agent sends a signed webhook."""
+"""`penstock up` with a file of rules sends a signed webhook for a run that fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_rule_of_a_file_sends_a_webhook_and_the_outcome_is_in_the_stream
     tmp_path: Path,
 ) -> None:
     config, rules = tmp_path / "penstock.yaml", tmp_path / "rules.yaml"
-    config.write_text(CONFIG.format(url="http://127.0.0.1:9"))  # nobody answers there
+    config.write_text(CONFIG.format(url="http://127.0.0.1:9"))  # nothing listens at this address
     up = Up(tmp_path, "--config", str(config))
     async with receiver() as made:
         rules.write_text(RULES.format(url=made.url()))
@@ -50,7 +50,7 @@ async def test_a_rule_of_a_file_sends_a_webhook_and_the_outcome_is_in_the_stream
                 [request] = await made.count(1)
                 assert request.json["type"] == "lifecycle.failed"
                 assert request.json["data"]["run_id"] == run_id
-                # A run's own stream ends at its terminal event; streams of many runs go on.
+                # A run's own stream ends at its terminal event; a stream of many runs continues.
                 query = {"subjects": "automation.*", "since": since, "dialect": "canonical"}
                 said: list[dict[str, Any]] = []
                 async with (

@@ -1,4 +1,4 @@
-"""A real browser with a plain EventSource, from a page of another origin, over real processes."""
+"""A real browser with a plain EventSource reads from a page of another origin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def penstock(
     site: Site,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Deployment]:
-    """One process of each service; the site's pages may read."""
+    """Run one process of each service; pages of the site's origin may read."""
     agents = [
         {"id": "assistant", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"},
         {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
@@ -53,14 +53,14 @@ async def penstock(
 def follows(
     penstock: Deployment, site: Site, run_id: str, folder: Path
 ) -> AbstractContextManager[None]:
-    """A browser whose page follows the run."""
+    """Open a browser whose page follows the run."""
     return opens(site, f"{penstock.edge()}/v1/runs/{run_id}/events", CATALOGUE, folder)
 
 
 def opens(
     site: Site, stream: str, types: Iterable[str], folder: Path
 ) -> AbstractContextManager[None]:
-    """A browser whose page follows the stream's events of these types."""
+    """Open a browser whose page follows the stream's events of these types."""
     site.reports.clear()
     query = urlencode({"url": stream, "types": ",".join(types)})
     return browser.opened(f"{site.url}/?{query}", folder)
@@ -74,7 +74,7 @@ async def seen(site: Site, count: int) -> None:
 
 
 async def closed(site: Site) -> dict[str, Any]:
-    """What the page saw, once its EventSource has stopped for good."""
+    """Return the page's report, once its EventSource is closed for good."""
 
     async def told() -> dict[str, Any] | None:
         return next((report for report in site.reports if report["closed"]), None)

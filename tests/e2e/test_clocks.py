@@ -1,9 +1,10 @@
-"""Clocks that are wrong: one service's, or NATS's, by minutes, and set while everything runs.
+"""No run is harmed by a clock that is wrong by up to 75 s: one service's clock, or NATS's.
 
-Two of each service work side by side. The clock of one of them is moved by libfaketime; NATS's is
-moved by moving all services' the other way, since libfaketime cannot reach a Go program. All
-monotonic clocks stay real. Meanwhile runs stream on all connectors, normalizers and edges, and new
-ones go through an approval of the real Agno server.
+Two processes of each service run. libfaketime shifts the clock of one process of each pair while
+runs stream. libfaketime cannot shift the clock of a Go program, so the tests shift NATS's clock by
+shifting the clocks of all services by the opposite amount. All monotonic clocks stay real.
+Meanwhile long runs stream through all connectors, normalizers and edges, and new runs of the real
+Agno server go through an approval.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ LIBRARY = libfaketime()
 NATS = "NATS"
 AHEAD_S = (-75, -20, 20, 75)
 LIMIT_S = 30
-HOLD_S = 1.0  # longer than leases are renewed, looked at and judged
-REAL_HOLD_S = 12.0  # the same with the leases of a deployment
+# Seconds per offset: longer than the intervals in which leases are renewed and checked.
+HOLD_S = 1.0
+REAL_HOLD_S = 12.0  # The same for the leases of a deployment, in seconds.
 WORD_S = 0.1
-# much shorter than real ones, so that a lease that is taken for an old one is seen at once
+# These leases are much shorter than a deployment's, so that a service that wrongly takes a lease
+# for an expired one takes it over within `HOLD_S`.
 LEASES: dict[str, Any] = {
     "partition_ttl_s": 3,
     "partition_renew_s": 0.5,
@@ -57,7 +60,7 @@ pytestmark = [
 
 @dataclass
 class Talk:
-    """A run that goes on for the whole test, and its client."""
+    """A run that lasts for the whole test, and the events that its client has received."""
 
     run_id: str
     events: list[Event] = field(default_factory=list)
@@ -67,7 +70,7 @@ class Talk:
             self.events.append(event)
 
     def check(self) -> None:
-        """Everything came once and in order, and the run completed."""
+        """Check that each event came once and in order, and that the run completed."""
         types = [event.type for event in self.events]
         assert types[-1] == "lifecycle.completed", f"{self.run_id}: {self.events[-1].body}"
         assert [event.sequence for event in self.events] == [*range(1, len(types) + 1)]
@@ -77,23 +80,27 @@ class Talk:
 
 @dataclass
 class World:
-    """All that runs. One of each two processes (`wrong`) has a clock of its own that is moved."""
+    """All processes and runs of a test.
+
+    One process of each pair (`wrong`) has a clock of its own, which the test shifts.
+    """
 
     penstock: Deployment
     bus: Bus
     agents: Misbehaving
     real: Upstream
-    clocks: dict[str, ShiftedClock]  # by service, of the wrong one
-    steady: ShiftedClock  # of the others
+    clocks: dict[str, ShiftedClock]  # per service, the clock of the process in `wrong`
+    steady: ShiftedClock  # the clock of all other processes
     wrong: dict[str, Instance] = field(default_factory=dict)
     ends: asyncio.Event = field(default_factory=asyncio.Event)
     talks: list[Talk] = field(default_factory=list)
     following: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def move(self, who: str, ahead_s: int) -> list[Instance]:
-        """Move the clock of one service, or NATS's; returns the processes whose clock is wrong.
+        """Shift the clock of one service, or NATS's; return the processes whose clock is now wrong.
 
-        A normalizer is started anew with a clock that is far off: one at work keeps its partitions.
+        If the offset is beyond the limit, the normalizer is restarted: a running normalizer would
+        keep its partitions.
         """
         if who == NATS:
             for clock in (self.steady, *self.clocks.values()):
@@ -107,7 +114,10 @@ class World:
         return [self.wrong[who]]
 
     async def start(self, service: str) -> None:
-        """One that has the clock which is moved, at work. It may say that it is not ready."""
+        """Start a process of this service with the shifted clock, and wait until it works.
+
+        The process may report that it is not ready because of its clock.
+        """
         started = await self.penstock.start(
             service, before=self.clocks[service].command, probe="livez"
         )
@@ -126,22 +136,26 @@ class World:
         self.wrong[service] = started
 
     async def stop(self, service: str) -> None:
-        """End that one, in good order."""
+        """End the service's process that has the shifted clock with SIGTERM.
+
+        The process must exit with code 0.
+        """
         process = self.wrong[service].process.popen
         process.terminate()
         assert await asyncio.to_thread(process.wait) == 0
         self.penstock.instances.remove(self.wrong.pop(service))
 
-    # what is looked at
-
     async def offset_s(self, instance: Instance) -> float:
-        """What the metric says."""
+        """Return the clock offset that the instance's metric gives; infinite without the metric."""
         text = (await self.penstock.http.get(f"{instance.probes}/metrics")).text
         shown = re.search(r"^penstock_clock_offset_seconds\S* (\S+)$", text, re.MULTILINE)
         return float(shown[1]) if shown is not None else float("inf")
 
     async def says(self, instance: Instance, ahead_s: int) -> None:
-        """It knows how wrong its clock is; it is not ready exactly beyond the limit."""
+        """Wait until the instance knows its offset, then check its readiness.
+
+        The clock may be a reason for not being ready only if the offset is beyond the limit.
+        """
 
         async def known() -> bool:
             return abs(await self.offset_s(instance) - ahead_s) < 1
@@ -161,13 +175,13 @@ class World:
         assert answer.status_code == (503 if said else 200)
 
     async def held(self) -> dict[str, str]:
-        """Which connector holds the leg of each of the long runs."""
+        """Return, for each long run, the connector that holds its leg; empty if none does."""
         keys = await self.bus.bucket("claims").keys("active.*.*")
         found = {run_id: pod for _, pod, run_id in (key.split(".") for key in keys)}
         return {talk.run_id: found.get(talk.run_id, "") for talk in self.talks}
 
     async def shared(self) -> None:
-        """Until both normalizers have partitions, and both connectors long runs."""
+        """Wait until both normalizers hold partitions and both connectors hold long runs."""
 
         async def probe() -> bool:
             both = len(set((await holders(self.bus)).values())) == 2
@@ -176,17 +190,15 @@ class World:
 
         await eventually(probe, 20, "everything is shared by two")
 
-    # what goes on
-
     async def talk(self, runs: int) -> None:
-        """Start long runs."""
+        """Start so many long runs."""
         for number in range(runs):
             talk = Talk(await self.penstock.run("talker", "go", edge=number))
             self.talks.append(talk)
             self.following.append(asyncio.create_task(talk.follow(self.penstock, number)))
 
     async def moved_on(self, since: list[int]) -> None:
-        """Each long run has events that its client had not seen, and none has ended."""
+        """Wait until each long run has more events than `since` gives; none may have ended."""
 
         async def probe() -> bool:
             return all(
@@ -197,7 +209,10 @@ class World:
         assert [talk.events[-1].type for talk in self.talks] == ["llm.stream"] * len(self.talks)
 
     async def approved(self, number: int) -> None:
-        """A run of the real server pauses, is approved, and goes on; its tool runs once."""
+        """Start a run of the real server, which pauses, and approve it.
+
+        The run must complete, and its tool must run once.
+        """
         penstock, edges = self.penstock, self.penstock.of("edge")
         name = f"Clock {time.monotonic_ns()}"
         run_id = await penstock.run("assistant", f"confirm {name}", edge=number)
@@ -213,7 +228,7 @@ class World:
         assert sum(name in str(ran) for ran in self.real.tool_runs()) == 1
 
     async def works(self, wrong: Iterable[Instance], ahead_s: int, hold_s: float = HOLD_S) -> None:
-        """One cell of the table."""
+        """Check one service at one offset: runs continue, and no leg moves to another connector."""
         before = await self.held()
         await asyncio.gather(*(self.says(instance, ahead_s) for instance in wrong))
         until = time.monotonic() + hold_s
@@ -223,7 +238,7 @@ class World:
         assert await self.held() == before, "a leg has changed hands"
 
     async def finish(self) -> None:
-        """The long runs end, and are whole; no agent server was called twice."""
+        """End the long runs and check them; each must have called the agent server once."""
         self.ends.set()
         async with asyncio.timeout(20):
             await asyncio.gather(*self.following)
@@ -236,7 +251,7 @@ class World:
 async def world(
     nats: NatsServer, real: Upstream, folder: Path, *, pairs: bool = True, **settings: Any
 ) -> AsyncIterator[World]:
-    """Two of each service, or only the one whose clock is right."""
+    """Run two processes of each service or, with `pairs=False`, only those with the right clock."""
     assert LIBRARY is not None
     clocks = {name: ShiftedClock(LIBRARY, folder / name) for name in (*SERVICES, "steady")}
     steady = clocks.pop("steady")
@@ -292,7 +307,7 @@ async def test_a_clock_that_is_wrong_harms_no_run(
             for ahead_s in AHEAD_S:
                 with subtests.test(f"{who} {ahead_s:+d} s"):
                     wrong = await running.move(who, ahead_s)
-                    # NATS ahead is everybody else behind
+                    # If NATS's clock is ahead, the clocks of all services are behind.
                     await running.works(wrong, -ahead_s if who == NATS else ahead_s)
             await running.move(who, 0)
         await running.finish()
@@ -304,7 +319,10 @@ async def test_a_clock_that_is_wrong_harms_no_run(
 async def test_services_that_start_with_a_wrong_clock_harm_no_run(
     fresh_nats: NatsServer, agno_server: Upstream, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    """All four of them, beside ones whose clock is right, with the leases of a deployment."""
+    """All four services start with a wrong clock, beside processes whose clock is right.
+
+    The leases are those of a deployment.
+    """
     async with world(fresh_nats, agno_server, tmp_path, pairs=False) as running:
         await running.talk(8)
         for ahead_s in AHEAD_S:
@@ -323,7 +341,10 @@ async def test_services_that_start_with_a_wrong_clock_harm_no_run(
 async def test_a_clock_of_nats_that_is_set_harms_no_run(
     agno_server: Upstream, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    """The server's own clock, to which it lets leases expire: forward, all run out at once."""
+    """The test sets the clock by which the NATS server expires leases.
+
+    If it is set forward, all leases expire at once.
+    """
     try:
         shifted = ShiftedServer(tmp_path / "nats clock")
     except CannotBuild as error:
@@ -339,7 +360,7 @@ async def test_a_clock_of_nats_that_is_set_harms_no_run(
                     with subtests.test(f"{NATS} set to {now_s:+d} s"):
                         shifted.set(now_s)
                         await running.works(running.penstock.instances, -now_s, REAL_HOLD_S)
-                        # until the leases count again
+                        # Wait until the leases are valid again.
                         await asyncio.sleep(REAL_HOLD_S)
             await running.finish()
     finally:

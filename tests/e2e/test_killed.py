@@ -1,8 +1,8 @@
-"""From the kill of a service to the next event: approvals and edges (`make faults`).
+"""Measure the time from the kill of a service to the next event (`make faults`).
 
-The others are measured where the rest of their tests stands: normalizers in `test_scale_out.py`,
-connectors in `tests/connector/succession/test_within_5_s.py`, `penstock up` in
-`tests/cli/test_killed_up.py`, brokers in `tests/broker`.
+This file kills approvals and edges. Other tests kill normalizers (`test_scale_out.py`), connectors
+(`tests/connector/succession/test_within_5_s.py`), `penstock up` (`tests/cli/test_killed_up.py`) and
+brokers (`tests/broker`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from support.real.nats import NatsServer
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 KILLS = 10
-WITHIN_S = 5.0  # the goal; one of ten may take longer on a busy machine
+WITHIN_S = 5.0  # the limit for the median, in seconds; the slowest kill may take twice as long
 RUNS = 5
 
 
@@ -73,7 +73,7 @@ async def test_the_client_of_a_killed_edge_goes_on_at_another_soon(
 
 
 async def killed_under_a_client(penstock: Deployment, run_id: str, seen: str) -> tuple[str, float]:
-    """The cursor of the first event at the other edge, and how long after the kill it came."""
+    """Kill the client's edge; return the other edge's first cursor and its delay in seconds."""
     victim = penstock.of("edge")[0]
     since = 0.0
     try:

@@ -1,6 +1,7 @@
-"""Every upstream, in every situation, in every dialect: whole, in order, with one end.
+"""Each upstream in each scenario gives, in each dialect, a complete stream in order with one end.
 
-A run is started once. It is read live in all dialects at once, and then again from its middle.
+Each test starts a run once, reads it live in all dialects at once, and then reads it again from its
+middle.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How a run goes, whoever runs it."""
+    """How a run goes, whatever its upstream."""
 
-    shows: str = "lifecycle.started"  # an event that it must have
+    shows: str = "lifecycle.started"  # an event type that the run must have
     ends: str = "completed"
-    decision: str = ""  # about what the run asks
-    cancelled: bool = False  # by the user, once it speaks
+    decision: str = ""  # the decision about the run's approval; empty if there is none
+    cancelled: bool = False  # whether the user cancels the run at its first text
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -51,12 +52,14 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "approved": Scenario("approval.requested", decision="approve"),
     "rejected": Scenario("approval.requested", decision="reject"),
     "error": Scenario(ends="failed"),
-    "step error": Scenario("workflow.step_failed"),  # an Agno workflow goes on, and says so
+    # an Agno workflow reports the failed step and continues
+    "step error": Scenario("workflow.step_failed"),
     "cancel": Scenario("llm.stream", ends="cancelled", cancelled=True),
 }
 OUTCOMES: Final = {"approve": "ok", "reject": "rejected"}
 
-# What to say to whom: tests/upstreams has the words. Agno's AG-UI server has no reasoning.
+# For each upstream and scenario: the agent and the message. The scripts of the servers in
+# tests/upstreams react to these messages. Agno's AG-UI server sends no reasoning.
 WORDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "agno agent": {
         "text": ("assistant", "text"),
@@ -140,7 +143,7 @@ async def penstock(
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a dialect tells of a run, in no dialect's words."""
+    """What the events of a run say, independent of the dialect."""
 
     end: str
     text: str
@@ -154,7 +157,7 @@ def joined(bodies: Sequence[tuple[str, Body]], type: str, field: str) -> str:
 
 
 def executions(bodies: Sequence[Body], legs: int) -> Told:
-    """Canonical too: their events have the same names, and this much in common."""
+    """Read executions or canonical, whose events share the fields that are read here."""
     assert [body["sequence"] for body in bodies] == list(range(1, len(bodies) + 1))
     said = [("{category}.{action}".format(**body["event"]), body["data"]) for body in bodies]
     types = [type for type, _ in said]
@@ -189,7 +192,7 @@ def unified(bodies: Sequence[Body], legs: int) -> Told:
 
 
 def agui(bodies: Sequence[Body], legs: int) -> Told:
-    """Each leg is a run of AG-UI's, and only the last of them ends the run."""
+    """Read AG-UI, in which each leg is a run and only the last leg ends the stream."""
     assert agui_rules.faults(bodies) == agui_rules.faults(bodies, old=True) == []
     said = [(body["type"], body) for body in bodies]
     types = [type for type, _ in said]
@@ -208,13 +211,13 @@ def agui(bodies: Sequence[Body], legs: int) -> Told:
 
 
 def strict(bodies: Sequence[Body], legs: int) -> Told:
-    """Nothing that a client of AG-UI would wonder at."""
+    """Read AG-UI, and check that a strict client would find nothing to remark."""
     assert agui_rules.remarks(bodies) == []
     return agui(bodies, legs)
 
 
 def adk(bodies: Sequence[Body], legs: int) -> Told:
-    """A good end has no word in ADK, a bad one is the last that is said."""
+    """Read ADK, which has no event for a good end; an error must be the last event."""
     errors = [body for body in bodies if {"error", "errorCode"} & body.keys()]
     assert bodies[len(bodies) - len(errors) :] == errors
     ids = [body["id"] for body in bodies if "id" in body and not body.get("partial")]
@@ -240,7 +243,7 @@ AGNO_ENDS: Final = {"RunCompleted": "completed", "RunError": "failed", "RunCance
 
 
 def agno(bodies: Sequence[Body], legs: int) -> Told:
-    """A call that was asked about and never starts was refused: its result is that."""
+    """Read Agno; a call that an approval asked for and that never started counts as rejected."""
     outer = [body["event"] for body in bodies if "parent_run_id" not in body]
     assert outer[0] == "RunStarted"
     assert [name in AGNO_ENDS for name in outer] == [False] * (len(outer) - 1) + [True]
@@ -253,7 +256,7 @@ def agno(bodies: Sequence[Body], legs: int) -> Told:
     refused = [
         tool
         for tool in asked
-        # a request about no tool has the name of its kind
+        # a confirmation that is about no tool is named `confirmation`
         if tool["tool_call_id"] not in ids and tool["tool_name"] != "confirmation"
     ]
     answered = [name for name, _ in said if name in ("ToolCallCompleted", "ToolCallError")]
@@ -266,7 +269,7 @@ def agno(bodies: Sequence[Body], legs: int) -> Told:
     )
 
 
-# Asserts what the dialect says of order and end, and reads it.
+# For each dialect, the function that checks the order and the end of a stream and reads it.
 READERS: Final[Mapping[str, Callable[[Sequence[Body], int], Told]]] = {
     "canonical": executions,
     "executions": executions,
@@ -280,13 +283,13 @@ READERS: Final[Mapping[str, Callable[[Sequence[Body], int], Told]]] = {
 
 @dataclass(slots=True)
 class Reader:
-    """A client of every dialect, over HTTP."""
+    """A client that reads the run over HTTP in any dialect."""
 
     penstock: Pipeline
     run_id: str
 
     async def read(self, dialect: str, after: str | None = None) -> list[Frame]:
-        """The run's frames after that id, to the end of the response."""
+        """Return the run's frames after this id, up to the end of the response."""
         answer = await self.penstock.http.get(
             f"/v1/runs/{self.run_id}/events",
             params={"dialect": dialect},
@@ -297,13 +300,13 @@ class Reader:
         return sse.Parser().feed(answer.content)
 
     async def read_all(self, after: Mapping[str, str | None]) -> dict[str, list[Frame]]:
-        """All dialects at once, each after its id."""
+        """Read all dialects at once, each after its own id."""
         read = await asyncio.gather(*(self.read(*each) for each in after.items()))
         return dict(zip(after, read, strict=True))
 
 
 async def lived(penstock: Pipeline, run_id: str, scenario: Scenario) -> list[Event]:
-    """The run's events, once it was decided or cancelled and has ended."""
+    """Decide or cancel the run as the scenario says; return all events after the run has ended."""
     if scenario.decision:
         *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
         reply = await penstock.decide(paused.data["approval_id"], scenario.decision)
@@ -338,7 +341,7 @@ async def test_a_run_is_whole_in_order_and_ends_once_in_every_dialect(
 
     assert scenario.shows in [event.type for event in events]
     results = [event.data["outcome"] for event in events if event.type == "llm.tool_result"]
-    if scenario.decision and results:  # a step of a workflow is no tool
+    if scenario.decision and results:  # a workflow's step that needs approval is not a tool
         assert OUTCOMES[scenario.decision] in results
 
     legs = 2 if scenario.decision else 1
@@ -353,7 +356,7 @@ async def test_a_run_is_whole_in_order_and_ends_once_in_every_dialect(
     frames = [frame for body in bodies for frame in sse.Parser().feed(body)]
     assert told_by(streams["raw"]) == told_by(frames)
 
-    # a run that was cancelled early may have one frame
+    # A run that is cancelled early may have a single frame.
     middles = {dialect: max(1, len(frames) // 2) for dialect, frames in streams.items()}
     ids = {dialect: streams[dialect][middle - 1].id for dialect, middle in middles.items()}
     assert await reader.read_all(ids) == {
@@ -364,5 +367,5 @@ async def test_a_run_is_whole_in_order_and_ends_once_in_every_dialect(
 
 
 def told_by(frames: Sequence[Frame]) -> list[tuple[bytes, str | None]]:
-    """What an upstream says; its ids are not ours."""
+    """Return data and event name of the frames, without ids, which Penstock replaces by its own."""
     return [(frame.data, frame.event) for frame in frames]

@@ -1,4 +1,4 @@
-"""The first page and /docs in a real browser, over `penstock up --demo`."""
+"""The first page and /docs work in a real browser, over `penstock up --demo`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from support.real.devtools import Page, page_at
 from support.real.up import Up
 from support.real.upstreams import Upstream
 
-# the demo starts two agent servers, which takes long on a busy machine
+# The demo starts two agent servers, which takes long on a busy machine.
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
 STREAMED, ASKS, LEFT = (f".trial:nth-of-type({number})" for number in (1, 2, 3))
-# an override that turns the text around, a space of no width, markup, a line end
+# A right-to-left override, a zero-width space and markup: the page must show them as plain text.
 HOSTILE = "a\u202ecod.exe\u200b <img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
@@ -30,7 +30,7 @@ HOSTILE = "a\u202ecod.exe\u200b <img src=x onerror=alert(1)><script>alert(2)</sc
 def demo(
     agno_server: Upstream, adk_server: Upstream, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Up]:
-    """The demo, with the tests' Agno server as the agent `tester` besides.
+    """Run the demo, with the tests' Agno server as the additional agent `tester`.
 
     The demo's own servers run in the environments of the tests' servers.
     """
@@ -50,7 +50,7 @@ def demo(
 
 @pytest.fixture(scope="module")
 def asking(agno_server: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A Penstock that asks callers who they are."""
+    """Run a Penstock that requires authentication."""
     folder = tmp_path_factory.mktemp("asking")
     config = folder / "penstock.yaml"
     agent = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
@@ -108,7 +108,8 @@ async def test_a_run_is_approved_or_rejected_by_a_click(
         await says(page, ASKS, "waits for a person")
         assert await page.text(f"{ASKS} .asked .tool") == "delete_file"
         assert await page.text(f"{ASKS} .asked .args") == 'path"report.txt"'
-        # it also stands in the list of all that waits, which learns of the decision
+        # The approval is also in the list of all waiting approvals, which is updated by the
+        # decision.
         await page.until("!!document.querySelector('#approvals .asked:last-child:not(.settled)')")
         await page.click(f"{ASKS} .asked .{button}")
         await says(page, ASKS, "completed with event")

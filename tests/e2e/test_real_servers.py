@@ -1,7 +1,7 @@
-"""The main job: from a real agent server, over JetStream, to a client, through an approval.
+"""Runs of real agent servers reach a client over JetStream, through an approval.
 
-Every test runs against one process of each service, and against two of each: the same streams.
-Start, stream and decision go to different edges where there are two.
+Each test runs with one process of each service and with two; the streams must be the same. With two
+edges, start, stream and decision go to different edges.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def check(events: list[Event]) -> None:
-    """One order without a gap, valid events, one end, and that last."""
+    """Check that the events are valid, in order without a gap, and end once, at the last event."""
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     assert len({event.id for event in events}) == len(events)
     assert [event.type in TERMINAL for event in events] == [False] * (len(events) - 1) + [True]
@@ -103,7 +103,7 @@ async def paused(penstock: Deployment, agent: str, message: str, **body: Any) ->
 
 
 def runs_of(server: Upstream, mark: str) -> int:
-    """How often a tool ran whose arguments or session hold this mark."""
+    """Return how often a tool ran whose arguments or session contain this mark."""
     return sum(mark in json.dumps(run) for run in server.tool_runs())
 
 
@@ -292,11 +292,11 @@ async def test_run_sse_creates_the_session_and_passes_every_byte(
     session = f"s-{uuid.uuid4().hex[:8]}"
     answer = await run_sse(penstock, adk_body(session, {"text": "tricky"}))
     assert answer.status_code == 200
-    # what the server keeps of the session is what the client saw
+    # The server keeps in the session what the client received.
     kept = await penstock.http.get(f"{adk_server.url}/apps/demo/users/u1/sessions/{session}")
     (said,) = [e for e in kept.json()["events"] if e["author"] == "demo_agent"]
     assert adk_events(answer)[-1]["content"]["parts"] == said["content"]["parts"]
-    # and the canonical stream has the same text
+    # The canonical stream has the same text.
     run_id = answer.headers["penstock-run-id"]
     events = await penstock.all(run_id, edge=1)
     check(events)

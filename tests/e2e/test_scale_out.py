@@ -1,4 +1,7 @@
-"""Services come, go, die and hang while runs stream: the work is shared, and no run is wrong."""
+"""Normalizers and connectors start, stop, are killed and hang while runs stream.
+
+The processes share the work, and each run stays complete and in order.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ KILLS = 12
 async def normalizers(
     nats: NatsServer, folder: Path, count: int, **settings: float
 ) -> AsyncIterator[tuple[Deployment, Bus]]:
-    """So many, with the leases of a real deployment unless said otherwise."""
+    """Run so many normalizers, with the leases of a deployment unless `settings` changes them."""
     async with (
         connected(nats.url) as bus,
         deployment(nats.url, folder, [], {"normalizer": count}, **settings) as penstock,
@@ -45,18 +48,18 @@ async def normalizers(
 
 
 def pod_of(instance: Instance) -> str:
-    """What its leases have in them."""
+    """Return the part of a lease's holder that names this process."""
     return f"-{pid_of(instance.process)}-"
 
 
 async def shares(bus: Bus, *instances: Instance) -> list[int]:
-    """How many partitions each of them holds."""
+    """Return how many partitions each of these instances holds."""
     held = await holders(bus)
     return [sum(pod_of(each) in holder for holder in held.values()) for each in instances]
 
 
 async def shared(bus: Bus, *instances: Instance, within_s: float = 20) -> float:
-    """Until all partitions are shared evenly; how long that took."""
+    """Wait until these instances share all partitions evenly; return the seconds it took."""
     since = time.monotonic()
 
     async def even() -> bool:
@@ -68,7 +71,7 @@ async def shared(bus: Bus, *instances: Instance, within_s: float = 20) -> float:
 
 
 async def lost_with(bus: Bus, instance: Instance, runs: list[SteadyRun]) -> list[SteadyRun]:
-    """The runs that it works on."""
+    """Return the runs whose partition the instance holds."""
     held = await holders(bus)
     return [run for run in runs if pod_of(instance) in held[partition_of(run.run_id)]]
 
@@ -125,8 +128,9 @@ async def test_a_zombie_normalizer_does_no_run_harm(fresh_nats: NatsServer, tmp_
                 await shared(bus, one)
             finally:
                 os.kill(zombie, signal.SIGCONT)
-            # what it had read before it was stopped it believes still to be its own: `steady` finds
-            # it, should it be in EVENTS twice
+            # After SIGCONT, the normalizer may publish events for frames that it read before
+            # SIGSTOP, because it still believes that it holds the partitions. `steady` fails if
+            # EVENTS has an event twice.
             await shared(bus, one, two)
 
 
@@ -174,13 +178,13 @@ async def test_normalizers_that_flap_put_no_run_out_of_order(
 
 
 async def legs(bus: Bus) -> list[int]:
-    """How many legs each connector holds that holds any, the fewest first."""
+    """Return how many legs each connector holds that holds any, in ascending order."""
     keys = await bus.bucket("claims").keys("active.>")
     return sorted(Counter(key.split(".")[1] for key in keys).values())
 
 
 async def held(bus: Bus, count: int) -> list[int]:
-    """The same once so many are held in all."""
+    """Return the same list, once the connectors hold `count` legs in all."""
 
     async def are() -> list[int] | None:
         found = await legs(bus)

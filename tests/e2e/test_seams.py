@@ -1,4 +1,4 @@
-"""Where parts meet: a connector is killed while starts wait at it, and their user is at a limit."""
+"""A connector is killed while starts wait at it and their user has reached the limit of runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ async def test_starts_that_wait_at_a_killed_connector_begin_at_another_and_their
 
     settings = {
         **{"auth_jwt_secret": SECRET, "max_open_runs_per_user": RUNS, "max_legs": LEGS},
-        # neither a lease that runs out nor a command that comes back by itself helps
+        # Neither the lease nor the acknowledgement wait (600 s) expires during the test, so the
+        # recovery does not depend on them.
         **{"pod_ttl_s": 600, "ack_wait_s": 600},
     }
     headers = {"authorization": f"Bearer {token(sub='ada', scope='start read')}"}
@@ -59,8 +60,8 @@ async def test_starts_that_wait_at_a_killed_connector_begin_at_another_and_their
             assert after
             assert (await penstock.all(after))[-1].type == "lifecycle.completed"
     said = [call.form["message"] for call in upstream.calls]
-    assert len(said) == len(set(said)) == RUNS + 1  # each was sent once
+    assert len(said) == len(set(said)) == RUNS + 1  # each message was sent once
     lost = {end.data.get("code", "") for end in ends if end.type == "lifecycle.failed"}
-    # the connections that the killed one held are lost, and said to be; no other run is
+    # Only runs whose connection the killed connector held may fail, with one of these codes.
     assert lost <= {"outcome_unknown", "upstream_lost"}
     assert [end.type for end in ends].count("lifecycle.completed") == RUNS - LEGS

@@ -1,4 +1,4 @@
-"""Shards are added while runs go on and normalizers are killed: no run is wrong."""
+"""Shards are added while runs stream and normalizers are killed; each run stays in order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAST = {"partition_ttl_s": 2.0, "partition_renew_s": 0.5, "checkpoint_s": 0.1}
 
 
 async def penstock(*arguments: str, server: NatsServer) -> asyncio.subprocess.Process:
-    """The command line."""
+    """Start `penstock` with these arguments as a process."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock_cli", *arguments, "--nats", server.url),
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -45,7 +45,7 @@ async def penstock(*arguments: str, server: NatsServer) -> asyncio.subprocess.Pr
 
 
 async def held(bus: Bus, shards: int) -> None:
-    """Until all partitions of these shards are worked on."""
+    """Wait until all 16 partitions of each of these shards are held."""
 
     async def are() -> bool:
         found = [await holders(bus, shard) for shard in range(shards)]
@@ -58,7 +58,7 @@ async def held(bus: Bus, shards: int) -> None:
 async def test_shards_are_added_under_runs_and_kill_9_and_all_runs_are_right(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
-    """It takes more than 10 s, since it starts two processes and kills one under load."""
+    """The test takes more than 10 s, since it starts two processes and kills one under load."""
     async with (
         connected(fresh_nats.url) as bus,
         deployment(fresh_nats.url, tmp_path, [], {"normalizer": 2}, **FAST) as fleet,
@@ -79,7 +79,7 @@ async def test_shards_are_added_under_runs_and_kill_9_and_all_runs_are_right(
 async def test_the_command_may_be_killed_at_any_time_and_is_completed_by_the_next(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
-    """The command waits for 12 s until all edges know of the shards."""
+    """The command waits 12 s until all edges know the shards, so each kill comes before its end."""
     async with (
         connected(fresh_nats.url) as bus,
         deployment(fresh_nats.url, tmp_path, [], {"normalizer": 1}, **FAST),
@@ -106,7 +106,7 @@ async def test_the_command_may_be_killed_at_any_time_and_is_completed_by_the_nex
 async def test_runs_of_every_shard_are_approved_and_read_to_their_end(
     fresh_nats: NatsServer, shards: int
 ) -> None:
-    """The whole way: the edge, the connector, the normalizer and approvals."""
+    """The runs go through all four services: edge, connector, normalizer and approvals."""
     async with connected(fresh_nats.url, retention=Retention(shards=shards)):
         pass
     async with (

@@ -1,4 +1,4 @@
-"""Upgrades while runs stream: other partitions, other versions, a week's wait. No run is wrong."""
+"""No run is harmed by an upgrade: other partitions, another version, or a pause of a week."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAST = {"partition_ttl_s": 2.0, "partition_renew_s": 0.5, "checkpoint_s": 0.1}
 
 
 async def penstock(*arguments: str, nats: NatsServer) -> asyncio.subprocess.Process:
-    """The command line."""
+    """Start `penstock` with these arguments as a process."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock_cli", *arguments, "--nats", nats.url),
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -50,7 +50,7 @@ async def penstock(*arguments: str, nats: NatsServer) -> asyncio.subprocess.Proc
 
 
 async def repartitioned(count: int, nats: NatsServer) -> str:
-    """`penstock streams migrate --partitions <count>`, to its end; what it said."""
+    """Run `penstock streams migrate --partitions <count>` to its end; return its output."""
     process = await penstock("streams", "migrate", "--partitions", str(count), nats=nats)
     said, _ = await process.communicate()
     assert process.returncode == 0, said
@@ -58,7 +58,7 @@ async def repartitioned(count: int, nats: NatsServer) -> str:
 
 
 async def held(bus: Bus, count: int) -> None:
-    """Until so many partitions are worked on, and no other."""
+    """Wait until the first `count` partitions are held, and no other."""
 
     async def are() -> bool:
         return set(await holders(bus)) == set(range(count))
@@ -76,7 +76,7 @@ async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
         steady(bus, 40, 0.4, timeout_s=60) as runs,
     ):
         await held(bus, 16)
-        # somewhere on its way, or before it
+        # The kill comes while the command works, or before it has begun.
         half_done = await penstock("streams", "migrate", "--partitions", "24", nats=fresh_nats)
         await asyncio.sleep(random.uniform(0.5, 2.5))
         with contextlib.suppress(ProcessLookupError):
@@ -94,7 +94,7 @@ async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
         assert len(moved) > 10
         await moved_on(bus, runs, 0, 30)
         await held(bus, 24)
-        # back again, to where folds of these very runs may still be in memory
+        # Go back to 16 partitions: normalizers may still have these runs' folds in memory.
         assert "→ 16" in await repartitioned(16, fresh_nats)
         await moved_on(bus, runs, 0, 30)
         await held(bus, 16)
@@ -104,7 +104,7 @@ async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
 async def upgraded(
     nats: NatsServer, version: str
 ) -> AsyncIterator[tuple[Left, Pipeline, Misbehaving]]:
-    """This version's services over what a released one has left."""
+    """Run this version's services on the data that a released version left in NATS."""
     found = left(version)
     bus = await Bus.connect(BusSettings(url=nats.url), ensure=False)
     await restore(bus, found)
@@ -146,7 +146,8 @@ async def test_what_an_older_version_wrote_is_read_and_not_done_again(
         for run_id in (decided, found["runs"]["plain"]):
             events = await penstock.ended(run_id)
             assert [event.sequence for event in events] == list(range(1, len(events) + 1))
-        # a new run behind the old ones: the command was taken before it
+        # The new run starts after the repeated continue command: when the run has ended, the
+        # connector has taken that command.
         upstream.script(plays(agno_text("fine")))
         assert (await penstock.ended(await penstock.start_run("agno")))[-1].type == (
             "lifecycle.completed"
@@ -197,7 +198,7 @@ async def test_a_run_that_waited_for_a_week_goes_on_although_all_of_it_has_aged_
     numbers = [event.sequence for event in [*before, *after] if event.id is not None]
     assert numbers == list(range(1, len(numbers) + 1))
     assert after[-1].type == "lifecycle.completed"
-    # who asks for all of it is told that this is not all
+    # A client that reads the run from its start first gets `history_truncated`.
     assert (whole[0].id, whole[0].data["code"]) == (None, "history_truncated")
     assert [event.body for event in whole[1:]] == [event.body for event in after if event.id]
     assert len(upstream.calls) == 2
@@ -207,7 +208,7 @@ WORDS = 20
 
 
 async def talks(answer: Answer) -> None:
-    """An agent that says twenty words in two seconds, each with the question in it."""
+    """Stream twenty words in two seconds; each word contains the question."""
     asked = answer.request.form["message"]
     await answer.head()
     await answer.send(agno("RunStarted"))
@@ -219,7 +220,7 @@ async def talks(answer: Answer) -> None:
 
 
 async def started(penstock: Deployment, name: str, number: int) -> str:
-    """The run id; another edge is asked when one has just gone."""
+    """Start a run and return its id; if an edge refuses the connection, try the next one."""
     while True:
         number += 1
         with contextlib.suppress(httpx.ConnectError):
@@ -227,7 +228,7 @@ async def started(penstock: Deployment, name: str, number: int) -> str:
 
 
 async def asked(penstock: Deployment, name: str, number: int) -> None:
-    """One run through whichever services there are, by a client that comes back; checked."""
+    """Start a run and follow it, reconnecting to other edges; check that each word came once."""
     run_id = await started(penstock, name, number)
     events: list[Event] = []
     while not events or events[-1].type not in TERMINAL:
@@ -247,7 +248,7 @@ async def asked(penstock: Deployment, name: str, number: int) -> None:
 async def test_services_of_two_versions_work_side_by_side_through_a_rolling_upgrade(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
-    """From release 0.1 to this version, one process after the other, under runs all the time."""
+    """Processes of release 0.1 are replaced one by one by this version while runs stream."""
     path = former(RELEASE_0_1, tmp_path / "former")
     asking: set[asyncio.Task[None]] = set()
     number = 0
@@ -283,7 +284,7 @@ async def test_services_of_two_versions_work_side_by_side_through_a_rolling_upgr
 async def test_what_a_newer_version_adds_is_passed_on_and_breaks_nothing(
     nats_server: NatsServer,
 ) -> None:
-    """Fields, source frames and events that this one has never heard of, in the middle of a run."""
+    """A run has fields, source frames and events in its middle that this version does not know."""
     goes_on = asyncio.Event()
 
     async def waits(answer: Answer) -> None:
@@ -341,13 +342,13 @@ def servers(tmp_path: Path) -> Iterator[list[NatsServer]]:
 
 
 async def replicated(bus: Bus) -> str:
-    """Until every stream has three copies that are all current; who leads RAW."""
+    """Wait until each stream has three current replicas; return the leader of RAW."""
 
     async def leader() -> str | None:
         try:
             listed = await bus.api("STREAM.LIST")
         except BusError:
-            return None  # it is electing
+            return None  # the cluster is electing a leader
         leads = None
         for stream in listed["streams"]:
             others = stream["cluster"].get("replicas", [])
@@ -386,7 +387,7 @@ async def test_replicas_and_partitions_change_under_runs_while_the_leader_is_kil
 
 
 async def repartition(bus: Bus, count: int) -> None:
-    """Again and again, as an operator would."""
+    """Repeat the change until it succeeds, as an operator would."""
 
     async def done() -> bool:
         try:
