@@ -1,4 +1,4 @@
-"""A NATS server of these tests' own: nobody here takes the commands that decisions bring."""
+"""Run a NATS server for these tests alone: no connector takes the commands that decisions send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/approvals`: list, look, decide; and every way in which a request can be wrong."""
+"""`/v1/approvals` lists, shows and decides approvals, and refuses every kind of wrong request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def penstock(nats: NatsServer) -> AsyncIterator[Pipeline]:
 
 
 def problem(answer: httpx.Response, status: int) -> str:
-    """The detail of what must be problem details with this status."""
+    """Check that the answer is problem details with this status; return the detail."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body = answer.json()

@@ -1,4 +1,4 @@
-"""Approvals dies between decision and send: decided once, told once, sent once, all the same."""
+"""A process that is killed between decision and send: the decision is published and sent once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from support.real.nats import NatsServer
 
 WITHOUT: Services = (NormalizerService,)
 YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
-# of a decision: its outbox entry, itself (CAS), approval.decided, the continue, the entry's removal
+# The number of writes of a decision: the outbox entry, the record (compare-and-set),
+# approval.decided, the continue command, and the removal of the outbox entry.
 WRITES = 5
 
 
@@ -37,7 +38,7 @@ def decision(approval: ApprovalRecord, say: str = "approve", **more: Any) -> dic
 
 
 async def post(url: str, approval: ApprovalRecord, body: dict[str, Any]) -> httpx.Response | None:
-    """The answer; None when the connection broke: nobody knows."""
+    """Return the answer; None if the connection broke, so that the outcome is unknown."""
     path = f"{url}/v1/approvals/{approval.approval_id}/decision"
     async with httpx.AsyncClient() as http:
         try:
@@ -47,7 +48,10 @@ async def post(url: str, approval: ApprovalRecord, body: dict[str, Any]) -> http
 
 
 async def done_once(penstock: Pipeline, approval: ApprovalRecord) -> dict[str, Any]:
-    """Told once and sent once, and nothing is left to do; the decision as it was told."""
+    """Check that the decision is published once and sent once, and that the outbox is empty.
+
+    Returns the event's data.
+    """
 
     async def nothing_left() -> bool:
         key = f"outbox.{approval.approval_id}"
@@ -78,7 +82,7 @@ async def test_a_kill_at_any_step_of_a_decision_leaves_it_taken_once(
             assert await victim.process.wait() == -signal.SIGKILL
         async with pipeline(nats.url, Config(), (ApprovalsService,), outbox_s=0.1) as other:
             if write > 2:
-                # it was taken: nobody needs to ask again for it to be sent
+                # The decision is stored, so the sweep sends it without a second request.
                 await done_once(penstock, approval)
             path = f"/v1/approvals/{approval.approval_id}/decision"
             again = await other.http.post(path, json=body)
@@ -97,7 +101,7 @@ async def test_a_kill_at_any_step_of_a_decision_leaves_it_taken_once(
 async def test_a_kill_while_a_request_is_recorded_leaves_it_asked_once(
     fresh_nats: NatsServer, write: int
 ) -> None:
-    """Of its three writes: the record, the alias, lifecycle.paused."""
+    """The process is killed at one of three writes: the record, the alias, lifecycle.paused."""
     async with pipeline(fresh_nats.url, Config(), WITHOUT) as penstock:
         dies = approvals_process(fresh_nats.url, dies_in=("on_event", write), ack_wait_s=1)
         async with dies as victim:
@@ -138,9 +142,10 @@ async def test_a_kill_right_after_the_first_answer_of_many_loses_nothing(nats: N
 async def test_a_sleeper_whose_entry_was_taken_away_decides_with_a_new_one(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sleeps between entry and decision for so long that its entry counts as abandoned.
+    """A pod pauses between its outbox entry and its decision until the entry counts as abandoned.
 
-    Were its decision taken then, and it died, nobody would know that there is something to send.
+    If the pod stored the decision without a new entry and then ended, no other pod would know that
+    the decision must be sent.
     """
     monkeypatch.setattr(outbox, "ABANDONED_S", 0.3)
     entries: list[bool] = []
@@ -163,7 +168,8 @@ async def test_a_sleeper_whose_entry_was_taken_away_decides_with_a_new_one(
             approval = await pause(penstock)
             monkeypatch.setattr(bucket, "update", slow)
             sleeper = Approvals(penstock.bus, "approvals-sleeper")
-            reply = await sleeper.decide(approval.approval_id, YES)  # and then it dies
+            # the sleeper does not continue after this
+            reply = await sleeper.decide(approval.approval_id, YES)
             await done_once(penstock, approval)
     assert reply.status == 200
     assert entries == [False, True]
@@ -196,7 +202,7 @@ async def test_a_repeat_is_answered_as_the_first_and_only_the_same_is_one(
 async def test_two_processes_that_die_again_and_again_decide_each_request_once(
     nats: NatsServer,
 ) -> None:
-    """Sixty requests, three people each who may all be cut off and ask again until they know."""
+    """Three clients decide each of sixty requests; a client whose connection breaks asks again."""
     chance = random.Random(7)
     over = asyncio.Event()
     places: dict[int, str] = {}
@@ -248,7 +254,7 @@ async def test_two_processes_that_die_again_and_again_decide_each_request_once(
 async def test_a_decision_is_told_once_though_the_run_has_paused_again_since(
     nats: NatsServer,
 ) -> None:
-    """Its process died before it had emptied the outbox, and the run went on meanwhile."""
+    """The process was killed before it emptied the outbox, and the run has continued since."""
     async with pipeline(nats.url, Config(), WITHOUT) as penstock:
         async with approvals_process(nats.url, dies_in=("decide", WRITES), outbox_s=60) as victim:
             first = await pause(penstock)

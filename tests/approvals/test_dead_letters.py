@@ -1,4 +1,4 @@
-"""A request that could not be recorded is a dead letter; put back, it is asked after all, once."""
+"""A request that cannot be recorded becomes a dead letter; a replay records the request once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def pause_without_record(penstock: Pipeline) -> tuple[str, bytes]:
-    """A run whose request is there, and whose record is away: nobody can say whose it is."""
+    """Return a paused run whose run record is deleted, so the owner of its request is unknown.
+
+    Returns the run's id and the deleted record.
+    """
     run_id = await start_and_pause(penstock)
 
     async def followed() -> bool:
@@ -50,7 +53,8 @@ async def test_a_request_that_was_given_up_is_asked_when_it_is_put_back(
             await penstock.bus.bucket("runs").put(run_id, record)
             assert await replay_letter(penstock.bus, found)
             await penstock.events_until(run_id, "lifecycle.paused")
-            # what was put back again, as by somebody who had seen nothing of it
+            # The same dead letter is replayed again, as by an operator who has not seen the first
+            # replay.
             await replay_letter(penstock.bus, found)
             events = await penstock.events_until(run_id, "lifecycle.paused")
     assert types(events).count("lifecycle.paused") == 1

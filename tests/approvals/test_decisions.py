@@ -1,4 +1,4 @@
-"""One decision for each request, told once and sent on once, whoever dies in between."""
+"""Each request gets one decision, which is published and sent once, whichever pod is killed."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ async def test_a_record_that_cannot_be_read_is_reported_and_blocks_no_other(
     async with pipeline(nats.url, Config(), ONE, outbox_s=0.1) as penstock:
         broken, other = await pause(penstock), await pause(penstock)
         bucket = penstock.bus.bucket("approvals")
-        # the keys of a bucket come in the order of their writes: the broken ones first
+        # A bucket gives its keys in the order of their writes, so the broken ones come first.
         await bucket.put(f"outbox.{broken.approval_id}", b"0")
         await bucket.put(broken.approval_id, value)
         dead = Approvals(penstock.bus, "approvals-dead")

@@ -1,4 +1,4 @@
-"""Lists of approvals: urgent ones first, pages complete and disjoint while people decide."""
+"""Lists of approvals: urgent ones come first; pages are complete and disjoint during decisions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock_approvals.records import ApprovalRecords
 from support.drive.bus import connected
 from support.real.nats import NatsServer
 
-OLDEST = {  # the fields that the first release wrote
+OLDEST = {  # the fields of a record that the first release wrote
     "run_id": "r",
     "agent": "a",
     "session_id": "s",
@@ -66,7 +66,7 @@ async def put(bus: Bus, user_id: str, requested: int, approval_id: str = "", **f
 async def pages(
     approvals: ApprovalList, owners: Collection[str] | None, limit: int, **wanted: str
 ) -> list[list[str]]:
-    """The ids of all pages, one page after another."""
+    """Read page after page; return the approval ids of each page."""
     found: list[list[str]] = []
     after: Place | None = None
     while True:
@@ -100,7 +100,7 @@ async def test_pending_approvals_with_a_deadline_come_first_and_all_others_the_n
 
 
 class Memory:
-    """An index over values in memory, in which the clock is the number of writes."""
+    """An index over values in memory, whose clock is the number of writes."""
 
     def __init__(self, list_: ApprovalList) -> None:
         self._rows = list_.rows
@@ -114,26 +114,26 @@ class Memory:
         self._rows.put([Change(key, value, self._sequence, stored_at)])
 
     async def caught_up(self) -> None:
-        """The rows are always right."""
+        """Return at once: the rows are always up to date."""
 
     async def values(self, keys: Sequence[str]) -> dict[str, Entry]:
         return {key: self._values[key] for key in keys if key in self._values}
 
 
 class NoBus:
-    """Only `ApprovalRecords.of` is used, which reads small records from the entry itself."""
+    """Replace the bus: `ApprovalRecords.of` reads small records from the entry, without a bus."""
 
     class Continuity:
         def on_loss(self, _: object) -> None:
-            """There are no losses."""
+            """Do nothing: there are no losses."""
 
     continuity = Continuity()
 
     def on_reconnect(self, _: object) -> None:
-        """There are no reconnects."""
+        """Do nothing: there are no reconnects."""
 
     def bucket(self, _: str) -> None:
-        """There are no buckets."""
+        """Return None: there are no buckets."""
 
 
 _DEADLINES = st.one_of(st.none(), st.integers(0, 50))
@@ -289,10 +289,10 @@ async def test_broken_records_are_left_out_of_the_list(
     made = [await put(bus, user, number) for number in range(5)]
     await bus.bucket("approvals").put(made[1], b"{")
     await bus.bucket("approvals").put(made[2], b'{"user_id": 1}')
-    # This record has what the index needs, and lacks other fields.
+    # This record has the fields that the index needs, and lacks other fields.
     broken = {"user_id": user, "requested_at": at(3)}
     await bus.bucket("approvals").put(made[3], orjson.dumps(broken))
-    # This record's object is gone.
+    # The object of this record does not exist.
     await bus.bucket("approvals").put(made[0], b'{"penstock_object":"approval.gone"}')
     assert await pages(approvals, {user}, 2) == [[made[4]]]
     for approval_id in made[:4]:

@@ -1,4 +1,4 @@
-"""Whether a decision fits its request."""
+"""A decision must fit its request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Approvals: many deciders, two instances, crashes between any two writes, and redelivery."""
+"""Approvals under many deciders, two instances, crashes between two writes, and redelivery."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from support.drive.bus import new_run_id
 from support.drive.sync_bus import World
 from support.real.nats import NatsServer
 
-FUSES = st.none() | st.tuples(st.integers(0, 5), st.booleans())  # writes before, and the last one's
+# A fuse is the number of writes before the crash, and whether the write that crashes is stored.
+FUSES = st.none() | st.tuples(st.integers(0, 5), st.booleans())
 
 
 class Crash(Exception):
-    """The process is dead from here on."""
+    """The process ends here."""
 
 
 class Mortal:
-    """A bus whose user dies at a write: right before it, or right after."""
+    """A bus on which one write crashes the process, either before or after the write is stored."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -65,7 +66,7 @@ class Mortal:
 
 
 class Deciding(RuleBasedStateMachine):
-    """The model: what was told to be decided, by approval, and the events still to be handled."""
+    """The model: the decisions that clients were given, by approval, and the unhandled events."""
 
     world: World
     asked = Bundle("asked")
@@ -73,16 +74,16 @@ class Deciding(RuleBasedStateMachine):
     @initialize(target=asked)
     def begin(self) -> object:
         self.numbers = itertools.count(1)
-        self.runs: dict[str, str] = {}  # approval to run
-        self.won: dict[str, list[str]] = {}  # who was told 200
-        self.lost: set[str] = set()  # who was told 409
-        self.events: list[Stored] = []  # every one, since any may come again
+        self.runs: dict[str, str] = {}  # approval id to run id
+        self.won: dict[str, list[str]] = {}  # approval id to the deciders that were answered 200
+        self.lost: set[str] = set()  # approvals with a decider that was answered 409
+        self.events: list[Stored] = []  # all events, since the bus may deliver any of them again
         self.unhandled: list[Stored] = []
         self.ended: set[str] = set()
         return multiple(self._a_run(), self._a_run())
 
     def _instance(self, fuse: tuple[int, bool] | None) -> Approvals:
-        """A process of its own, which dies when the fuse is burnt."""
+        """Start an instance that crashes when its fuse is burnt."""
         bus = Mortal(self.world.bus)
         bus.fuse = fuse
         return Approvals(bus, f"pod-{next(self.numbers)}")  # type: ignore[arg-type]
@@ -201,7 +202,7 @@ class Deciding(RuleBasedStateMachine):
             self.world.runner.run(self._check_all())
 
     async def _check_all(self) -> None:
-        """Whoever died is replaced; what is left is handled, and swept."""
+        """Handle the remaining events and sweep with new instances, then check every approval."""
         for stored in list(self.unhandled):
             await self._handle(stored, None)
         for _ in range(2):
@@ -248,12 +249,13 @@ def world(nats: NatsServer) -> Iterator[World]:
     world.close()
 
 
-@pytest.mark.timeout(300)  # what fails is made smaller first
+@pytest.mark.timeout(300)  # Hypothesis needs time to shrink a failure
 @examples(25)
 def test_one_decision_wins_and_is_sent_on_once_whoever_dies(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    # an entry whose decision was not taken is taken away at once: the most hostile moment
+    # With 0 s, a sweep removes an outbox entry as soon as its decision is not yet stored, which is
+    # the worst moment for the decider.
     monkeypatch.setattr(outbox, "ABANDONED_S", 0)
     machine = type("Deciders", (Deciding,), {"world": world})
     run_state_machine_as_test(

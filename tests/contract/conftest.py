@@ -1,4 +1,4 @@
-"""A NATS server with the users of consuming.md, the stream, and every example in it."""
+"""A NATS server with the users of consuming.md, the EVENTS stream, and every example in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PASSWORDS = {
     "PENSTOCK_NATS_PASSWORD": "of-the-operator",
     "REPORTING_NATS_PASSWORD": "of-the-reader",
 }
-# Of a type and with a field that nobody knew when the reader was written.
+# An event with a type and a field that did not exist when the reader was written.
 FUTURE = parse(
     {
         **example("approval.decided").model_dump(mode="json", exclude_unset=True),
@@ -40,18 +40,18 @@ FUTURE = parse(
 
 @dataclass(slots=True)
 class Guarded:
-    """The server, and the operator's connection to it."""
+    """The server's URL, and the operator's connection to the server."""
 
     url: str
     bus: Bus
 
     async def publish(self, event: Event) -> None:
-        """Store one event as the normalizer does, but for the fence."""
+        """Store one event as the normalizer does, but without a fence."""
         message = Message(subject_of(event), event.dump(), headers(event))
         await self.bus.publisher.publish(message)
 
     async def operate(self, script: str, **env: str) -> None:
-        """Run one of the operator's scripts of the document to its end."""
+        """Run one of the document's operator scripts to its end."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -63,9 +63,10 @@ class Guarded:
 
 @pytest.fixture
 def guarded_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NatsServer]:
-    """A server with the configuration of the document."""
+    """Run a server with the configuration of the document."""
     for name, password in PASSWORDS.items():
-        monkeypatch.setenv(name, password)  # the configuration and the programs name them
+        # the configuration and the programs refer to these variables
+        monkeypatch.setenv(name, password)
     config = block("Permissions", "conf")
     server = NatsServer(tmp_path / "nats", name="guarded nats", config=config, users=False)
     server.start()
@@ -75,7 +76,7 @@ def guarded_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 async def guarded(guarded_server: NatsServer) -> AsyncIterator[Guarded]:
-    """The streams are there, and the durable of the document."""
+    """Create the streams and the durable consumer of the document."""
     settings = BusSettings(
         url=guarded_server.url, user=OPERATOR, password=PASSWORDS["PENSTOCK_NATS_PASSWORD"]
     )
@@ -88,7 +89,7 @@ async def guarded(guarded_server: NatsServer) -> AsyncIterator[Guarded]:
 
 @pytest.fixture
 async def stored(guarded: Guarded) -> list[Event]:
-    """An example of every type, and an event of the future, in the stream."""
+    """Store an example of every type, and then the event of a future version; return them."""
     events = [*map(example, CATALOGUE), FUTURE]
     for event in events:
         await guarded.publish(event)
@@ -97,7 +98,7 @@ async def stored(guarded: Guarded) -> list[Event]:
 
 @pytest.fixture
 async def reader(guarded: Guarded) -> AsyncIterator[tuple[Client, list[str]]]:
-    """The reader's connection, and what the server has refused on it."""
+    """Connect as the reader; yield the client and the errors that the server has sent to it."""
     refused: list[str] = []
 
     async def on_error(error: Exception) -> None:

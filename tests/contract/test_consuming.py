@@ -1,4 +1,4 @@
-"""The programs of consuming.md run as they stand there, under the reader's permissions."""
+"""The programs of consuming.md run unchanged, under the reader's permissions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.real import node
 
 from .conftest import DURABLE, FUTURE, Guarded
 
-# What the durable of the document asks for, as the programs print it.
+# The lines that the programs print for the events that match the document's durable.
 PRINTED = [
     f"{RUN_ID}.7 llm.tool_call delete_document",
     f"{RUN_ID}.13 llm.tool_result",
@@ -34,7 +34,7 @@ PRINTED = [
 async def running(
     command: Sequence[str | Path], guarded: Guarded, folder: Path
 ) -> AsyncIterator[asyncio.StreamReader]:
-    """The reader's program; what it prints."""
+    """Run the reader's program; yield its output."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
@@ -51,9 +51,10 @@ async def running(
 
 
 async def read(output: asyncio.StreamReader, lines: int) -> list[str]:
-    """The next lines that are about events; FastStream prints its log among them."""
+    """Return this many further lines about events, without the log lines that FastStream prints."""
     found: list[str] = []
-    # A message that came as a pull request ran out comes again after the durable's ack_wait, 30 s.
+    # If a message comes when a pull request expires, the server delivers the message again after
+    # the durable's ack_wait, 30 s.
     async with asyncio.timeout(45):
         while len(found) < lines:
             line = (await output.readline()).decode()
@@ -69,10 +70,10 @@ async def is_acknowledged(guarded: Guarded) -> bool:
 
 
 async def check(command: Sequence[str | Path], guarded: Guarded, folder: Path) -> None:
-    """Reads all there is, of known types and others; then what comes; acknowledges each."""
+    """Check that the program prints all stored events, then a new event, and acknowledges each."""
     large = FUTURE.model_copy(update={"sequence": 100})
     async with running(command, guarded, folder) as output:
-        # What comes again comes after what came meanwhile.
+        # The order is not checked: a redelivered message comes after newer ones.
         assert sorted(await read(output, len(PRINTED))) == sorted(PRINTED)
         await guarded.bus.jetstream.nats.publish(
             subject_of(large),

@@ -1,4 +1,4 @@
-"""What is published is what the models say, and is well formed by the rules of its own kind."""
+"""The published documents equal what the models give, and are valid in their own formats."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from support.real import node
 
 SCHEMAS = schemas()
 ASYNCAPI: dict[str, Any] = json.loads((CONTRACT / "asyncapi.json").read_text())
-# conformance.md is made of the tables in tests/conformance, openapi.json of what the services
-# serve; each has tests of its own
+# conformance.md is made of the tables in tests/conformance, openapi.json of the services'
+# operations. Each of them has tests of its own.
 NOT_OF_THE_MODELS = {"README.md", "consuming.md", "conformance.md", "openapi.json"}
 ENCODED = ROOT / "tests/golden/encoded/unified"
 
-# unified-events.md: the 22 types with the payload fields of its examples.
+# The 22 types of unified-events.md with the payload fields of its examples.
 UNIFIED_FIELDS = {
     "session_started": "session_id agent metadata",
     "session_ended": "session_id reason summary",
@@ -60,7 +60,7 @@ UNIFIED_FIELDS = {
 
 
 def test_what_is_committed_is_what_the_models_say() -> None:
-    """Run `make contract` after a change of the models, and look at what it changed."""
+    """If this fails after a change of the models, run `make contract` and review its changes."""
     committed = {
         path.relative_to(CONTRACT).as_posix(): path.read_text()
         for path in CONTRACT.rglob("*")
@@ -73,7 +73,7 @@ def test_what_is_committed_is_what_the_models_say() -> None:
 
 
 def test_the_models_need_pydantic_and_nothing_else() -> None:
-    """A subscriber imports them where nothing else of Penstock is installed."""
+    """A subscriber imports the models where nothing else of Penstock is installed."""
     script = "import sys, penstock.contract.unified; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
@@ -97,7 +97,7 @@ def broken_event() -> dict[str, str]:
 
 
 def broken_document() -> dict[str, Any]:
-    return {**documents(), "schemas/zz.json": None}  # cannot be written
+    return {**documents(), "schemas/zz.json": None}  # this document cannot be written
 
 
 @pytest.mark.parametrize("made", [broken_event, broken_document])
@@ -142,7 +142,7 @@ def test_the_contract_has_the_version_of_the_distribution() -> None:
 def test_a_schema_is_valid_by_the_metaschema(name: str) -> None:
     assert SCHEMAS[name]["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     Draft202012Validator.check_schema(SCHEMAS[name])
-    # AsyncAPI's own schema language is draft 7 and more: what it refers to must read as that, too
+    # AsyncAPI's schema language extends draft 7, so schemas that it refers to must be valid there.
     Draft7Validator.check_schema(SCHEMAS[name])
 
 
@@ -233,11 +233,12 @@ def test_what_the_encoder_makes_of_a_type_fits_the_unified_schemas(name: str) ->
     encoder = UnifiedEncoder()
     encoder.feed(SCHEMAS["lifecycle.started"]["examples"][0])
     frames = encoder.feed(SCHEMAS[name]["examples"][0])
-    assert frames or name in OMITTED or name == "llm.tool_progress"  # it runs: no output yet
+    # the tool still runs and has no output yet
+    assert frames or name in OMITTED or name == "llm.tool_progress"
     for frame in frames:
         body = json.loads(frame.data)
         Draft202012Validator(SCHEMAS[f"unified/{body['type']}"]).validate(body)
-        # a piece of a message that nobody announced makes its beginning, too
+        # A piece of a message without a start event also gives a frame for the start.
         assert name in UNIFIED[body["type"]].model.SOURCES or name.startswith("llm.")
 
 
@@ -253,9 +254,9 @@ def test_every_event_of_the_recordings_fits_its_schema(upstream: str) -> None:
     validators = {name: Draft202012Validator(SCHEMAS[name]) for name in CATALOGUE}
     seen = set()
     for golden in sorted((ROOT / "tests/golden" / upstream).rglob("*.golden.jsonl")):
-        # not splitlines: text may have a line separator of Unicode within
+        # splitlines would be wrong: text may contain a Unicode line separator
         for row in map(json.loads, golden.read_text().strip().split("\n")):
-            if "type" in row:  # a pause has none
+            if "type" in row:  # a pause has no type
                 name = row["type"]
                 sample = {**SCHEMAS[name]["examples"][0], "data": row["data"]}
                 validators[name].validate(sample)
@@ -264,7 +265,7 @@ def test_every_event_of_the_recordings_fits_its_schema(upstream: str) -> None:
 
 
 def test_the_asyncapi_document_is_valid_by_the_official_schema() -> None:
-    # The package of the AsyncAPI initiative; its draft-7 `$schema` lacks the `#` of the standard.
+    # This package is from the AsyncAPI initiative. Its draft-7 `$schema` lacks the standard's `#`.
     specs = node.packages("contract") / "@asyncapi/specs/schemas/3.0.0-without-$id.json"
     Draft7Validator(json.loads(specs.read_text())).validate(ASYNCAPI)
 

@@ -1,4 +1,4 @@
-"""What Penstock really puts on the bus is what the contract says: subject, headers and body."""
+"""The subjects, headers and bodies that Penstock publishes match the contract."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPENED = {
 
 
 async def published(url: str, frames: bytes) -> list[Stored]:
-    """What stands in EVENTS of a run whose upstream said `frames`."""
+    """Normalize a run whose upstream sent `frames`; return its messages in EVENTS."""
     bus = await Bus.connect(BusSettings(url=url))
     settings = NormalizerSettings(nats_url=url, partition_ttl_s=2, partition_renew_s=0.3)
     normalizer = NormalizerService(Context(Config(), settings, bus, pod_name("normalizer")))
@@ -69,7 +69,7 @@ async def test_a_run_on_the_bus_is_as_the_contract_says(nats_server: NatsServer)
         Draft7Validator(headers).validate(dict(message.headers))
         assert message.headers["ce-id"] == f"{body['run_id']}.{body['sequence']}"
         assert message.headers["ce-type"] == name
-        # nothing is sent that nobody was told of, but for the headers of NATS itself
+        # Every header is documented, except the headers of NATS itself.
         undocumented = message.headers.keys() - headers["properties"].keys()
         assert {name for name in undocumented if not name.startswith("Nats-")} == set()
     assert {"lifecycle.started", "llm.stream", "lifecycle.completed"} <= told

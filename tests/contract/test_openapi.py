@@ -1,4 +1,4 @@
-"""The OpenAPI document is what is made, tells of every route, and leads nowhere that is not."""
+"""The OpenAPI document is up to date, has every published route, and has no broken reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def told() -> set[tuple[str, str]]:
 
 
 def test_what_is_committed_is_what_is_made() -> None:
-    """Run `make contract` after a change of the API, and look at what it changed."""
+    """If this fails after a change of the API, run `make contract` and review its changes."""
     assert (CONTRACT / "openapi.json").read_text() == text(document())
 
 
@@ -43,7 +43,7 @@ def test_the_edge_serves_what_is_committed() -> None:
 
 
 def test_every_operation_that_is_to_be_published_is_in_the_document() -> None:
-    """OPERATIONS is held to the services' own routes by the tests of access."""
+    """The tests of access compare OPERATIONS with the services' own routes."""
     assert told() == {(each.method, unnamed(each.template)) for each in PUBLISHED}
     assert len(PUBLISHED) == len(told())
 

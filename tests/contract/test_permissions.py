@@ -1,4 +1,4 @@
-"""A reader may read its durable, and nothing else: the permissions of consuming.md, as written."""
+"""A reader may read its durable and nothing else, under the permissions of consuming.md."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ FORBIDDEN = {
     "read the source frames": "$JS.API.CONSUMER.CREATE.RAW.mine",
     "read a bucket": "$JS.API.DIRECT.GET.KV_approvals.$KV.approvals.x",
 }
-# What it may ask for its durable is forbidden for others under the imported names, too.
+# A request that the reader may send for its own durable is forbidden for other durables, also under
+# the subjects of the JetStream domain.
 IMPORTED = {
     f"{what}, by the domain": subject.replace("$JS.API", "$JS.penstock.API")
     for what, subject in FORBIDDEN.items()
@@ -92,14 +93,15 @@ async def test_a_reader_may_not_listen_elsewhere(reader: Reader) -> None:
 
 
 async def refusals(client: Client, refused: list[str], count: int) -> set[tuple[str, str]]:
-    """What was refused, `publish` or `subscription`, and the subject: in small letters, as nats-py
-    tells errors.
+    """Wait for this many refusals; return `publish` or `subscription` with the subject of each.
+
+    Subjects are in lower case, since nats-py lowers its error texts.
     """
 
     async def all_told() -> bool:
         return len(refused) >= count
 
-    await client.flush()  # the server refuses in order, and answers this at last
+    await client.flush()  # the server answers in order, so all refusals are sent before this answer
     await eventually(all_told, what="every refusal")
     told = (re.search(r'violation for (\w+) to "(.+?)"', text.lower()) for text in refused)
     return {(match[1], match[2]) for match in told if match}
@@ -108,7 +110,7 @@ async def refusals(client: Client, refused: list[str], count: int) -> set[tuple[
 async def test_what_is_forbidden_to_the_reader_is_answered_to_the_operator(
     guarded: Guarded,
 ) -> None:
-    """Else the refusals above would prove nothing."""
+    """If the operator were refused as well, the refusals above would prove nothing."""
     await guarded.bus.jetstream.nats.add_consumer("EVENTS", ConsumerConfig(durable_name=OTHER))
     for what in ("look at another durable", "look at the stream", "list the consumers"):
         answer = await guarded.bus.client.request(FORBIDDEN[what], b"", timeout=5)

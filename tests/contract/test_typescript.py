@@ -1,4 +1,4 @@
-"""The TypeScript declarations compile, and hold what a reader is promised."""
+"""The TypeScript declarations compile, and give readers the promised types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIG = {
         "strict": True,
         "target": "es2022",
         "module": "nodenext",
-        "types": [],  # nothing of Node or of a browser
+        "types": [],  # no types of Node or of browsers
         "noEmit": True,
     },
     "files": ["program.ts"],
@@ -26,7 +26,7 @@ CONFIG = {
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder of a program in TypeScript that has the declarations beside it."""
+    """Make the folder of a TypeScript program with the declarations in it."""
     (tmp_path / "node_modules").symlink_to(node.packages("contract"))
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "tsconfig.json").write_text(json.dumps(CONFIG))
@@ -35,7 +35,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def compiled(project: Path, source: str) -> str:
-    """What the compiler says of the program; empty when it has nothing to say."""
+    """Compile the program; return the compiler's output, which is empty if there are no errors."""
     (project / "program.ts").write_text(source)
     return node.run(TSC, cwd=project).stdout
 

@@ -73,7 +73,7 @@ async def test_a_run_whose_frames_aged_out_unread_ends_and_says_so(
             await other.whole("fine")
             await other.until("lifecycle.completed")
             await checkpointed(bus, before[-1])
-        # nobody reads: what comes now is lost
+        # no normalizer runs, so what is written now is lost
         await run.bytes(agno("RunContent", content="lost"))
         await bus.api("STREAM.PURGE.RAW")
         async with normalizer(fresh_nats.url):
@@ -108,7 +108,7 @@ async def test_a_run_that_aged_out_before_the_first_normalizer_came_ends_and_say
 
 
 def registered(run_id: str) -> RunRecord:
-    """A run as the edge lists it, before anybody has begun with it."""
+    """Return the record of a run that the edge has listed and no service has begun."""
     return RunRecord(
         run_id=run_id,
         agent="a",
@@ -121,7 +121,7 @@ def registered(run_id: str) -> RunRecord:
 
 
 async def gave_up(bus: Bus, kind: str, sequence: int) -> None:
-    """What the server says of a command that it has delivered for the last time."""
+    """Publish the server's advisory for a command that it has delivered for the last time."""
     advisory = {"stream": "COMMANDS", "consumer": f"connector-{kind}", "stream_seq": sequence}
     subject = f"{subjects.MAX_DELIVERIES}.COMMANDS.connector-{kind}"
     await publish(bus, subject, orjson.dumps({**advisory, "deliveries": 20}))
@@ -181,7 +181,7 @@ async def test_a_run_goes_on_whose_command_was_carried_out_and_given_up_all_the_
 
 
 async def checkpointed(bus: Bus, event: Stored) -> None:
-    """Until every partition's checkpoint has passed the frame that this event came from."""
+    """Wait until the checkpoint of every partition has passed the frame of this event."""
     position = int(event.headers[messages.RAW_POSITION])
 
     async def has() -> bool:
@@ -196,7 +196,7 @@ async def checkpointed(bus: Bus, event: Stored) -> None:
 async def test_a_leg_that_outlived_its_frames_ends_when_its_normalizer_changes(
     fresh_nats: NatsServer,
 ) -> None:
-    """The run's beginning has aged out, so that nobody else can go on with the decoder's state."""
+    """The run's first frames have aged out, so no other normalizer can rebuild the decoder."""
     async with bus_to(fresh_nats.url) as bus:
         run = Run(bus)
         async with normalizer(fresh_nats.url):

@@ -1,4 +1,4 @@
-"""Runs and partitions that cannot go on: they are tried again, and ended in the end."""
+"""Runs and partitions that are blocked are retried, and a blocked run is ended in the end."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ async def test_a_run_whose_records_stay_garbage_ends_and_is_passed_by(
         said = orjson.dumps({"type": "system.warning", "data": {"message": "soon", "code": "w"}})
         stands_at = await approvals.write("event", said, leg=1)
         await bus.bucket(unreadable).put(run.run_id, b"garbage")
-        await bus.api("STREAM.PURGE.RAW", {"seq": stands_at})  # so that the pause is read
+        # without the earlier frames, the normalizer must read the stored pause
+        await bus.api("STREAM.PURGE.RAW", {"seq": stands_at})
         async with normalizer(fresh_nats.url, max_standing_s=2):
             await go_on(run, approval_id)
             await eventually(lambda: are_blocked(1), what="a blocked run")
@@ -181,7 +182,7 @@ async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_fold
             asyncio.get_running_loop(),
         )
         worker = RunWorker(context, run.run_id)
-        missing = frames[3]  # it says "two"
+        missing = frames[3]  # the frame with the content "two"
         for stored in frames:
             if stored is not missing:
                 worker.backlog.push(stored)
@@ -196,7 +197,7 @@ async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_fold
 async def test_a_run_goes_on_after_a_failure_outside_of_its_frames(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody else would work on the run while its partition is held here."""
+    """No other normalizer would continue the run while this one holds the partition."""
     first = Backlog.first
     failures = [RuntimeError("a defect")]
 
@@ -222,7 +223,7 @@ async def test_a_run_goes_on_after_a_failure_in_a_callback_of_the_event_loop(
     caplog: pytest.LogCaptureFixture,
     step: str,
 ) -> None:
-    """The event loop only logs such a failure, and would never call the run again."""
+    """The event loop only logs such a failure and would never call the run again."""
     works = getattr(ActiveRun, step)
     failures = [RuntimeError("a defect")]
 
@@ -238,7 +239,7 @@ async def test_a_run_goes_on_after_a_failure_in_a_callback_of_the_event_loop(
         await run.bytes(agno("RunStarted"))
         await run.until("custom.event")
         await run.bytes(agno("RunContent", content="one"))
-        await run.until("llm.stream")  # the task that has begun the run has ended before
+        await run.until("llm.stream")  # by now, the task that began the run has ended
         fails = True
         for content in ("two", "three"):
             await run.bytes(agno("RunContent", content=content))

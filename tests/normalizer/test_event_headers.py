@@ -1,4 +1,4 @@
-"""The headers of events: encoded in parts, and the same as headers that are encoded one by one."""
+"""Event headers that are encoded in parts equal headers that are encoded one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The normalizer over a real NATS server: events, the list of runs, and large payloads."""
+"""The normalizer over a real NATS server publishes events, run records and large payloads."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ async def test_a_run_that_is_out_before_the_list_could_be_told_is_listed_as_it_e
     monkeypatch.setattr(RunIndex, "update", failing)
     async with bus_to(nats_server.url) as bus:
         run = Run(bus)
-        await run.whole("one")  # in RAW before the normalizer: its events go out together
+        # the frames are in RAW before the normalizer starts, so their events are published together
+        await run.whole("one")
 
         async def completed() -> bool:
             entry = await bus.bucket("runs").get(run.run_id)

@@ -1,4 +1,4 @@
-"""A run that floods: bounded in memory, whole in the end, and no other run waits for it."""
+"""A flooding run is bounded in memory, is published completely, and delays no other run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPEN = orjson.dumps({"agent": "a", "protocol": "agno", "session_id": "s", "user_
 
 
 async def opened(bus: Bus) -> RawWriter:
-    """A run of which RAW has the beginning."""
+    """Open a run in RAW; return its writer."""
     run_id = new_run_id()
     writer = RawWriter(bus, run_id, "upstream", f"pod/{run_id}")
     await writer.write("open", OPEN, leg=1)
@@ -40,7 +40,7 @@ async def opened(bus: Bus) -> RawWriter:
 
 
 async def neighbour(bus: Bus, run_id: str) -> RawWriter:
-    """A run of the same partition."""
+    """Open another run in the same partition; return its writer."""
 
     async def partition(run_id: str) -> str:
         tail = await bus.tail(streams.RAW, subjects.raw_of_run(run_id))
@@ -67,7 +67,7 @@ def check(events: list[Event], chunks: Sequence[str]) -> None:
 
 
 class Stuck:
-    """EVENTS takes nothing of one run until it is let."""
+    """Hold back every write to EVENTS of one run until `let_go` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run_id: str) -> None:
         self.let_go = asyncio.Event()
@@ -82,7 +82,7 @@ class Stuck:
 
 
 class Watched:
-    """The most that any budget held."""
+    """Record the most bytes that any budget has held."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.peak_bytes = self.now_bytes = 0
@@ -109,7 +109,8 @@ async def test_a_run_that_floods_stays_in_its_share_and_holds_up_no_other_of_its
         beside = await neighbour(penstock.bus, flood.run_id)
         contents = (agno("RunContent", content=chunk) for chunk in chunks)
         await write(flood, agno("RunStarted"), *contents, agno("RunCompleted", content="x"))
-        # all of the flood stands before it in RAW, and nothing of it is published
+        # RAW holds the whole flood before this run's frames, and no event of the flood is
+        # published.
         await write(beside, agno_text("one", "two"))
         check(await penstock.ended(beside.run_id), ["one", "two"])
         assert limit / 2 <= watched.peak_bytes <= limit
@@ -132,7 +133,8 @@ async def test_a_normalizer_that_dies_behind_loses_nothing_of_what_it_had_not_ke
         async with pipeline(fresh_nats.url, Config(), services, **settings):
             contents = (agno("RunContent", content=chunk) for chunk in chunks)
             await write(flood, agno("RunStarted"), *contents, agno("RunCompleted", content="x"))
-            # what comes later is done, and written down as far as nothing before it is missing
+            # Later frames are handled. The checkpoint only passes frames before which nothing is
+            # missing.
             beside = await neighbour(bus, flood.run_id)
             await write(beside, agno_text("one"))
 
@@ -165,14 +167,15 @@ async def test_frames_that_were_not_kept_are_read_again_in_order(nats_server: Na
             backlog.done(1)
             assert backlog.floor >= seen[-1].sequence
             if len(seen) == 10:
-                for stored in frames[40:]:  # more comes while it is behind
+                for stored in frames[40:]:  # more frames come while the reader is behind
                     backlog.push(stored)
         assert [stored.sequence for stored in seen] == [stored.sequence for stored in frames]
         assert budget.used_bytes == 0
 
 
 async def test_a_backlog_tells_of_what_has_aged_out_and_goes_on(fresh_nats: NatsServer) -> None:
-    # Among frames of other runs a purged frame would count as lost, and not as aged.
+    # The stream holds only this run: among frames of other runs, a purged frame would count as lost
+    # instead of aged out.
     async with connected(fresh_nats.url) as bus:
         writer = await opened(bus)
         for number in range(20):
@@ -233,7 +236,7 @@ async def test_a_run_of_which_the_rest_aged_out_while_it_had_to_wait_ends_and_sa
 
 
 def test_a_frame_of_tiny_events_is_folded_piece_by_piece() -> None:
-    """4 MiB of them would be 800 MB of events at once."""
+    """All events of this frame of 4 MiB at once would take 800 MB."""
     made = Frames()
     fold = RunFold("01a1f8c3-1007-77dc-be51-6f2ae3b9b92e", DECODERS)
     fold.feed(made.open())
@@ -241,14 +244,14 @@ def test_a_frame_of_tiny_events_is_folded_piece_by_piece() -> None:
     events = fold.events(made.bytes(tiny * 200_000))
     first = next(events)
     assert first.type == "custom.event"
-    assert fold.sequence == 2  # no more was made than was asked for
+    assert fold.sequence == 2  # only the requested events were made
     assert sum(1 for _ in events) == 199_999
 
 
 async def test_a_run_that_has_ended_leaves_memory_before_one_that_is_idle(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """5,000 short runs in a minute would all be there at its end."""
+    """Otherwise all of 5,000 short runs in a minute would still be in memory at its end."""
     monkeypatch.setattr("penstock_normalizer.partitions.open_runs.ENDED_IDLE_S", 0.1)
 
     async with pipeline(
@@ -289,7 +292,7 @@ async def test_many_short_frames_of_one_run_go_out_together(
     check(events, chunks)
     assert len(batches) < len(chunks) / 5
     raw = [int(event.headers["Penstock-Raw"]) for event in events]
-    assert len(set(raw)) > len(chunks)  # each event names its own frame
+    assert len(set(raw)) > len(chunks)  # each event names the frame that it came from
     assert raw == sorted(raw)
 
 

@@ -1,4 +1,4 @@
-"""The fold: one order, one end, pauses, and the same again whoever folds."""
+"""The fold gives one order, one end and the pauses, and the same events in every process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def body(event: CanonicalEvent) -> dict[str, Any]:
 
 
 def paused(frames: Frames) -> list[RawFrame]:
-    """A run up to the moment at which a person is asked."""
+    """Return the frames of a run up to the moment at which a person is asked."""
     return [frames.open(), frames.bytes(agno_pause()), frames.end()]
 
 
@@ -317,7 +317,7 @@ def test_a_fold_goes_on_from_the_snapshot_of_its_pause() -> None:
 
 
 class _Broken:
-    """A decoder with a bug."""
+    """A decoder that raises an error."""
 
     def __init__(self, facts: AgentFacts) -> None:
         self.facts = facts

@@ -1,4 +1,4 @@
-"""Several normalizers, one after the other or at once: each event is published once."""
+"""Several normalizers, one after another or at the same time, publish each event once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_normalizer_goes_on_where_the_last_one_stopped(nats_server: Nats
 async def test_a_cancel_before_the_start_is_known_to_the_next_normalizer(
     fresh_nats: NatsServer,
 ) -> None:
-    # A run of another test that stands would hold back the checkpoint of its partition.
+    # A blocked run of another test would hold back the checkpoint of its partition.
     async with bus_to(fresh_nats.url) as bus:
         run = Run(bus)
         async with normalizer(fresh_nats.url):
@@ -85,7 +85,7 @@ async def test_two_normalizers_share_the_partitions_and_lose_and_repeat_nothing(
             return len(one.partitions) == len(two.partitions) == 8
 
         runs = [Run(bus) for _ in range(20)]
-        # runs go on while the partitions move
+        # the runs continue while the partitions move
         writing = asyncio.gather(*(run.whole(*map(str, range(30))) for run in runs))
         await eventually(shared)
         await writing
@@ -97,7 +97,7 @@ async def test_two_normalizers_share_the_partitions_and_lose_and_repeat_nothing(
 async def test_two_owners_of_one_partition_publish_each_event_once(
     fresh_nats: NatsServer,
 ) -> None:
-    """A zombie: two that both believe the partition theirs. Only the fence stands between."""
+    """Two normalizers both believe that they own the partition; only the fence prevents doubles."""
 
     async def give_up(stored: Stored, error: Exception) -> None:
         raise AssertionError(error)
@@ -128,7 +128,8 @@ async def test_a_run_that_was_elsewhere_for_a_while_goes_on_with_all_of_its_fram
 ) -> None:
     """The number of partitions was changed and changed back: one owner misses a frame between.
 
-    Of half an event nothing is published, so that no conflict tells the owner what it lacks.
+    The missed frame holds half an event, for which nothing is published. So no fence conflict tells
+    the owner that a frame is missing.
     """
 
     async def give_up(stored: Stored, error: Exception) -> None:
@@ -201,7 +202,7 @@ async def test_runs_survive_kill_9_of_their_normalizer(
             for round_ in range(3):
                 for run in runs:
                     await run.bytes(agno("RunContent", content=f"{round_}"))
-                # killed in the middle of these
+                # the process is killed in the middle of these frames
                 await runs[0].until("llm.stream")
                 process.send_signal(signal.SIGKILL)
                 await process.wait()
@@ -230,7 +231,7 @@ async def test_runs_survive_kill_9_of_the_broker(fresh_nats: NatsServer) -> None
 async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
     fresh_nats: NatsServer,
 ) -> None:
-    """Two that fold the same partition; the second is stopped behind its first frames."""
+    """Two normalizers fold the same partition; the second one is stopped after its first frames."""
     async with bus_to(fresh_nats.url) as bus, bus_to(fresh_nats.url) as theirs:
         run = Run(bus)
         settings = NormalizerSettings(nats_url=fresh_nats.url, **FAST)

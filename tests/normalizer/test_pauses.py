@@ -1,4 +1,4 @@
-"""What is kept of a pause: as long as the run may go on, and then as long as its events."""
+"""The state of a pause is kept while the run may continue, and then as long as its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of the normalizer for an event, and the memory for an open run, counted and not timed.
+"""Count the normalizer's calls for each event, and its memory for each open run.
 
 The counts are the same on every machine. They differ by some calls between versions of Python. A
 limit is the count of Python 3.11, rounded up. If a change exceeds a limit, first look for a way
@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def text(frames: Frames) -> Iterator[RawFrame]:
-    """A text of 200 pieces, each in a frame of its own."""
+    """Yield the frames of a text of 200 pieces, one piece in each frame."""
     yield frames.open()
     yield frames.bytes(agno("RunStarted"))
     for number in range(200):
@@ -37,7 +37,7 @@ def text(frames: Frames) -> Iterator[RawFrame]:
 
 
 def recorded(protocol: str, name: str) -> Iterator[RawFrame]:
-    """A recording, in pieces of one frame."""
+    """Yield a recording as frames that each hold one frame of the upstream's stream."""
     frames = Frames(protocol)
     yield frames.open()
     for piece in (GOLDEN / protocol / name).read_bytes().split(b"\n\n"):
@@ -63,7 +63,7 @@ def calls_of(do: Callable[[], int]) -> tuple[int, int]:
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    do()  # the first time fills caches
+    do()  # the first call fills caches
     before = sys.getprofile()
     sys.setprofile(count)
     try:
@@ -119,7 +119,10 @@ def test_an_open_run_takes_no_more_objects_than_before() -> None:
 def test_the_fold_of_a_run_is_freed_without_the_collector_of_cycles(
     protocol: str, name: str
 ) -> None:
-    """The collector seldom looks at old objects, so that a process with many runs does not stop."""
+    """The garbage collector seldom looks at old objects, so cycles would stay in memory for long.
+
+    Full collections are rare on purpose: they would stop a process that has many runs.
+    """
     frames = list(recorded(protocol, name))
     work(frames)
     gc.collect()

@@ -1,4 +1,4 @@
-"""A bus on the worker's nats-server, and on one of the test's own."""
+"""Fixtures: a bus on the worker's shared nats-server, and a bus on a server of one test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
 
 @pytest.fixture
 async def own_bus(fresh_nats: NatsServer) -> AsyncIterator[Bus]:
-    """On a server that the test may stop; what is in flight is given up after two seconds."""
+    """Connect to a server that the test may stop; a publish fails after two seconds."""
     async with connected(fresh_nats.url, publish_timeout_s=2) as bus:
         yield bus
 

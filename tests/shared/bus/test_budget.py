@@ -1,4 +1,4 @@
-"""Bytes in flight: shared fairly, bounded, in the order of arrival."""
+"""The budget bounds the bytes in flight, shares them fairly, and admits in the order of arrival."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.bus.budget import Budget, Gate
 
 
 def fill(budget: Budget, held: list[int], piece: int) -> None:
-    """Every holder takes pieces, in turn, until none is let."""
+    """Let every holder take pieces in turn until the budget admits none."""
     while any(budget.admits(each) for each in held):
         for number, each in enumerate(held):
             if budget.admits(each):
@@ -29,7 +29,7 @@ def test_whoever_comes_new_gets_as_much_as_those_who_flood() -> None:
     new = [0]
     fill(budget, new, 1)
     assert all(195 <= each <= 205 for each in held)
-    assert 95 <= new[0] <= 105  # half of what was left; the others come down to it as they drain
+    assert 95 <= new[0] <= 105  # the new holder gets half of the rest until the others have drained
 
 
 def test_who_holds_nothing_may_take_even_when_all_is_used_up() -> None:
@@ -50,7 +50,7 @@ async def test_a_gate_lets_through_in_the_order_of_arrival() -> None:
         await asyncio.sleep(0)
         gate.leave(size)
 
-    # the third is larger than the limit: it goes alone, and nobody behind it goes before
+    # The third size is larger than the limit: it is admitted alone, and no later size overtakes it.
     sizes = [60, 60, 500, 1, 1, 40]
     await asyncio.gather(*(passes(number, size) for number, size in enumerate(sizes)))
     assert order == [0, 1, 2, 3, 4, 5]

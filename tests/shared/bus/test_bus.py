@@ -1,4 +1,4 @@
-"""The connection: what is wrong is said at start, and afterwards it is kept for ever."""
+"""A start names what is wrong with the connection; later, a lost connection is always restored."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ accounts {
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[NatsServer]:
-    """A server that asks who is there."""
+    """Run a server that requires a user and a password."""
     server = NatsServer(tmp_path / "nats", config=USERS, users=False)
     server.start()
     yield server
@@ -54,7 +54,7 @@ def guarded(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 async def refusal(url: str, **settings: object) -> str:
-    """What a start says when it is refused."""
+    """Return the error text of a refused start."""
     wanted = BusSettings(url=url, connect_timeout_s=1, publish_timeout_s=1)
     for name, value in settings.items():
         object.__setattr__(wanted, name, value)
@@ -65,7 +65,7 @@ async def refusal(url: str, **settings: object) -> str:
 
 @asynccontextmanager
 async def server_that_says(info: dict[str, object]) -> AsyncIterator[str]:
-    """Speaks as much of the protocol as a client needs to connect."""
+    """Run a server that sends this INFO and knows just enough of the protocol for a connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
@@ -181,7 +181,7 @@ async def test_a_long_absence_is_said_once_and_survived(
     own_bus: Bus, fresh_nats: NatsServer, run_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await asyncio.to_thread(fresh_nats.stop)
-    with pytest.raises(BusUnavailable):  # in two seconds it has tried some eight times
+    with pytest.raises(BusUnavailable):  # in two seconds, the client has tried about eight times
         await own_bus.publisher.publish(event(run_id, 1))
     assert caplog.text.count("disconnected from NATS; reconnecting") == 1
     assert caplog.text.count("Connect call failed") == 1
@@ -190,7 +190,7 @@ async def test_a_long_absence_is_said_once_and_survived(
 
 
 async def test_an_error_of_the_server_ends_in_a_reconnect(bus: Bus, run_id: str) -> None:
-    """nats-py would close for good."""
+    """nats-py alone would close the connection for good."""
     again = asyncio.Event()
     bus.on_reconnect(again.set)
     assert bus.client._transport is not None
@@ -298,7 +298,7 @@ async def test_the_server_refuses_in_its_own_words(bus: Bus) -> None:
 
 
 async def test_an_absent_leader_is_no_refusal(bus: Bus) -> None:
-    """A cluster in an election says 503: whoever waits for the bus waits for that too."""
+    """A cluster answers 503 during an election; a start must wait for the election's end."""
 
     async def no_leader(msg: Msg) -> None:
         error = {"code": 503, "err_code": 10008, "description": "temporarily unavailable"}
@@ -347,7 +347,7 @@ async def test_a_task_at_the_bus_can_be_cancelled_at_any_moment(
         task = asyncio.create_task(for_ever())
         for _ in range(turns % 30):
             await asyncio.sleep(0)
-        await bus.client.flush()  # so that answers are here as we cancel
+        await bus.client.flush()  # the answers are here when the task is cancelled
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=5)
         assert done, "the cancellation was swallowed"

@@ -1,4 +1,4 @@
-"""What only replicas do: other words for a conflict, lagging reads, elections."""
+"""Behaviour of replicas only: other error codes of a conflict, reads that lag, and elections."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ def servers() -> Iterator[list[NatsServer]]:
 
 @pytest.fixture
 async def buses(servers: list[NatsServer]) -> AsyncIterator[list[Bus]]:
-    """One at each server."""
+    """Connect one bus to each server."""
     async with AsyncExitStack() as stack:
 
         async def joined(url: str) -> Bus | None:
-            """None while the cluster elects, as after a test that has killed a leader."""
+            """Connect; return None while the cluster elects.
+
+            An earlier test may have killed the leader.
+            """
             try:
                 return await stack.enter_async_context(
                     connected(url, publish_timeout_s=2, retention=REPLICATED)
@@ -74,7 +77,7 @@ async def test_of_writers_at_three_replicas_one_wins_and_the_others_are_told_so(
         losers = [result for result in results if isinstance(result, FenceConflict)]
         assert len(losers) == 2, results
         codes |= {str(loser).rsplit(" ", 1)[-1] for loser in losers}
-    # both are the same to whoever writes
+    # Both codes mean the same conflict to a writer.
     assert codes == {"10071)", "10164)"}
 
 
@@ -85,7 +88,7 @@ async def test_one_of_three_creates_a_key(buses: list[Bus]) -> None:
             *(bus.bucket("claims").create(key, b"%d" % n) for n, bus in enumerate(buses))
         )
         [winner] = [n for n, revision in enumerate(won) if revision is not None]
-        for bus in buses:  # the leader is asked, whoever is connected to whom
+        for bus in buses:  # the leader answers, whichever server a bus is connected to
             entry = await bus.bucket("claims").get(key)
             assert entry is not None
             assert entry.value == b"%d" % winner
@@ -110,7 +113,7 @@ async def test_the_cluster_tells_of_its_other_servers(servers: list[NatsServer])
 async def test_a_server_that_hangs_is_left_whatever_it_has_not_taken(
     servers: list[NatsServer],
 ) -> None:
-    """nats-py closes in good order, and so would wait until the server takes what was sent."""
+    """nats-py alone would wait until the server has read the unsent bytes."""
     async with connected(servers[2].url, retention=REPLICATED) as bus:
         again = asyncio.Event()
         bus.on_reconnect(again.set)
@@ -118,9 +121,10 @@ async def test_a_server_that_hangs_is_left_whatever_it_has_not_taken(
         await asyncio.sleep(0)
         servers[2].pause()
         try:
-            for _ in range(64):  # more than a socket holds
+            for _ in range(64):  # more bytes than the socket's buffers hold
                 async with asyncio.timeout(10):
-                    with suppress(OutboundBufferLimitError):  # once the connection is given up
+                    # raised after the connection is given up
+                    with suppress(OutboundBufferLimitError):
                         await bus.client.publish("test.hung", b"x" * 512 * 1024)
             async with asyncio.timeout(30):
                 await again.wait()
@@ -128,7 +132,10 @@ async def test_a_server_that_hangs_is_left_whatever_it_has_not_taken(
             message = event(new_run_id(), 1)
 
             async def published() -> int | None:
-                """None while the cluster elects: the server that hangs may have led the stream."""
+                """Publish; return None while the cluster elects a leader.
+
+                The server that hangs may have led the stream.
+                """
                 try:
                     return await bus.publisher.publish(message)
                 except OutcomeUnknown:

@@ -1,4 +1,4 @@
-"""The promises of the bus hold in every shard, and one shard is what it was before shards."""
+"""The promises of the bus hold in every shard; one shard equals an installation without shards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FOUR = Retention(shards=4)
 
 @pytest.fixture(params=[1, 2, 4])
 async def sharded(request: pytest.FixtureRequest, fresh_nats: NatsServer) -> AsyncIterator[Bus]:
-    """A bus on a new installation with this number of shards."""
+    """Connect to a new installation with this number of shards."""
     retention = Retention(shards=request.param)
     async with connected(fresh_nats.url, retention=retention, repairs=True) as bus:
         assert bus.shards == Shards(request.param, request.param)
@@ -50,7 +50,7 @@ async def sharded(request: pytest.FixtureRequest, fresh_nats: NatsServer) -> Asy
 
 
 async def has(found: list[Stored], count: int) -> None:
-    """Waits until the list has this many messages."""
+    """Wait until the list has this many messages."""
     await eventually(lambda: asyncio.sleep(0, len(found) >= count), 10, f"{count} messages")
 
 
@@ -200,7 +200,7 @@ async def test_services_that_do_not_know_shards_do_not_start_beside_them(
         with monkeypatch.context() as patch:
             patch.setattr(streams, "SCHEMA", 2)
             async with connected(fresh_nats.url):
-                pass  # beside one shard, older services work
+                pass  # with one shard, older services still start
         await reshard(bus, 2, settle_s=0)
         with monkeypatch.context() as patch:
             patch.setattr(streams, "SCHEMA", 2)

@@ -1,4 +1,4 @@
-"""Subjects and keys: what the server makes of them, and what may become one."""
+"""Subjects and keys: which names are allowed, and how the server maps them to partitions."""
 
 from __future__ import annotations
 

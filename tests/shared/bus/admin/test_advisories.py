@@ -1,4 +1,4 @@
-"""What the server gave up becomes a dead letter, once, whoever's consumer it was."""
+"""Each message that the server has given up becomes one dead letter, for every consumer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ NANO = 1_000_000_000
 
 @asynccontextmanager
 async def recorder(bus: Bus, ended: list[str] | None = None) -> AsyncIterator[list[Stored]]:
-    """What a normalizer runs, without the normalizer; yields what could not be recorded."""
+    """Run the recorder of given-up messages without a normalizer.
+
+    Yields the list of messages for which the recorder could not write a dead letter.
+    """
     ended = [] if ended is None else ended
     unread: list[Stored] = []
 
@@ -50,7 +53,7 @@ async def recorder(bus: Bus, ended: list[str] | None = None) -> AsyncIterator[li
 
 
 async def exhaust(bus: Bus, stream: str, durable: str, subject: str) -> None:
-    """A consumer that gets a message as often as it may, here once, and never says a word."""
+    """Create a consumer with `max_deliver` 1; take a message from it without an acknowledgement."""
     config: dict[str, Any] = {
         "durable_name": durable,
         "filter_subject": subject,
@@ -64,7 +67,7 @@ async def exhaust(bus: Bus, stream: str, durable: str, subject: str) -> None:
     await bus.client.subscribe(inbox)
 
     async def told() -> Stored | None:
-        # the server looks at what is overdue when somebody pulls
+        # The server looks for overdue acknowledgements only when a client pulls.
         await bus.client.publish(
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}",
             orjson.dumps({"batch": 1, "no_wait": True}),
@@ -180,7 +183,7 @@ def servers(tmp_path: Path) -> Iterator[list[NatsServer]]:
 async def test_of_three_replicas_whose_leader_is_killed_there_is_one_letter(
     servers: list[NatsServer],
 ) -> None:
-    """What a leader knows of letters given before, its successor knows, too."""
+    """The new leader must know which dead letters the killed leader has recorded."""
     run_id = new_run_id()
     async with AsyncExitStack() as stack:
         buses = [
@@ -208,7 +211,7 @@ async def test_of_three_replicas_whose_leader_is_killed_there_is_one_letter(
 
 
 async def again(step: Callable[[], Awaitable[int]]) -> None:
-    """Until there is a leader."""
+    """Repeat the step until the cluster has a leader that stores the message."""
 
     async def probe() -> bool:
         try:

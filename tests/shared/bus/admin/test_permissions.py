@@ -1,4 +1,4 @@
-"""What each NATS user may do, and that everything else is refused by a real server."""
+"""Each NATS user may use its own subjects; a real server refuses all other subjects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.real.nats import NatsServer, binary, login
 RUN = "0198c5a0-7b1e-7c3a-9d52-4f6e8a1b2c3d"
 DEPLOY = ROOT / "deploy" / "nats"
 
-# What may be published, and by whom besides the operator.
+# Subjects to publish on, each with the users that may publish there besides the operator.
 PUBLISH: Mapping[str, set[str]] = {
     # commands and decisions
     f"command.connector.start.{RUN}": {"edge", "automations"},
@@ -33,7 +33,7 @@ PUBLISH: Mapping[str, set[str]] = {
     f"command.connector.cancel.{RUN}": {"edge", "connector"},
     f"command.approvals.replay.{RUN}": set(),
     "decide.1": {"edge"},
-    # what runs say
+    # frames and events of runs
     f"raw.{RUN}.upstream": {"connector"},
     f"raw.{RUN}.edge": {"edge"},
     f"raw.{RUN}.approvals": {"approvals"},
@@ -49,7 +49,7 @@ PUBLISH: Mapping[str, set[str]] = {
     f"control.{RUN}": {"connector"},
     "handover.leg": {"connector"},
     "turn.1": {"connector", "edge"},
-    # records
+    # records in key-value buckets
     f"$KV.runs.{RUN}": {"edge", "normalizer", "automations"},
     "$KV.approvals.1": {"approvals"},
     f"$KV.claims.claim.{RUN}": {"connector"},
@@ -68,7 +68,7 @@ PUBLISH: Mapping[str, set[str]] = {
     "$KV.leases.pod.1": {"connector"},
     "$KV.leases.normalizer.part.1": {"normalizer"},
     "$KV.leases.streams.migration": set(),
-    # reading what is not for everybody
+    # reads of buckets and streams that only some users may read
     "$JS.API.STREAM.MSG.GET.KV_tokens": {"edge", "approvals"},
     "$JS.API.DIRECT.GET.KV_tokens": {"edge", "approvals"},
     "$JS.API.DIRECT.GET.KV_tokens.$KV.tokens.1": set(),
@@ -87,7 +87,7 @@ PUBLISH: Mapping[str, set[str]] = {
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.subscriber": set(),
     "$JS.ACK.COMMANDS.connector-start.1.1.1.1.0": {"connector"},
     "$JS.API.CONSUMER.DELETE.EVENTS.approvals": set(),
-    # the streams themselves
+    # changes of the streams themselves
     "$JS.API.STREAM.CREATE.MINE": set(),
     "$JS.API.STREAM.UPDATE.EVENTS": set(),
     "$JS.API.STREAM.DELETE.EVENTS": set(),
@@ -100,11 +100,11 @@ PUBLISH: Mapping[str, set[str]] = {
     "$JS.API.STREAM.SNAPSHOT.KV_approvals": set(),
     "$JS.API.STREAM.RESTORE.KV_approvals": set(),
     "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.EVENTS.approvals": set(),
-    # others' answers
+    # inboxes of other users
     "_INBOX_edge.1": set(),
     "_INBOX.1": set(),
 }
-# What may be listened to, and by whom besides the operator.
+# Subjects to subscribe to, each with the users that may do so besides the operator.
 SUBSCRIBE: Mapping[str, set[str]] = {
     **{f"{permissions.inbox_prefix(name)}.>": {name} for name in NAMES if name != OPERATOR},
     "_INBOX.>": set(),
@@ -132,7 +132,7 @@ _REFUSED = re.compile(r'Violation for (\w+) to "(.+?)"', re.IGNORECASE)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """One whose log is full of refusals, on purpose."""
+    """Run a server for refusals: its log may contain permission violations."""
     server = NatsServer(tmp_path_factory.mktemp("permissions"), name="nats", violations=True)
     server.start()
     yield server
@@ -141,7 +141,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 @asynccontextmanager
 async def client_of(server: NatsServer, user: str) -> AsyncIterator[tuple[Client, list[str]]]:
-    """Somebody who has that user's password, and what the server refuses them."""
+    """Connect as this user; yield the client and the errors that the server has sent to it."""
     refused: list[str] = []
 
     async def on_error(error: Exception) -> None:
@@ -155,7 +155,7 @@ async def client_of(server: NatsServer, user: str) -> AsyncIterator[tuple[Client
 
 
 def told(refused: list[str]) -> set[str]:
-    """The subjects; nats-py tells them in small letters."""
+    """Return the refused subjects. They are in lower case, since nats-py lowers its error texts."""
     return {match[2] for text in refused if (match := _REFUSED.search(text))}
 
 
@@ -167,7 +167,8 @@ async def test_a_user_may_publish_what_the_table_says_and_nothing_else(
     async with client_of(server, user) as (client, refused):
         for subject in PUBLISH:
             await client.publish(subject, b"{}")
-        await client.flush()  # the server refuses in order, and answers this at last
+        # the server answers in order, so all refusals are sent before this answer
+        await client.flush()
 
         async def all_told() -> bool:
             return len(told(refused)) >= len(forbidden)
@@ -194,7 +195,7 @@ async def test_a_user_may_listen_to_what_the_table_says_and_nothing_else(
 
 
 async def test_the_operator_is_refused_nothing(server: NatsServer) -> None:
-    """Else the refusals above would prove nothing."""
+    """If the operator were refused as well, the refusals above would prove nothing."""
     async with client_of(server, OPERATOR) as (client, refused):
         for subject in SUBSCRIBE:
             await client.subscribe(subject)
@@ -223,7 +224,7 @@ async def test_who_has_no_user_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 async def bus(server: NatsServer) -> AsyncIterator[Bus]:
-    """The operator's, with all streams."""
+    """Connect as the operator to a server with all streams, and empty EVENTS."""
     async with connected(server.url) as bus:
         await subscribers.ensure(bus)
         await bus.api("STREAM.PURGE.EVENTS")
@@ -259,7 +260,7 @@ async def test_a_subscriber_hears_what_comes_and_reads_each_event_once(
 async def test_nothing_that_a_subscriber_may_ask_for_can_be_sent_elsewhere(
     server: NatsServer, bus: Bus
 ) -> None:
-    """Who asks JetStream names the subject of the answer, and no permission is about that."""
+    """A JetStream request names the subject of its answer; no publish permission limits it."""
     heard: list[str] = []
 
     async def hear(msg: Msg) -> None:
@@ -275,7 +276,7 @@ async def test_nothing_that_a_subscriber_may_ask_for_can_be_sent_elsewhere(
         for reply in elsewhere:
             for subject in permissions.READERS[0].publish[:2]:
                 await client.publish(subject, b'{"batch": 1, "no_wait": true}', reply)
-        # answered in order: what was asked before has been answered as well
+        # The server answers in order, so it has already answered the earlier requests.
         await client.request(permissions.READERS[0].publish[0], b"", timeout=5)
         assert refused == []
     after = [(await bus.api(f"STREAM.INFO.{name}"))["state"]["last_seq"] for name in names]
@@ -283,8 +284,10 @@ async def test_nothing_that_a_subscriber_may_ask_for_can_be_sent_elsewhere(
 
 
 async def test_that_is_why_subscribers_have_an_account_of_their_own(tmp_path: Path) -> None:
-    """In one account the same two permissions overwrite an approval. Should NATS ever check where
-    answers go, this fails, and the second account is no longer needed.
+    """A reader in the operator's account could overwrite an approval with a reader's permissions.
+
+    If NATS ever checks where answers go, this test fails, and subscribers no longer need an account
+    of their own.
     """
     config = """authorization { users: [
       {user: operator, password: x}
@@ -311,7 +314,7 @@ async def test_that_is_why_subscribers_have_an_account_of_their_own(tmp_path: Pa
         server.remove()
 
 
-# deploy/nats
+# the files in deploy/nats
 
 
 def test_the_configuration_for_deployments_is_made_from_the_table() -> None:

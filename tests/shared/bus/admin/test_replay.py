@@ -1,4 +1,4 @@
-"""A dead letter goes back where it came from, once; what cannot go back is refused with why."""
+"""A dead letter is replayed once to its original subject; a refused replay gives the reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def a_continue(run_id: str, approval_id: str) -> bytes:
 
 
 async def again(bus: Bus, found: Letter) -> Letter:
-    """The letter as it stands now."""
+    """Read the dead letter again."""
     letter = await deadletters.find(bus, found.number)
     assert letter is not None
     return letter
@@ -78,7 +78,7 @@ async def test_what_was_put_back_is_not_put_back_again(bus: Bus) -> None:
 async def test_two_who_put_back_at_once_do_it_once(bus: Bus) -> None:
     found = await buried(bus, letter_about(subject := a_cancel()))
     await replay_letter(bus, found)
-    await replay_letter(bus, found)  # who looked before the other had written its mark
+    await replay_letter(bus, found)  # `found` was read before the first replay wrote its mark
     assert await stored_command(bus, subject) == 1
 
 

@@ -1,4 +1,4 @@
-"""Streams and buckets: ensured at start as they are declared, and never changed by a start."""
+"""A start creates missing streams and buckets as declared, and never changes existing ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAY_NS = 86_400 * 10**9
 
 
 async def configs(bus: Bus) -> dict[str, dict[str, Any]]:
-    """Every stream's configuration as the server has it."""
+    """Return the configuration of every stream, as the server reports it."""
     listed = await bus.api("STREAM.LIST")
     assert listed["total"] == len(listed["streams"])
     return {stream["config"]["name"]: stream["config"] for stream in listed["streams"]}
@@ -68,7 +68,7 @@ async def test_the_streams_are_what_the_design_says(own_bus: Bus) -> None:
     ]
     assert (events["republish"]["src"], events["republish"]["dest"]) == (">", "live.>")
     assert (events["max_age"], events["allow_atomic"]) == (7 * DAY_NS, True)
-    # the server's default stops at 1,000
+    # The server's default is at most 1,000 consumers.
     assert min(stream["max_consumers"] for stream in found.values()) == 100_000
 
     assert (commands["retention"], commands["discard"]) == ("workqueue", "new")
@@ -142,7 +142,7 @@ async def test_the_retention_settings_reach_the_streams(fresh_nats: NatsServer) 
         found = await configs(bus)
     assert found["RAW"]["max_age"] == 60 * 10**9
     assert found["EVENTS"]["max_age"] == 120 * 10**9
-    # what a paused run needs must outlive its events
+    # A paused run needs its record and its payloads for longer than its events.
     assert found["OBJ_payloads"]["max_age"] == found["KV_runs"]["max_age"]
     assert found["EVENTS"]["max_bytes"] == 10_000_000
 
@@ -173,7 +173,7 @@ def test_the_readme_names_every_stream_bucket_and_header() -> None:
 
 @asynccontextmanager
 async def of_release_0_1(server: NatsServer) -> AsyncIterator[Bus]:
-    """A bus that holds what that release has made."""
+    """Connect to a server that holds the streams of release 0.1."""
     bus = await Bus.connect(BusSettings(url=server.url), ensure=False)
     try:
         await restore(bus, left("0.1"))
@@ -187,7 +187,10 @@ async def schemas(bus: Bus) -> set[str | None]:
 
 
 async def held(bus: Bus) -> dict[str, int]:
-    """How many messages each stream has; leases and migrations come and go."""
+    """Return the number of messages of each stream that has any.
+
+    `KV_leases` is left out, because the number of leases changes during the test.
+    """
     listed = await bus.api("STREAM.LIST")
     counts = {each["config"]["name"]: each["state"]["messages"] for each in listed["streams"]}
     return {name: count for name, count in counts.items() if count and name != "KV_leases"}
@@ -219,7 +222,7 @@ async def test_many_starts_at_once_bring_an_older_release_forward(fresh_nats: Na
 
 
 async def newer(bus: Bus, oldest: int) -> dict[str, Any]:
-    """EVENTS as a later version may have made it."""
+    """Change EVENTS as a later version may have changed it; return the new configuration."""
     found = (await configs(bus))["EVENTS"]
     mark = {streams.SCHEMA_KEY: "99", streams.OLDEST_KEY: f"{oldest}"}
     wanted = {**found, "subjects": sorted({*found["subjects"], "billing.>"}), "metadata": mark}
@@ -250,7 +253,7 @@ async def test_a_service_that_is_too_old_for_a_stream_says_so(
 async def test_a_newer_version_that_was_first_stays_first(
     fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It brings the stream forward while this one waits for the lease to do so."""
+    """The newer version migrates the stream while this version waits for the migration lease."""
     async with of_release_0_1(fresh_nats) as old:
         alone = configuration.alone
 
@@ -277,7 +280,7 @@ async def test_an_operator_changes_how_long_things_are_kept(
     assert (await configs(own_bus))["EVENTS"]["max_age"] == 14 * DAY_NS
     assert await migrate.plan(own_bus, longer) == []
     assert (await held(own_bus))["EVENTS"] == 5
-    # shorter than the window of the deduplication, too
+    # This age is also shorter than the deduplication window.
     await migrate.apply(own_bus, Retention(events_max_age_s=60))
     assert (await configs(own_bus))["EVENTS"]["max_age"] == 60 * 10**9
 
@@ -325,7 +328,7 @@ async def test_partitions_that_hold_unread_frames_are_not_given_up(own_bus: Bus)
 
 
 async def test_partitions_that_no_normalizer_would_read_are_refused(own_bus: Bus) -> None:
-    # as a release that does not know of them notes nothing
+    # A release that does not know partitions notes none in its lease.
     old = Lease(own_bus, "normalizer.member.old", "old", 60)
     assert await old.acquire()
     with pytest.raises(BusError, match=r"takes up the new partitions.*Upgrade them first"):

@@ -1,4 +1,4 @@
-"""The server's time: learned from its answers, whatever the clock of this machine does."""
+"""The server's time is learned from its answers; steps of this machine's clock do not move it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEGIN_S = 1_800_000_000.0  # the server's time when the monotonic clock of these
 
 
 class World:
-    """A server, a machine, and the way between them. All in seconds."""
+    """Simulate a server, a machine and the delay of messages in both directions, all in seconds."""
 
     def __init__(self) -> None:
         self.monotonic_s = 0.0
@@ -47,7 +47,7 @@ class World:
         return datetime.fromtimestamp(server_s, UTC).isoformat()
 
     async def later(self, seconds: float) -> None:
-        """So much later the server is asked once more."""
+        """Move the monotonic clock forward, then ask the server for its time once more."""
         self.monotonic_s += seconds
         await self.clock.look()
 
@@ -83,7 +83,7 @@ def test_the_truth_is_never_further_away_than_the_estimate_says(
 def test_a_slow_answer_changes_nothing() -> None:
     estimate = Estimate()
     assert estimate.add(Exchange(0, 0.002, 1000.001)) == 0
-    # on its way back for nine seconds
+    # The answer takes nine seconds to come back.
     assert estimate.add(Exchange(5, 14, 1005.001)) == 0
     assert estimate.base_s == pytest.approx(1000, abs=0.001)
     assert estimate.error_s < 0.02
@@ -167,7 +167,8 @@ async def test_whoever_looks_at_the_same_time_shares_one_answer(world: World) ->
     first = asyncio.create_task(clock.look())
     await asyncio.sleep(0)
     world.monotonic_s += 1
-    # these came after the question: the server may have been set since
+    # These callers ask after the first question was sent, so they need a new answer: the server's
+    # clock may have been set in between.
     others = [asyncio.create_task(clock.look()) for _ in range(9)]
     await asyncio.sleep(0)
     world.monotonic_s += 1
@@ -244,7 +245,7 @@ async def test_a_bus_whose_clock_is_far_off_is_not_ready(
         monkeypatch.setattr(bus.clock, "_wall", lambda: wall() - 75)
         (reason,) = bus.not_ready
         assert "75.0 s behind NATS's" in reason
-        assert bus.ready  # what is under way goes on
+        assert bus.ready  # work that has begun continues
 
 
 async def test_a_server_whose_clock_was_set_back_expires_no_key(bus: Bus, run_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What keeps the bus from working, in words: when it is said, and when it is over."""
+"""The health of the bus names each reason for not being ready and logs its begin and its end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def test_an_election_is_no_trouble(health: Health, clock: Clock) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "denied"])
 def test_what_nobody_has_tried_since_is_forgotten(health: Health, clock: Clock, kind: str) -> None:
-    """Else a service that is given no work, being not ready, would never be ready again."""
+    """A service that is not ready gets no work.
+
+    So it would not try again, and a reason that needs a try to end would never end.
+    """
     health.refused(kind, "COMMANDS")  # type: ignore[arg-type]  # of the parametrization
     clock.now += FORGOTTEN_S - 1
     assert health.reasons
@@ -86,7 +89,7 @@ def test_a_trouble_is_said_when_it_begins_now_and_then_and_at_its_end(
     health: Health, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    for _ in range(int(4 * (2 * SAY_AGAIN_S + 1))):  # a writer that tries again and again
+    for _ in range(int(4 * (2 * SAY_AGAIN_S + 1))):  # a writer that retries every 0.25 s
         health.refused("full", "RAW", "no space")
         clock.now += 0.25
     assert caplog.text.count("RAW takes no more messages") == 3

@@ -1,6 +1,7 @@
-"""The client: what comes is delivered as it is parsed, what is sent is bounded, what breaks ends.
+"""The NATS client delivers messages as they are parsed, bounds unsent bytes, and closes on errors.
 
-The client uses private names of nats-py, which the first test holds.
+The client uses private names of nats-py. The first test compares these names with the installed
+version.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ USED = [
 
 
 def test_the_private_names_of_nats_py_are_as_this_client_expects_them() -> None:
-    """After an update of nats-py: compare nats/aio/client.py, then change NATS_PY."""
+    """If this fails after an update of nats-py, compare nats/aio/client.py, then change NATS_PY."""
     assert version("nats-py").startswith(f"{NATS_PY}."), "the client was tried with another nats-py"
     for name, parameters in REPLACED.items():
         found = list(inspect.signature(getattr(Client, name)).parameters)
@@ -63,7 +64,7 @@ def test_the_private_names_of_nats_py_are_as_this_client_expects_them() -> None:
     fresh = Client()
     assert [name for name in USED if not hasattr(fresh, name)] == []
     touched = set(re.findall(r"\bsub\.(_\w+)", inspect.getsource(Client)))
-    # of subscriptions that `Client.subscribe` has made, which `_on_message` tells apart
+    # Attributes of nats-py's own subscriptions, which `_on_message` treats separately.
     others = {"_future", "_pending_bytes_limit", "_pending_queue", "_pending_size", "_start"}
     listener = set(dir(Listener))
     assert touched - listener - others == set(), "attributes that a Listener must have"
@@ -71,7 +72,7 @@ def test_the_private_names_of_nats_py_are_as_this_client_expects_them() -> None:
 
 
 class Heard:
-    """What a listener got."""
+    """Collect the payloads that a listener receives."""
 
     def __init__(self) -> None:
         self.data: list[bytes] = []
@@ -145,7 +146,7 @@ async def test_a_listener_that_has_stopped_gets_nothing_more_even_of_what_has_co
     await end.until(1)
     assert heard.data == [b"0"]
     assert not [each for each in bus.client._subs.values() if each.subject == f"test.{run_id}"]
-    listener.stop()  # once more is no error
+    listener.stop()  # a second stop raises no error
 
 
 async def test_listeners_live_on_over_a_restart(
@@ -171,7 +172,7 @@ async def test_a_burst_is_delivered_in_slices_between_which_the_loop_does_other_
 ) -> None:
     monkeypatch.setattr(wire, "SLICE_S", 0.0)
     heard = Heard()
-    turns: list[int] = []  # how many messages there were at each turn of the event loop
+    turns: list[int] = []  # the number of messages at each turn of the event loop
     listener = await bus.listen(f"test.{run_id}", heard)
     for payload in numbers(10_000):
         bus.client.send(f"test.{run_id}", payload)
@@ -247,7 +248,8 @@ async def test_a_publisher_that_waits_goes_on_when_the_connection_is_lost() -> N
         client._abort()
         async with asyncio.timeout(5):
             await publishing
-        assert client._pending == [b"PUB test  0\r\n\r\n"]  # kept, since it was not sent
+        # the command is kept for the next connection, since it was not sent
+        assert client._pending == [b"PUB test  0\r\n\r\n"]
         await client.close()
 
 
@@ -300,7 +302,7 @@ async def test_what_is_sent_without_a_connection_is_kept_up_to_a_limit(
 async def test_many_unread_messages_of_an_own_subscription_stop_the_reading(
     nats_server: NatsServer, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes then stay with the operating system, and the memory of this process is bounded."""
+    """Unread bytes stay in the operating system's buffers, so this process's memory is bounded."""
     monkeypatch.setattr("penstock.bus.connection.nats_client.MAX_UNREAD_BYTES", 100)
     held: list[int] = []
     hold = Wire.hold

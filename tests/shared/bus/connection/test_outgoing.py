@@ -1,4 +1,4 @@
-"""The commands that the client sends: as NATS defines them, and nothing can be smuggled in."""
+"""The client writes commands as NATS defines them, and no argument can inject a second command."""
 
 from __future__ import annotations
 

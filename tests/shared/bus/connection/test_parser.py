@@ -1,4 +1,4 @@
-"""The parser: every message once and in order, however the bytes are cut; slices; bad bytes."""
+"""The parser gives every message once and in order for any chunking, and rejects bad bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER = float("inf")
 
 
 class Parsed:
-    """A parser with what came out of it."""
+    """Run a parser and collect the messages and lines that it gives."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, bytes, bytes, bytes, bytes]] = []
@@ -58,7 +58,7 @@ def test_messages_and_lines_are_the_same_however_the_bytes_are_cut(cuts: list[in
 
 
 def test_a_large_message_in_many_pieces_is_not_copied_with_each_piece() -> None:
-    """Copying would take 2,000 times the message's size."""
+    """A copy for each piece would copy 2,000 times the message's size."""
     size = 8 * 1024 * 1024
     parsed = Parsed()
     parsed.feed(b"MSG a 1 %d\r\n" % size)
@@ -77,7 +77,7 @@ def test_a_long_burst_is_parsed_in_slices_and_in_order() -> None:
     count = 10 * LOOK_EVERY + 3
     parsed.parser.feed(b"".join(b"MSG a %d 0\r\n\r\n" % n for n in range(count)))
     slices = 1
-    while parsed.parser.parse(until=0.0):  # whose time is over at each look at the clock
+    while parsed.parser.parse(until=0.0):  # the deadline has passed at every look at the clock
         assert len(parsed.messages) == slices * LOOK_EVERY
         slices += 1
     assert slices == 11

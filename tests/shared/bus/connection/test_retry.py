@@ -1,4 +1,4 @@
-"""A question is asked again while nobody answers, and the first answer counts."""
+"""A request is repeated while no answer comes, and the first answer counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS to NATS: an authority of one's own, clients' certificates, and what is said without them."""
+"""TLS to NATS works with a private authority and client certificates, and errors name the cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def server(ours: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """One that wants a certificate of every client."""
+    """Run a server that requires a certificate of every client."""
     cert, key = ours.certify("nats")
     tls = f'tls {{ cert_file: "{cert}", key_file: "{key}", ca_file: "{ours.file}", verify: true }}'
     server = NatsServer(tmp_path_factory.mktemp("tls"), name="nats with TLS", config=tls)
@@ -43,7 +43,7 @@ def client(ours: Authority) -> Tls:
 
 
 async def refusal(url: str, tls: Tls) -> str:
-    """What a start says, at once: no further attempt would change it."""
+    """Return the error of a start, which must fail at once because a retry could not succeed."""
     async with asyncio.timeout(5):
         with pytest.raises(StartUpError) as refused:
             await Bus.connect(BusSettings(url=url, tls=tls), ensure=False)
@@ -58,7 +58,7 @@ async def test_with_its_authority_and_a_certificate_of_its_own_the_bus_works(
     bus = await Bus.connect(BusSettings(url=url, tls=client(ours)))
     run_id = new_run_id()
     assert await bus.publisher.publish(event(run_id, 1)) > 0
-    await bus.client.connect_anew()  # which is done over TLS as well
+    await bus.client.connect_anew()  # the reconnect uses TLS as well
 
     async def back() -> bool:
         return bus.ready

@@ -1,4 +1,4 @@
-"""Reading a stream's past by batched direct get."""
+"""Batched direct gets read the messages that a stream already has."""
 
 from __future__ import annotations
 

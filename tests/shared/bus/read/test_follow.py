@@ -1,4 +1,4 @@
-"""Following a run: its past and what comes, each once and in order, whatever is lost on the way."""
+"""A follower delivers each event of a run once and in order, although live messages are lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.real.nats import NatsServer
 
 
 class Delivered:
-    """What a follower delivered, and a wait for more."""
+    """Collect what a follower delivers, and wait for more."""
 
     def __init__(self) -> None:
         self.messages: list[Stored] = []
@@ -86,7 +86,7 @@ async def test_what_comes_while_the_past_is_read_is_kept_to_a_limit_and_not_lost
 
     monkeypatch.setattr("penstock.bus.read.follow.read", waits)
     await publish_events(bus, run_id, 1, 20)
-    # so long a wait for the next look that it is not what finds the rest
+    # The probe interval is so long that a probe cannot be what finds the remaining events.
     async with following(bus, events(run_id), probe_s=60) as (delivered, followed):
         await publish_events(bus, run_id, 21, 100)
 
@@ -164,7 +164,7 @@ async def test_frames_of_another_writer_are_not_delivered(bus: Bus, run_id: str)
 
 
 class Lossy:
-    """Drops live messages by their number, as a slow reader or a reconnect would."""
+    """Drop live messages by their number, as a slow reader or a reconnect would."""
 
     def __init__(self, follow: Follow, monkeypatch: pytest.MonkeyPatch, lost: set[int]) -> None:
         assert follow._listener is not None
@@ -219,7 +219,7 @@ async def test_the_last_message_is_found_by_a_probe_when_it_was_lost(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[NatsServer]:
-    """For hypothesis, whose examples share what a test is given."""
+    """Run one server for all examples of a Hypothesis test."""
     with tempfile.TemporaryDirectory() as folder:
         server = NatsServer(Path(folder) / "nats")
         server.start()

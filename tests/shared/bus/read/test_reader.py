@@ -1,4 +1,4 @@
-"""Reading a stream in order: every message once, over whatever happens to the way there."""
+"""A reader delivers every message of a stream once and in order, through reconnects and losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.real.nats import NatsServer
 
 
 class Read:
-    """What a reader was given, and a wait for more of it."""
+    """Collect what a reader delivers, and wait for more."""
 
     def __init__(self) -> None:
         self.messages: list[Stored] = []
@@ -46,7 +46,7 @@ async def reading(
     start: int = 1,
     batch: int = 500,
 ) -> AsyncIterator[Reader]:
-    """A reader of the run's events."""
+    """Run a reader of the run's events."""
     pattern = subjects.events_of_run(run_id)
     reader = Reader(bus, streams.EVENTS, pattern, start, handle, batch)
     task = asyncio.create_task(reader.run())
@@ -99,7 +99,7 @@ async def test_more_than_a_batch_is_read_in_order(bus: Bus, run_id: str, batch: 
 
 async def test_more_than_fits_into_one_request_is_read_in_order(bus: Bus, run_id: str) -> None:
     payload = bytes(MAX_MESSAGE_BYTES)
-    for number in range(1, 41):  # 20 MiB
+    for number in range(1, 41):  # 20 MiB in all
         await bus.publisher.publish(event(run_id, number, payload))
     read = Read()
     async with reading(bus, run_id, read.handle) as reader:
@@ -199,7 +199,7 @@ async def test_a_slow_handler_is_read_ahead_of_by_a_batch_at_most(bus: Bus, run_
 
         async def slow(stored: Stored) -> None:
             nonlocal most
-            await bus.client.flush()  # whatever was asked for has come by then
+            await bus.client.flush()  # all requested messages have arrived by now
             most = max(most, len(reader._pending))
             await read.handle(stored)
 
@@ -248,7 +248,7 @@ async def test_a_reader_that_ends_leaves_no_consumer(own_bus: Bus, run_id: str) 
     async def none_is_left() -> bool:
         return await consumers(own_bus) == []
 
-    await eventually(none_is_left)  # its end is not waited for
+    await eventually(none_is_left)  # the reader does not wait until its consumer is deleted
 
 
 async def test_a_reader_can_be_cancelled_at_any_moment(own_bus: Bus, run_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Following a run, however its live messages are dropped, repeated, delayed and out of order."""
+"""A follower delivers each event once, while live messages are lost, repeated or out of order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROBE_S = 0.05
 
 
 class Line:
-    """What comes live, on its way: `treat` says what becomes of the next ones."""
+    """Pass live messages to a follower. `treat` says what happens to each of the next messages."""
 
     def __init__(self, follow: Follow) -> None:
         self._take = follow._on_live
@@ -55,10 +55,10 @@ class Line:
 
 
 class Following(RuleBasedStateMachine):
-    """The model: `published` events, of which a follower from `first` on gets each once."""
+    """The model: of the `published` events, the follower gets each event from `first` on once."""
 
     world: World
-    lag = 0  # direct gets see so many messages less: a replica that is behind
+    lag = 0  # the number of latest messages that direct gets omit, as a replica that lags would
 
     @initialize(past=st.integers(0, 5), start=st.integers(1, 6))
     def begin(self, past: int, start: int) -> None:
@@ -141,7 +141,7 @@ class Following(RuleBasedStateMachine):
             return len(self.delivered) >= self.published - self.first + 1
 
         await eventually(all_of_it, 10, f"{self.published} from {self.first} on")
-        await self.line.release(0)  # too late: they are known
+        await self.line.release(0)  # these messages come late, and the follower knows them already
         await self.follow.stop()
         assert self.delivered == [*range(self.first, self.published + 1)]
 
@@ -153,7 +153,7 @@ def world(nats_server: NatsServer) -> Iterator[World]:
     world.close()
 
 
-@pytest.mark.timeout(300)  # what fails is made smaller first
+@pytest.mark.timeout(300)  # Hypothesis needs time to shrink a failure
 @examples(10)
 def test_each_event_is_delivered_once_and_in_order_whatever_the_line_does(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int

@@ -1,4 +1,4 @@
-"""Histories of many runs: read in one pass where that is cheaper, and the same as read alone."""
+"""Histories of many runs are read in one pass where this is cheaper, with the same result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS, EVENTS = 60, 12
 
 @pytest.fixture(autouse=True)
 def a_pass_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that few runs suffice: after some requests that are alone, the rest goes together."""
+    """Lower the thresholds, so that a few runs are enough to cause a pass over the stream."""
     monkeypatch.setattr(together, "AT_ONCE", 2)
     monkeypatch.setattr(together, "IN_A_PASS_US", 1.0)
 
@@ -32,7 +32,7 @@ async def interleaved(bus: Bus, runs: Sequence[str], begin: int, end: int) -> No
 
 
 class Reads:
-    """Counts the reads of single runs, and the requests of passes."""
+    """Count the reads of single runs and the requests of passes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.alone = 0
@@ -52,7 +52,7 @@ class Reads:
 
 
 class Followers:
-    """One follower of each run."""
+    """Run one follower for each run."""
 
     def __init__(self, bus: Bus, runs: Sequence[str]) -> None:
         self.got: dict[str, list[int]] = {run: [] for run in runs}

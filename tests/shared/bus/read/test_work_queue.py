@@ -1,4 +1,4 @@
-"""Commands: each handled until it is done, by whoever takes it."""
+"""Each command is handled until it is done, by any of the processes that take commands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 class Commands:
-    """One kind of command of the test's own, and who takes it."""
+    """Send and take commands of a kind that only this test uses."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
@@ -124,7 +124,7 @@ async def test_what_is_handled_is_gone(commands: Commands) -> None:
 async def test_a_command_that_cannot_be_handled_now_comes_again(commands: Commands) -> None:
     async def handle(stored: Stored) -> None:
         await commands.note(stored)
-        if len(commands.handled) < 8:  # more often than what is poison may come
+        if len(commands.handled) < 8:  # more often than a poison message may be delivered
             raise Retry(0.01)
 
     async with commands.taken(handle):
@@ -135,7 +135,7 @@ async def test_a_command_that_cannot_be_handled_now_comes_again(commands: Comman
 
 
 async def test_to_wait_is_no_failed_attempt(commands: Commands) -> None:
-    """A command that had to wait for long fails once: that is no reason to give it up."""
+    """A command that waited for long and then fails once has failed once, and is not given up."""
 
     async def handle(stored: Stored) -> None:
         await commands.note(stored)
@@ -162,11 +162,12 @@ async def test_who_waits_leaves_its_command_to_others_when_it_stops(commands: Co
         await commands.send(b"x")
         await waiting.wait()
     async with commands.taken():
-        assert await commands.until(1) == [b"x"]  # long before ack_wait
+        # the command comes long before ack_wait has passed
+        assert await commands.until(1) == [b"x"]
 
 
 async def test_what_kills_whoever_takes_it_is_given_up_unread(commands: Commands) -> None:
-    """A real process each time, that dies of a real SIGKILL."""
+    """Each process that takes the command is a real process, which a real SIGKILL ends."""
     await commands.send(b"poison")
     for _ in range(2):
         process = await asyncio.create_subprocess_exec(
@@ -209,7 +210,7 @@ async def test_where_deliveries_do_not_count_the_handler_says_what_kills(
 
 
 async def taken_and_left(commands: Commands, times: int) -> None:
-    """As under many kills: taken again and again by who does not live to finish it."""
+    """Take a command this many times without acknowledging it, as processes that are killed do."""
     await commands.bus.api(
         f"CONSUMER.DURABLE.CREATE.COMMANDS.{commands.target}",
         {
@@ -228,7 +229,7 @@ async def taken_and_left(commands: Commands, times: int) -> None:
     )
     for _ in range(times):
         [taken] = await taker.fetch(1)
-        await taken.nak()  # for not to wait for ack_wait
+        await taken.nak()  # otherwise the test would wait for ack_wait
     await taker.unsubscribe()
 
 
@@ -265,7 +266,7 @@ async def test_what_cannot_even_be_given_up_is_left_to_the_server(
     async with commands.taken(fail, on_poison=fail, max_deliver=1, max_unfinished=1, ack_wait_s=1):
         await commands.send(b"x")
         await eventually(told, 20, "an advisory")
-    assert failed == 3  # handled, given up, and given up once more
+    assert failed == 3  # the handler, and two attempts to record that the command is given up
 
 
 async def test_a_consumer_of_an_older_version_gets_the_limit(commands: Commands) -> None:
@@ -358,7 +359,7 @@ async def test_a_handler_that_takes_long_keeps_its_command(commands: Commands) -
 
     async def abandon(stored: Stored) -> None:
         await witness.note(stored)
-        raise asyncio.CancelledError  # as if its process had died
+        raise asyncio.CancelledError  # as if the connector's process had ended
 
     async with (
         commands.taken(handle, ack_wait_s=1),
@@ -396,13 +397,13 @@ async def test_two_takers_share_the_work(nats_server: NatsServer, commands: Comm
 
 
 async def test_no_more_are_taken_than_there_is_room(commands: Commands) -> None:
-    """A connector's legs live on after the handlers of their commands."""
+    """The legs of a connector continue after the handlers of their commands have returned."""
     held: set[bytes] = set()
     most = 0
 
     async def handle(stored: Stored) -> None:
         nonlocal most
-        await commands.bus.client.flush()  # as it claims the run
+        await commands.bus.client.flush()  # stands for the request that claims the run
         held.add(stored.payload)
         most = max(most, len(held))
         await commands.note(stored)
@@ -492,7 +493,7 @@ async def test_the_queue_survives_restarts_of_the_server(
         await asyncio.to_thread(fresh_nats.start)
         await commands.send(b"after")
         await commands.empty()
-    # at least once: an acknowledgement may have been lost with the server
+    # Commands are delivered at least once: an acknowledgement may have been lost with the server.
     assert set(commands.handled) == {*(b"%d" % n for n in range(50)), b"after"}
 
 
@@ -538,7 +539,8 @@ async def test_what_a_dead_one_had_taken_is_handled_before_its_time_is_over(
 
         await eventually(both_taken)
         await dying.client.close()
-        await eventually(its_requests_are_gone)  # else the server may still deliver to it
+        # otherwise the server may still deliver to the closed client
+        await eventually(its_requests_are_gone)
         await commands.send(b"not taken yet")
         await queue.take_up()
         assert sorted(commands.handled) == [b"one", b"two"]

@@ -1,4 +1,4 @@
-"""An index in memory follows its bucket: nothing is missing, and nothing is left that expired."""
+"""An index in memory equals its bucket: no key is missing, and no expired key is left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.real.nats import NatsServer
 
 
 class DictRows:
-    """Rows that are the values themselves."""
+    """Keep the values themselves as rows."""
 
     def __init__(self) -> None:
         self.found: dict[str, tuple[bytes, int]] = {}
@@ -46,7 +46,7 @@ class DictRows:
         self.found.clear()
 
     async def has(self, keys: Sequence[str]) -> bool:
-        """Whether these keys have rows, and no other keys."""
+        """Return whether exactly these keys have rows."""
         return self.found.keys() == set(keys)
 
     @property
@@ -131,7 +131,7 @@ async def test_calls_at_the_same_time_share_one_read(
 
     monkeypatch.setattr(bucket_index, "read", counted)
     await asyncio.gather(*(index.caught_up() for _ in range(50)))
-    # The first call reads. All others came while it read, so they need one more read.
+    # The first call reads. All other calls came during this read, so they share one more read.
     assert reads <= 2
 
 
@@ -213,7 +213,8 @@ async def test_the_row_of_a_value_that_went_without_a_marker_is_dropped_when_it_
     bucket = bus.bucket("rules")
     revisions = [await bucket.put(key, b"x") for key in keys]
     await index.caught_up()
-    # As an expiry does, or a deletion whose marker went while this process had no connection.
+    # The purge leaves no marker. An expiry, or a deletion whose marker was removed while this
+    # process had no connection, leaves none either.
     await bus.api("STREAM.PURGE.KV_rules", {"filter": f"$KV.rules.{keys[0]}"})
     found = await index.values(keys)
     assert {key: entry.revision for key, entry in found.items()} == dict(
@@ -302,7 +303,7 @@ async def test_a_stream_that_has_become_shorter_is_read_anew(
         index = BucketIndex(bus, "rules", rows)
         await bus.bucket("rules").put(keys[0], b"x")
         await index.caught_up()
-        index._next = 100  # as after messages that a power cut has taken
+        index._next = 100  # as after a power failure in which the stream has lost messages
         rows.found["lost"] = (b"", 99)
         await index._look()
         await bus.bucket("rules").put(keys[1], b"x")

@@ -1,4 +1,4 @@
-"""A stream that came back shorter: it is said, and none of its sequences is used twice."""
+"""A stream that has lost messages is reported, and none of its sequences is used twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.recorded.older_store import copied, put_back
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done every few seconds is done at once."""
+    """Shorten the intervals of the recovery, so that its periodic work is done at once."""
     monkeypatch.setattr(recovery, "NOTE_S", 0.2)
     monkeypatch.setattr(recovery, "LEARN_S", 0.3)
     monkeypatch.setattr(recovery, "ORDER_WAIT_S", 1.0)
@@ -32,7 +32,7 @@ async def state(bus: Bus, stream: str) -> dict[str, Any]:
 
 
 async def noted(bus: Bus, stream: str, sequence: int) -> None:
-    """Until it is written down that the stream reaches so far."""
+    """Wait until the record `marks` says that the stream has reached this sequence."""
 
     async def probe() -> bool:
         entry = await bus.bucket("checkpoints").get("marks")
@@ -97,7 +97,7 @@ async def test_what_was_noted_is_enough_when_everybody_was_restarted(
 
 
 async def test_who_alone_knows_of_a_message_is_heard(fresh_nats: NatsServer) -> None:
-    """The normalizer is younger than what was lost: only the connector knows."""
+    """The normalizer started after the lost message, so only the connector knows this message."""
     async with connected(fresh_nats.url) as connector:
         subject = subjects.raw(new_run_id(), "upstream")
         await connector.publisher.publish(Message(subject, b"", {}))
@@ -157,7 +157,7 @@ async def test_two_that_repair_at_once_find_one_loss(fresh_nats: NatsServer) -> 
 async def test_records_of_losses_that_cannot_be_read_hold_nobody_back(
     fresh_nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One was written by a later version, with a field more; the others are no records at all."""
+    """One record has an unknown field of a later version; the others are no valid records."""
     loss = Loss(streams.EVENTS, 1, 2, 0, "2026-01-01T00:00:00Z")
     async with connected(fresh_nats.url, repairs=True) as normalizer:
         checkpoints = normalizer.bucket("checkpoints")

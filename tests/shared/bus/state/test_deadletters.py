@@ -1,4 +1,4 @@
-"""A dead letter is whole, found by what it is about, and there once."""
+"""A dead letter is complete, is found by service, run and time, and is stored once."""
 
 from __future__ import annotations
 

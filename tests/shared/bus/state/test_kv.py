@@ -1,4 +1,4 @@
-"""Buckets: compare-and-set with one winner, expiry, and outcomes that were lost on the way."""
+"""Buckets: compare-and-set has one winner, keys expire, and lost answers are resolved."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def test_one_of_many_wins_a_race_to_update(nats_server: NatsServer, key: s
 
 
 def lose_answers(bus: Bus, monkeypatch: pytest.MonkeyPatch, *, stored: bool) -> None:
-    """The next publish has an unknown outcome; `stored` says what became of it."""
+    """Make the next publish fail with OutcomeUnknown; the message is stored if `stored` is set."""
     publish = bus.publisher.publish
 
     async def lost(message: Message) -> int:
@@ -262,7 +262,10 @@ async def test_values_live_on_over_kill_9(own_bus: Bus, fresh_nats: NatsServer) 
 async def test_what_the_server_has_forgotten_to_expire_is_gone_all_the_same(
     bus: Bus, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a kill -9 of nats-server 2.15.1: here the time beyond which it counts is moved."""
+    """After a kill -9, nats-server 2.15.1 may keep keys beyond their TTL.
+
+    The test moves the tolerance `CLOCKS_S` instead of the clock.
+    """
     leases = bus.bucket("leases")
     assert await leases.create(key, b"dead", 60)
     assert [entry.value for entry in await leases.entries(key)] == [b"dead"]

@@ -1,4 +1,4 @@
-"""Leases: held until the holder's own clock says no, and shared out fairly."""
+"""A lease is held until the holder's own clock ends it, and leases are shared out fairly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def key() -> str:
 
 
 class Clock:
-    """The holder's own clock, which may be set forward."""
+    """The holder's own clock, which the test may set forward."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._ahead_s = 0.0
@@ -75,11 +75,11 @@ async def test_one_holder_at_a_time(bus: Bus, key: str) -> None:
 async def test_a_lease_whose_renewal_was_cancelled_is_free_after_its_release(
     bus: Bus, key: str
 ) -> None:
-    """The renewal is stored, and its answer comes to nobody."""
+    """The server stores the renewal, but the cancelled caller does not get the answer."""
     one, two = Lease(bus, key, "one", 60), Lease(bus, key, "two", 60)
     assert await one.acquire()
     renewal = asyncio.create_task(one.renew())
-    await asyncio.sleep(0)  # it is sent, and cannot be answered yet
+    await asyncio.sleep(0)  # the request is sent, and the answer cannot have come yet
     renewal.cancel()
     await asyncio.wait([renewal])
     assert renewal.cancelled()
@@ -196,7 +196,8 @@ async def test_a_renewal_whose_answer_is_lost_costs_nothing(
     assert await lease.renew()
     clock.forward(20)
     assert lease.held
-    # what stands was written by the renewal that was answered: its TTL covers what we believe
+    # The stored lease was written by the renewal that was answered, so its TTL covers the time for
+    # which the holder believes that it holds the lease.
     after = await bus.bucket("leases").get(key)
     assert before is not None
     assert after is not None
@@ -222,13 +223,13 @@ async def test_a_bus_that_is_away_ends_no_lease_before_its_time(
 async def test_who_could_not_renew_does_not_judge_others_by_their_leases(
     bus: Bus, key: str, clock: Clock
 ) -> None:
-    """The bus was away from all: the first one that is back finds nobody else's lease."""
+    """After an outage of the bus, the first process that reconnects finds no other leases."""
     lease = Lease(bus, key, "one", 60)
     assert not lease.sees_others
     await lease.acquire()
     assert not lease.sees_others, "it has only come: others may be about to come back"
     clock.forward(31)
-    await lease.renew()  # too late
+    await lease.renew()  # the lease has expired before this renewal
     assert not lease.sees_others
     for _ in range(2):
         clock.forward(16)
@@ -244,7 +245,7 @@ async def test_who_could_not_renew_does_not_judge_others_by_their_leases(
 async def test_who_sees_nats_clock_jump_does_not_judge_others_by_their_leases(
     bus: Bus, key: str, clock: Clock, seconds: float
 ) -> None:
-    """After a jump forward all leases have run out at once, though nobody has died."""
+    """After a forward jump of NATS's clock, all leases expire at once, but no process has ended."""
     lease = Lease(bus, key, "one", 60)
     await lease.acquire()
     clock.forward(31)
@@ -253,7 +254,8 @@ async def test_who_sees_nats_clock_jump_does_not_judge_others_by_their_leases(
     await bus.clock.look()
     assert lease.held
     assert not lease.sees_others
-    bus.clock._jumped_at_s -= 60  # a TTL later: whoever lives has renewed theirs
+    # one TTL after the jump, every running process has renewed its lease
+    bus.clock._jumped_at_s -= 60
     assert lease.sees_others
 
 
@@ -278,7 +280,7 @@ async def test_keep_holds_a_lease_takes_it_again_and_gives_it_back(bus: Bus, key
 
 
 class Member:
-    """One that shares the parts, with short leases."""
+    """A process that shares the parts with others, with short leases."""
 
     def __init__(
         self, bus: Bus, group: str, name: str, ttl_s: float = SHORT_S, renew_s: float = 0.1
@@ -311,7 +313,7 @@ class Member:
         await asyncio.wait([self._task])
 
     async def die(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As by kill -9: nothing is given back."""
+        """Leave without releasing any lease, as a process does after kill -9."""
 
         async def nothing(lease: Lease) -> None:
             return
@@ -328,7 +330,7 @@ def group() -> str:
 
 
 async def shared_out(*members: Member, parts: int = 16) -> None:
-    """Every part is worked on once, and nobody has two more than another."""
+    """Wait until every part has one member and the members' shares differ by at most one part."""
 
     async def fair() -> bool:
         sizes = [len(member.parts) for member in members]
@@ -364,7 +366,7 @@ async def test_members_that_come_and_go_share_the_parts_evenly(bus: Bus, group: 
 async def test_who_stops_in_the_middle_leaves_no_lease_behind(
     bus: Bus, group: str, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Cancelled when a lease is taken and nobody knows yet, or is about to be given back."""
+    """The member is cancelled just after it took a lease, or just before it releases one."""
     real = getattr(Bucket, call)
     under_way = asyncio.Event()
 
@@ -465,14 +467,15 @@ async def test_the_parts_come_back_after_a_restart_of_the_server(
     async def given_up() -> bool:
         return member.parts == set()
 
-    # nobody can be asked, and the own clock has gone on
+    # The bus cannot be reached, and the holder's own clock has passed the end of the leases.
     await eventually(given_up, 10, "all parts are given up")
     await asyncio.to_thread(fresh_nats.start)
     await shared_out(member)
     await member.leave()
 
 
-SLOW = {"ttl_s": 60.0, "renew_s": 30.0}  # so slow that nothing is noticed by renewing
+# renewals so far apart that no member notices a change by a renewal
+SLOW = {"ttl_s": 60.0, "renew_s": 30.0}
 
 
 async def test_who_comes_and_goes_is_noticed_at_once(bus: Bus, group: str) -> None:
@@ -514,7 +517,7 @@ async def test_the_number_of_parts_changes_while_members_work(bus: Bus, group: s
 async def test_beside_a_member_that_learns_nothing_every_part_has_a_taker(
     bus: Bus, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an older version would: it goes on to divide 16, and notes no number."""
+    """The older member learns no number of parts: it keeps dividing 16 and notes no number."""
 
     async def nothing(parts: Entry | None) -> None:
         return

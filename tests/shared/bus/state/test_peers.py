@@ -1,4 +1,4 @@
-"""A killed process is found dead at once; one that hangs, or was cut off for a moment, is not."""
+"""A killed process is found dead at once; one that hangs or was cut off briefly is not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer
 
-LONG_S = 60.0  # a lease that does not run out during a test
+LONG_S = 60.0  # seconds; such a lease does not expire during a test
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def prefix() -> str:
 
 
 class Member:
-    """A process with a lease, which answers, or does something else when it is asked."""
+    """A process with a lease, which answers a request of its peers or behaves as the test says."""
 
     def __init__(self, bus: Bus, prefix: str, name: str, *, answers: bool = True) -> None:
         self.bus = bus
@@ -73,7 +73,7 @@ class Member:
 async def asking(
     bus: Bus, prefix: str, confirm_s: float = 0.0
 ) -> AsyncIterator[tuple[Peers, list[str], list[str]]]:
-    """One member that asks the others; whom it found gone, and whom dead."""
+    """Run a member that asks its peers; yield it with the names found gone and those found dead."""
     gone: list[str] = []
     dead: list[str] = []
 
@@ -99,7 +99,7 @@ async def asking(
 
 
 async def asked(member: Member, more: int) -> None:
-    """Until it was asked so often again."""
+    """Wait until the member has been asked this many more times."""
     before = member.asked
 
     async def was() -> bool:
@@ -126,7 +126,7 @@ async def test_a_member_whose_connection_is_gone_is_found_dead_and_loses_its_lea
         async with asking(bus, prefix) as (peers, _, dead):
             await asked(victim, 3)
             assert not dead
-            await victims.client.close()  # as a kill does: nothing is given back
+            await victims.client.close()  # no lease is released, as after a kill
             await found("victim", dead)
             assert peers.is_dead("victim")
             assert await bus.bucket("leases").get(victim.lease.key) is None
@@ -214,7 +214,7 @@ async def test_a_member_of_a_version_that_does_not_answer_is_not_asked(
 async def test_who_cannot_reach_the_leases_finds_nobody_dead(
     bus: Bus, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on the smaller side of a divided cluster: nobody is there, and nothing can be written."""
+    """As in the minority of a divided cluster, no peer answers and no write succeeds."""
     elsewhere = Member(bus, prefix, "elsewhere")
     await elsewhere.lease.acquire()
     tried = []
@@ -246,7 +246,7 @@ async def test_nobody_is_judged_right_after_our_own_connection_came_back(
     await Member(bus, prefix, "back-soon").lease.acquire()
     bus.client.returned_at = time.monotonic()
     async with asking(bus, prefix) as (_, gone, dead):
-        await asyncio.sleep(0.3)  # six times as long as it takes below
+        await asyncio.sleep(0.3)  # seconds: six times as long as the check below takes
         assert not gone
         bus.client.returned_at = float("-inf")
         await found("back-soon", dead)

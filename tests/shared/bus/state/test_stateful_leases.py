@@ -1,7 +1,8 @@
-"""Leases and fair shares, however members come, go, die, sleep and lose their answers.
+"""Leases and fair shares hold while members join, leave, end, sleep and lose answers.
 
-Over a bucket on a real server and a clock that the test moves: what a TTL decides cannot be tried
-in real time often enough. That the server's own TTLs do the same, `test_kv` and `test_leases` show.
+The bucket is on a real server, and the test moves the clock, because real TTLs would take too long
+for many examples. `test_kv` and `test_leases` show that the server's own TTLs behave in the same
+way.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RENEW_S = 2.0
 
 
 class Clock:
-    """Seconds; everybody's own clock, too: a sleeper's goes on while it sleeps."""
+    """The time in seconds, for all members: a sleeping member's clock continues."""
 
     now_s = 1000.0
 
@@ -45,9 +46,10 @@ class Clock:
 
 
 class Expiring:
-    """The bucket `leases` on the server, whose TTLs pass by the test's clock. `faults` come first.
+    """The bucket `leases` on the server, with TTLs by the test's clock.
 
-    `bus` for a FairShare too, which asks it for this bucket alone.
+    The next operations fail as `faults` says. The class also serves as `bus` for a FairShare, which
+    uses only this bucket.
     """
 
     def __init__(self, world: World, clock: Clock) -> None:
@@ -91,7 +93,7 @@ class Expiring:
         return await self._bucket.delete(key, revision)
 
     async def write(self, key: str, value: bytes) -> None:
-        """Somebody writes it, for good."""
+        """Write the key without a TTL."""
         self._ends.pop(key, None)
         await self._bucket.put(key, value)
 
@@ -104,7 +106,7 @@ class Expiring:
         await self._expire()
 
     async def _expire(self) -> None:
-        async with self._expiring:  # who comes meanwhile must not find half of it
+        async with self._expiring:  # a concurrent caller must not see only a part of the expiries
             for key, end in tuple(self._ends.items()):
                 if end <= self._clock.now_s:
                     del self._ends[key]
@@ -115,7 +117,10 @@ class Expiring:
 
 
 class Member:
-    """One that takes its turns when the test says. `working`: the parts between start and stop."""
+    """A member that renews when the test calls `turn`.
+
+    `working` holds the parts that were started and not yet stopped.
+    """
 
     def __init__(self, bus: Any, group: str, name: str) -> None:
         self.working: set[int] = set()
@@ -146,7 +151,7 @@ class Member:
 
 
 class Sharing(RuleBasedStateMachine):
-    """Members on one bucket."""
+    """The model: members that share the parts of one bucket."""
 
     clock: Clock
     world: World
@@ -184,7 +189,7 @@ class Sharing(RuleBasedStateMachine):
     @precondition(lambda self: self.living)
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
-        """Killed: gives nothing back, and works no more."""
+        """End a member as a kill does: it releases no lease and does no more work."""
         self.living.remove(data.draw(st.sampled_from(self.living)))
 
     @precondition(lambda self: self.living)
@@ -199,7 +204,7 @@ class Sharing(RuleBasedStateMachine):
     @precondition(lambda self: self.living)
     @rule(data=st.data())
     def fall_asleep(self, data: st.DataObject) -> None:
-        """Stopped (SIGSTOP, a long pause): it believes what it believed."""
+        """Stop a member as SIGSTOP does: the member still believes that it holds its leases."""
         member = data.draw(st.sampled_from(self.living))
         self.living.remove(member)
         self.asleep.append(member)
@@ -233,7 +238,7 @@ class Sharing(RuleBasedStateMachine):
             assert member.working == member.share.held
 
     def teardown(self) -> None:
-        """When faults end and the living take their turns, all is shared, and fairly."""
+        """Check that some turns after the last fault, all parts are shared out fairly."""
         self.bucket.faults.clear()
         self.living, self.asleep = self.living + self.asleep, []
         if not self.living:
@@ -259,13 +264,13 @@ def world(nats_server: NatsServer) -> Iterator[World]:
     world.close()
 
 
-@pytest.mark.timeout(300)  # what fails is made smaller first
+@pytest.mark.timeout(300)  # Hypothesis needs time to shrink a failure
 @examples(40)
 def test_every_part_has_one_holder_and_shares_are_fair(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     clock = Clock()
-    # of these modules alone: the loop and the connection live in real time
+    # The clock is replaced in these modules alone; the event loop and the connection use real time.
     monkeypatch.setattr("penstock.bus.state.leases.time", clock)
     monkeypatch.setattr("penstock.bus.state.fair_share.time", clock)
     machine = type("Members", (Sharing,), {"clock": clock, "world": world})

@@ -1,4 +1,4 @@
-"""The fence: what must not be written twice is not, whoever tries and whatever is lost."""
+"""The fence stores nothing twice, whichever process writes and whichever answers are lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_second_first_event_is_refused_whatever_its_subject(bus: Bus, ru
 async def test_a_pattern_that_does_not_cover_the_subject_fences_nothing(
     bus: Bus, run_id: str
 ) -> None:
-    """Why only the bus builds fences: the server takes this in silence."""
+    """The server accepts such headers without an error, so only the bus may build a fence."""
     headers = {EXPECTED_SEQUENCE: "0", EXPECTED_SUBJECT: subjects.raw(run_id, "upstream")}
     message = Message(subjects.raw(run_id, "upstream"), b"", headers)
     await bus.publisher.publish(message)
@@ -87,7 +87,10 @@ async def test_a_refused_batch_leaves_nothing(bus: Bus, run_id: str) -> None:
 async def race(
     buses: list[Bus], run_id: str, batch: int, losers: list[str]
 ) -> tuple[int, list[int]]:
-    """All append at once as the run's first; returns the winners and what is stored."""
+    """Let all buses append the run's first events at once.
+
+    Returns the number of winners, and for each stored event of a winner the winner's number.
+    """
     pattern = subjects.events_of_run(run_id)
     types = ["llm.stream", "lifecycle.started", "custom.event"]
 

@@ -1,4 +1,4 @@
-"""Payloads too large for one message."""
+"""Payloads that are too large for one message are stored as objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing: many in flight, each ending in a sequence or in an error that says what is known."""
+"""Many publishes are in flight, and each ends in a sequence or in an error with its reason."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_no_answer_in_time_is_an_unknown_outcome(
 async def test_a_message_over_the_servers_limit_is_refused_and_the_connection_stands(
     bus: Bus, run_id: str
 ) -> None:
-    # the server counts headers too, and hangs up on who is over
+    # The server counts the headers as well, and closes the connection if the sum is too large.
     for size in (bus.client.max_payload + 1, bus.client.max_payload - 10):
         with pytest.raises(MessageTooLarge):
             await bus.publisher.publish(event(run_id, 1, bytes(size)))
@@ -175,7 +175,7 @@ async def test_a_full_stream_that_refuses_says_so(own_bus: Bus) -> None:
 
 
 class Outcomes:
-    """What `post` calls with the outcome of each message."""
+    """Collect the outcomes of the messages that `post` sends."""
 
     def __init__(self) -> None:
         self.all: list[int | BusError] = []
@@ -289,9 +289,9 @@ async def test_a_cancelled_publish_leaves_nothing_waiting(
         (503, 10077, StreamFull),
         (500, 10023, StreamFull),
         (400, 10054, MessageTooLarge),
-        (400, 10176, BusUnavailable),  # a restart between the halves of a batch
+        (400, 10176, BusUnavailable),  # the server restarted within a batch
         (429, 10210, BusUnavailable),
-        (503, 10008, BusUnavailable),  # no leader
+        (503, 10008, BusUnavailable),  # the stream has no leader
         (400, 10060, BusError),
     ],
 )
@@ -321,6 +321,6 @@ async def test_what_is_not_yet_acknowledged_is_bounded(
             bus.publisher.publish_batch([event(run_id, n, bytes(10_000)) for n in range(20)]),
         )
     assert len(set(sequences)) == 101
-    # the batch is larger than the limit, and goes alone
+    # The batch is larger than the limit, so it is in flight alone.
     assert max(inside) == 20 * (10_000 + 1024)
     assert sorted(inside)[-21] <= limit

@@ -1,4 +1,4 @@
-"""A writer of source frames: each stored once and in order, whatever happens to the bus."""
+"""A writer stores each source frame once and in order, whatever happens to the bus."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_parts_are_seen_live_only_when_all_are_stored(bus: Bus, run_id: st
 
 
 class Deaf:
-    """Holds the acknowledgements back, so that a publish is in flight for as long as wanted."""
+    """Hold the acknowledgements back, so that a publish stays in flight."""
 
     def __init__(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
         self.heard = asyncio.Event()
@@ -218,7 +218,7 @@ async def test_a_frame_in_flight_at_the_servers_end_is_stored_once(
     with contextlib.suppress(asyncio.CancelledError):
         await writing
     stored = [s.payload for s in await stored_of(own_bus, run_id)]
-    # the cancelled one may be there too
+    # The cancelled frame may be stored as well.
     assert stored[: len(wrote)] == wrote
     assert len(stored) <= len(wrote) + 1
 
@@ -239,7 +239,7 @@ async def test_a_writer_waits_while_the_bus_is_away(
 async def test_a_write_that_was_cancelled_in_flight_is_no_takeover(
     bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A leg is cancelled while it writes, and then writes how it ended."""
+    """The leg is cancelled during a write; the writer can still write how the leg ended."""
     writer = await writer_of(bus, run_id)
     await writer.write("open", leg=1)
     deaf = Deaf(bus, monkeypatch)

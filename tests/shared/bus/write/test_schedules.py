@@ -1,4 +1,4 @@
-"""A scheduled message comes at its time, and a repeated call schedules nothing."""
+"""A scheduled message comes at its time, and a repeated call does not schedule it again."""
 
 from __future__ import annotations
 

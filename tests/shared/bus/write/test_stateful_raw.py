@@ -1,4 +1,4 @@
-"""Source frames of several writers: whatever is cut, cancelled and taken over, each stands once."""
+"""Each source frame is stored once, although writers are cut off, cancelled and taken over."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ from penstock.bus.read import direct
 from support.drive.bus import connected, new_run_id
 from support.real.nats import NatsServer
 
-PART_BYTES = 64  # so that a small payload goes as parts, in an atomic batch
+PART_BYTES = 64  # bytes; so small that a small payload is written as parts in an atomic batch
 
 
 class Wire:
-    """Stands between a client and NATS. `mute` loses the server's answers, `cut` the connection."""
+    """A proxy between a client and NATS.
+
+    `mute` drops the server's answers, `cut` ends the connections.
+    """
 
     def __init__(self, target: str) -> None:
         self._target = urlsplit(target)
@@ -70,7 +73,7 @@ class Wire:
 
 
 class World:
-    """A server, two clients, of which one's wire may break, and the loop that they live in."""
+    """A server, one client behind a proxy that breaks, one direct client, and their event loop."""
 
     def __init__(self, server: NatsServer) -> None:
         self.runner = asyncio.Runner()
@@ -98,7 +101,7 @@ def world(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 class Writing(RuleBasedStateMachine):
-    """The model: `accepted` are the payloads of which a writer said that they are stored."""
+    """The model: `accepted` holds the payloads whose writes have returned without an error."""
 
     world: World
     writers = Bundle("writers")
@@ -109,8 +112,8 @@ class Writing(RuleBasedStateMachine):
         self.names = itertools.count(1)
         self.numbers = itertools.count(1)
         self.accepted: list[bytes] = []
-        self.maybe: set[bytes] = set()  # cancelled, or refused when it may have been stored
-        self.lost: set[str] = set()  # the connections of writers that were refused
+        self.maybe: set[bytes] = set()  # writes that were cancelled or refused and may be stored
+        self.lost: set[str] = set()  # connection ids of writers that were refused
         self.cancelled_last: set[str] = set()
         return multiple(self._writer(0), self._writer(1))
 
@@ -135,7 +138,7 @@ class Writing(RuleBasedStateMachine):
 
     @rule(target=writers, bus=st.sampled_from([0, 1]))
     def take_over(self, bus: int) -> RawWriter:
-        """A successor, or the same service after a restart."""
+        """Open a new writer, as a successor does, or the same service after a restart."""
         return self._writer(bus)
 
     @rule(writer=writers, size=st.sampled_from([1, 60, 65, 500]))
@@ -155,7 +158,7 @@ class Writing(RuleBasedStateMachine):
 
     @rule(writer=writers, size=st.sampled_from([5, 200]), mute=st.booleans())
     def write_while_the_wire_breaks(self, writer: RawWriter, size: int, mute: bool) -> None:
-        """The answer is lost, or the frame is: the writer must find out which."""
+        """Lose either the answer or the frame during a write: the writer must find out which."""
 
         async def broken() -> None:
             self.world.wire.mute = mute
@@ -163,7 +166,7 @@ class Writing(RuleBasedStateMachine):
             for _ in range(3):
                 await asyncio.sleep(0)
             if mute:
-                await asyncio.wait([writing], timeout=0.02)  # it is stored by then, most often
+                await asyncio.wait([writing], timeout=0.02)  # by now the frame is usually stored
             self.world.wire.cut()
             await writing
 
@@ -171,7 +174,7 @@ class Writing(RuleBasedStateMachine):
 
     @rule(writer=writers, size=st.sampled_from([5, 200]), steps=st.integers(0, 6))
     def a_write_is_cancelled(self, writer: RawWriter, size: int, steps: int) -> None:
-        """Its frame may stand or not; whatever comes after it goes on from there."""
+        """Cancel a write: the frame may be stored or not, and the next write continues after it."""
         payload = self._payload(size)
 
         async def cancelled() -> None:
@@ -182,8 +185,8 @@ class Writing(RuleBasedStateMachine):
             with suppress(asyncio.CancelledError, FenceConflict):
                 await writing
                 self.accepted.append(payload)
-            # what was sent is stored or refused before the next one asks
-            with suppress(NatsError):  # or is lost with the connection
+            # The server has stored or refused all that was sent before it answers this flush.
+            with suppress(NatsError):  # the frame may also be lost with the connection
                 await self.world.buses[0].client.flush()
             await self.world.buses[1].client.flush()
 
@@ -211,7 +214,7 @@ class Writing(RuleBasedStateMachine):
         assert [each for each in stored if each in known] == self.accepted, "lost, or out of order"
 
 
-@pytest.mark.timeout(300)  # what fails is made smaller first
+@pytest.mark.timeout(300)  # Hypothesis needs time to shrink a failure
 @examples(15)
 def test_every_frame_that_was_accepted_stands_once_and_in_order(world: World, count: int) -> None:
     machine = type("Writers", (Writing,), {"world": world})
