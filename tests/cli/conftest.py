@@ -1,4 +1,4 @@
-"""What the command line's tests share."""
+"""Fixtures that the tests of the command line share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.real.upstreams import ADK, AGNO
 
 @pytest.fixture
 def real_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environments that the other tests use."""
+    """Have the demo use the environments of the other tests' agent servers."""
     for recipe in (AGNO, ADK):
         if not recipe.python.exists():
             reason = f"no environment for the real {recipe.name} server: run `make upstreams`"
@@ -25,7 +25,7 @@ def real_environments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
-    """Makes one; it is gone after the test."""
+    """Return a function that makes an `Up` with these options; kill its process after the test."""
     made: list[Up] = []
 
     def make(*options: str) -> Up:

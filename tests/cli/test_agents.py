@@ -1,4 +1,4 @@
-"""`penstock agents`, `penstock agents check`, and what `penstock up` says of agents."""
+"""`penstock agents`, `penstock agents check`, and what `penstock up` logs about agents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def penstock(*arguments: str) -> Result:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Two agents whose servers do not answer."""
+    """Write a configuration of two agents whose servers do not answer."""
     path = tmp_path / "agents.yaml"
     port = free_port()
     path.write_text(
@@ -62,7 +62,7 @@ def test_the_agents_of_a_server_are_listed(api_with_agents: PenstockApi) -> None
 
 @pytest.fixture
 def api_with_agents() -> Iterator[PenstockApi]:
-    """It knows two."""
+    """Serve an API that lists two agents."""
     api = PenstockApi([])
     api.agents = [
         {"id": "a", "name": "A", "protocol": "agno", "kind": "agent", "answers": True},
@@ -130,10 +130,10 @@ agents:
             assert agno_server.url not in json.dumps(events)
         called = f"agent {agent} was called at {agno_server.url}"
         wait_for(partial(said_with, up, called, change), 30, f"the advice for {agent}")
-        assert up.log().count(called) == 1  # not of each run
+        assert up.log().count(called) == 1  # logged once, not for each run
 
 
 def said_with(up: Up, called: str, change: str) -> bool:
-    """Whether one line of the log has both."""
+    """Return whether one line of the log has both texts."""
     return any(called in line and change in line for line in up.log().splitlines())
     assert "open-sesame" not in up.log()

@@ -1,4 +1,4 @@
-"""The client commands, against an API that misbehaves."""
+"""The client commands run against an API that misbehaves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DECISION = f"/v1/approvals/{APPROVAL_ID}/decision"
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[PenstockApi]:
-    """A run that says hello."""
+    """Serve an API with a run that says hello."""
     monkeypatch.setattr(client, "BACKOFF_S", (0.01,))
     server = PenstockApi(events(STARTED, HELLO, WORLD, COMPLETED))
     server.start()
@@ -46,12 +46,12 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[PenstockApi]:
 
 @pytest.fixture
 def penstock(api: PenstockApi) -> Invoke:
-    """Runs `penstock` with these arguments, in this process."""
+    """Return a function that runs `penstock` with these arguments in this process."""
     return lambda *arguments: CliRunner().invoke(app, [*arguments, "--url", api.url])
 
 
 def decisions(api: PenstockApi) -> list[dict[str, Any]]:
-    """Those that were sent, each with a key of its own, which is left out here."""
+    """Return the decisions that were sent, without their idempotency keys; all keys must differ."""
     sent = [dict(body) for body in api.sent(DECISION)]
     keys = {body.pop("idempotency_key") for body in sent}
     assert len(keys) == len(sent)
@@ -352,8 +352,8 @@ def test_cancelling_what_is_over_comes_too_late(penstock: Invoke, api: PenstockA
     assert penstock("cancel", RUN_ID).exit_code == 1
 
 
-# A process that is started in the background of a shell ignores SIGINT, and its children inherit
-# that. So the terminal client is started with Python's own handler, as a terminal would start it.
+# A process that a shell starts in the background ignores SIGINT, and so do its children. This
+# script restores Python's own handler, which a client in a terminal would have.
 INTERRUPTIBLE = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -408,7 +408,7 @@ def test_a_person_at_the_terminal_is_asked(api: PenstockApi) -> None:
 def test_what_was_typed_before_the_question_is_no_answer_to_it(api: PenstockApi) -> None:
     api.events = events(STARTED, PAUSED, COMPLETED)
     ours, theirs = pty.openpty()
-    os.write(ours, b"y\ny\ny")  # with half a line, too
+    os.write(ours, b"y\ny\ny")  # the last answer lacks its line end
     with spawn(api, *RUN, stdin=theirs, stdout=theirs) as process:
         os.close(theirs)
         read_until(ours, b"approve? ")

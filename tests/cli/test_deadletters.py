@@ -1,4 +1,4 @@
-"""`penstock deadletters`, against a real NATS server with letters on it."""
+"""`penstock deadletters` runs against a real NATS server with dead letters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Invoke = Callable[..., Result]
 
 @pytest.fixture
 def nats(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> NatsServer:
-    """A server that a Penstock has run on; nothing in the environment points anywhere else."""
+    """Return a server that Penstock has used; no variable of the environment names another one."""
     for name in ("PENSTOCK_NATS_URL", "PENSTOCK_NATS_USER", "PENSTOCK_NATS_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
     return nats_server
@@ -33,12 +33,12 @@ def nats(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> NatsServer
 
 @pytest.fixture
 def service() -> str:
-    """Who gave the letters up: nobody else, so that the test finds its own."""
+    """Return a service's name that only this test uses, so that it finds its own dead letters."""
     return f"s{secrets.token_hex(6)}"
 
 
 def on(nats: NatsServer, work: Callable[[Bus], Awaitable[Any]]) -> Any:
-    """What the work gives, on a connection of its own."""
+    """Return the result of `work`, which gets a connection of its own."""
 
     async def run() -> Any:
         async with connected(nats.url) as bus:
@@ -53,7 +53,7 @@ def with_letter(nats: NatsServer, letter: DeadLetter) -> Letter:
 
 
 def kept(nats: NatsServer, service: str) -> int:
-    """How many letters there are of that service."""
+    """Return the number of this service's dead letters."""
     return len(on(nats, lambda bus: all_letters(bus, service)))
 
 
@@ -178,7 +178,7 @@ def test_a_payload_that_is_no_json_is_shown_safely(
 def test_a_source_frame_is_shown_only_when_it_is_asked_for(
     nats: NatsServer, penstock: Invoke
 ) -> None:
-    """Old ADK versions put client secrets into frames."""
+    """Old ADK versions put client secrets into source frames."""
     letter = letter_about(f"rawp.1.{new_run_id()}.upstream", b"a secret", service="normalizer")
     number = str(with_letter(nats, letter).number)
     for arguments in (["show", number], ["show", number, "--json"], ["list", "--json"]):

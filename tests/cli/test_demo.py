@@ -1,4 +1,4 @@
-"""The demo agents: what their script says, and that the real servers play it."""
+"""The demo agents: their scripts, and that the real agent servers play the scripts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_missing_environment_says_what_to_run(
 async def test_a_server_that_ends_tells_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_DEMO_AGNO_PYTHON", sys.executable)  # where there is no Agno
+    monkeypatch.setenv("PENSTOCK_DEMO_AGNO_PYTHON", sys.executable)  # this interpreter has no Agno
     server = DemoServer(AGNO_DEMO)
     await server.start(tmp_path)
     with pytest.raises(

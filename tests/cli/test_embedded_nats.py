@@ -1,4 +1,4 @@
-"""The embedded NATS server: comes up, keeps its data, is alone on it, and never outlives us."""
+"""The embedded NATS server starts, keeps its data, locks its folder and ends with its parent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ asyncio.run(main())
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
-    """One that runs."""
+    """Run an embedded NATS server."""
     server = EmbeddedNats(tmp_path / "data")
     await server.start()
     yield server
@@ -50,7 +50,7 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
 
 
 def as_user(data: Path, user: str = "operator") -> dict[str, str]:
-    """What nats-py is told to be that user of the server over `data`."""
+    """Return nats-py's options for logging in as this user of the server with this data folder."""
     return {"user": user, "password": (credentials(data) / user).read_text().strip()}
 
 
@@ -159,7 +159,7 @@ async def test_it_does_not_outlive_whoever_started_it(tmp_path: Path) -> None:
 
     await eventually(gone, what="the server's end")
     second = EmbeddedNats(tmp_path)
-    await second.start()  # the folder is free again, with what was in it
+    await second.start()  # the folder is unlocked and has the data of the first server
     assert await stored(second.url, tmp_path) == b"kept"
     await second.stop()
 
@@ -212,7 +212,7 @@ async def test_files_that_others_could_read_are_closed_to_them(tmp_path: Path) -
 
 
 async def refusal(url: str, **login: str) -> str:
-    """What somebody is told who may not connect."""
+    """Return the error text of a connection that the server refuses."""
     with pytest.raises(StartUpError, match="Authorization Violation") as refused:
         await Bus.connect(BusSettings(url=url, **login), ensure=False)  # type: ignore[arg-type]
     return str(refused.value)

@@ -1,4 +1,4 @@
-"""Every command and option explains itself, and a wrong usage says what to do."""
+"""Each command and option has a help text, and a wrong usage names the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person reads: events in, pieces of styled text out."""
+"""What the terminal shows: events are rendered to pieces of styled text."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_record_is_shown_without_its_empty_fields() -> None:
     )
 
 
-# Whoever adds an event type decides how a person reads it, or that it is shown as it is.
+# An event type is rendered by a line of its own, or is listed here to be shown as it is.
 PLAIN = {
     "state.snapshot",
     "state.delta",

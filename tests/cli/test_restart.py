@@ -1,4 +1,4 @@
-"""`penstock up` is stopped and started again while clients look at it."""
+"""`penstock up` is stopped and restarted while clients follow its streams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Look = Callable[[], list[dict[str, Any]]]
 
 @pytest.fixture
 def config(tmp_path: Path, agno_server: Upstream) -> str:
-    """A file with one agent."""
+    """Write a configuration with one agent."""
     path = tmp_path / "penstock.yaml"
     agent = {"id": "assistant", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
     path.write_text(json.dumps({"agents": [agent]}))
@@ -107,7 +107,7 @@ def test_an_eventsource_outlives_a_restart_and_misses_nothing(
     with client(f"{up.url}/v1/sessions/{session}/events", tmp_path, begin) as look:
         runs = [start_run(up, session, "text")]
         wait_for(lambda: len(look()) >= 3, 30, "the first run is seen")
-        # a run that goes on holds the process in its drain, while the client is back already
+        # The second run keeps the process draining, while the client already tries to reconnect.
         runs.append(start_run(up, session, "slow"))
         wait_for(lambda: len(look()) >= 4, 30, "the second run has begun")
         assert up.signal(signal.SIGTERM) == 0
@@ -150,7 +150,8 @@ def test_while_it_drains_connections_are_refused_and_kept_ones_are_closed(
         with kept.stream("POST", "/v1/runs", json=body, headers=accept) as stream:
             pieces = stream.iter_raw()
             next(pieces)
-            assert kept.get("/v1/runs").status_code == 200  # over a connection that is then idle
+            # the connection is idle after this request
+            assert kept.get("/v1/runs").status_code == 200
             up.process.send_signal(signal.SIGTERM)
 
             def refused() -> bool:
@@ -162,7 +163,7 @@ def test_while_it_drains_connections_are_refused_and_kept_ones_are_closed(
 
             wait_for(refused, 10, "connections are refused")
             for _ in range(3):
-                next(pieces)  # it drains: what is under way is answered
+                next(pieces)  # while it drains, the open stream continues
                 with pytest.raises(httpx.ConnectError):
                     kept.get("/v1/runs")
     up.process.send_signal(signal.SIGTERM)

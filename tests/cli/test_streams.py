@@ -1,4 +1,4 @@
-"""`penstock streams`: how the streams are kept, and how an operator changes it."""
+"""`penstock streams` shows how the streams are configured and changes it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from support.real.nats import NatsServer
 
 @pytest.fixture
 async def nats(fresh_nats: NatsServer) -> NatsServer:
-    """One that services have been at."""
+    """Return a NATS server on which the streams have been made."""
     async with connected(fresh_nats.url):
         return fresh_nats
 
 
 def said(nats: NatsServer, *arguments: str) -> list[dict[str, Any]]:
-    """What the command has on stdout, as JSON."""
+    """Return the command's stdout, parsed as JSON lines."""
     result = CliRunner().invoke(app, ["streams", *arguments, "--json", "--nats", nats.url])
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""`penstock token`: a token that the services take, and words that lead there."""
+"""`penstock token` makes a token that the services accept, and its errors name the remedy."""
 
 from __future__ import annotations
 

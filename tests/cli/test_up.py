@@ -1,4 +1,4 @@
-"""`penstock up`: everything in one process, as a process."""
+"""`penstock up` runs everything in one process, which the tests start as a process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = """
 agents:
   - {id: nobody, protocol: agno, url: "http://127.0.0.1:1"}
 """
-# They are of the contracts' documents, word for word where these have words.
+# These requests are those of the contracts' documents, wherever the documents give one.
 DIAGNOSIS = {"topologyId": 123, "userMessage": "Analyze system state and health status."}
 RESEARCH = {
     "appName": "vana",
@@ -50,7 +50,7 @@ AGNO_RUN = {
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    """A file with an agent that does not answer."""
+    """Write a configuration with an agent that does not answer."""
     path = tmp_path / "penstock.yaml"
     path.write_text(CONFIG)
     return str(path)
@@ -120,7 +120,7 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up]) -> None:
     assert code == 0
     assert "approval.decided" in types(events)
 
-    # each service is a NATS user of its own, and may do what it needs
+    # Each service is a NATS user of its own; the log must show no missing permission.
     log = (up.data / "logs" / "nats.log").read_text()
     assert "Violation" not in log, log
     assert "Permissions" not in log, log
@@ -131,7 +131,7 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up]) -> None:
 
 
 def finished_twice(log: Path) -> bool:
-    """Each start of the demo has a server in this log."""
+    """Return whether both servers that the two starts of the demo began have ended."""
     return log.read_text().count("Finished server process") == 2
 
 
@@ -163,7 +163,7 @@ def test_it_outlives_its_nats_server(make_up: Callable[..., Up], config: str) ->
 
 
 def refused(*options: str, **environment: str) -> str:
-    """What it says on stderr when it does not start: exit code 2, and nothing else printed."""
+    """Return the stderr of a start that is refused with exit code 2 and an empty stdout."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock_cli", "up", "--probe-port", "0", *options],
         capture_output=True,
@@ -244,9 +244,10 @@ def test_a_demo_with_a_key_wants_tokens_and_says_how_to_make_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in (up_module.OPEN_TO_ALL, *up_module.KEYS):
-        monkeypatch.setenv(name, "")  # so that the variable is as before after the test
+        monkeypatch.setenv(name, "")  # monkeypatch restores the variable after the test
         monkeypatch.delenv(name)
-    monkeypatch.setenv("ENABLE_ADK_CANONICAL_STREAM", "false")  # what is set stays
+    # a value that is already set must stay
+    monkeypatch.setenv("ENABLE_ADK_CANONICAL_STREAM", "false")
     up_module._switch_on_the_demo()
     assert not AuthConfig(**AuthSettings().model_dump()).asks
     monkeypatch.delenv(up_module.OPEN_TO_ALL)
@@ -255,7 +256,7 @@ def test_a_demo_with_a_key_wants_tokens_and_says_how_to_make_one(
     assert AuthConfig(**AuthSettings().model_dump()).asks
     assert os.environ["ENABLE_ADK_CANONICAL_STREAM"] == "false"
     command = up_module._how_to_get_a_token(Settings()).rsplit("$(", 1)[1].removesuffix(")")
-    [_, *words] = shlex.split(command)  # the program is where it was called from: pytest
+    [_, *words] = shlex.split(command)  # the first word is the program's name, here pytest's
     made = CliRunner().invoke(app, words)
     claims = jwt.decode(made.stdout.strip(), os.environ["PENSTOCK_AUTH_JWT_SECRET"], ["HS256"])
     assert claims["sub"] == "me"

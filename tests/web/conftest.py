@@ -1,4 +1,4 @@
-"""A guarded server with any settings, and an issuer whose keys it reads."""
+"""Provide a guarded server with any settings, and an issuer whose keys the server reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _no_settings_from_outside() -> Iterator[None]:
 
 @pytest.fixture
 async def make_guarded() -> AsyncIterator[MakeGuarded]:
-    """Starts a server of the test's own with these AuthSettings."""
+    """Return a function that starts a server of the test's own with these AuthSettings."""
     async with AsyncExitStack() as stack:
 
         async def make(**settings: Any) -> Guarded:
@@ -44,7 +44,7 @@ async def _shared() -> AsyncIterator[Guarded]:
 
 @pytest.fixture
 def guarded(_shared: Guarded) -> Guarded:
-    """A server that takes HS256 tokens signed with SECRET: the module's, as if it were new."""
+    """Return the module's server, reset; it takes HS256 tokens that are signed with SECRET."""
     _shared.forget_all()
     return _shared
 
@@ -64,5 +64,5 @@ def rsa_key() -> Key:
 
 @pytest.fixture(scope="session")
 def other_key() -> Key:
-    """A key that the issuer has not published, or not yet."""
+    """Return a key that the issuer has not published, or not yet."""
     return Key("rsa-2")

@@ -1,4 +1,4 @@
-"""The cookie instead of the bearer, and what keeps other pages from using it."""
+"""The cookie replaces the bearer header; a CSRF token and the origin keep other pages out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from support.fakes.issuer import SECRET, token
 
 MakeGuarded = Callable[..., Any]
 
-# By name, for a test's name must be the same in every process.
+# The tests are parametrized by these names, since a token differs in every process and a test's
+# name must not.
 TOKENS = {
     "good": token(),
     "foreign": token(SECRET + "x"),
@@ -180,7 +181,7 @@ async def test_the_header_alone_or_the_cookie_alone_does_not_do(browser: Browser
 
 
 async def test_the_token_of_another_session_does_not_do(guarded: Guarded) -> None:
-    """Mallory has a token of her own, and plants its cookie in Alice's browser."""
+    """Mallory has a CSRF token of her own, and plants its cookie in Alice's browser."""
     mallory, alice = Browser(guarded, token(sub="mallory")), Browser(guarded, token(sub="alice"))
     csrf = await mallory.csrf()
     alice.cookies[CSRF] = csrf
@@ -196,7 +197,7 @@ async def test_a_token_from_before_the_last_login_does_not_do(guarded: Guarded) 
 
 @pytest.mark.parametrize("made_up", ["x", ".", "a.b", "a." + "0" * 64, "", "é.é"])
 async def test_an_invented_token_does_not_do(browser: Browser, made_up: str) -> None:
-    """Plain double submit would take anything that is the same twice."""
+    """A plain double-submit check accepts any value that is both in cookie and header."""
     sent = made_up.encode().decode("latin-1")
     browser.cookies[CSRF] = sent
     cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
@@ -290,7 +291,7 @@ async def test_a_page_must_be_ours_or_listed(
 async def test_on_this_machine_only_its_own_pages_may_call(
     make_guarded: MakeGuarded, origin: str, status: int
 ) -> None:
-    """Nobody is asked who they are, so any page in the developer's browser could start runs."""
+    """Callers are not authenticated, so any page in the developer's browser could start runs."""
     guarded = await make_guarded()
     headers = {"origin": origin, "host": "localhost"}
     response = await guarded.http.post("/v1/runs", headers=headers)
@@ -301,7 +302,7 @@ async def test_on_this_machine_only_its_own_pages_may_call(
 async def test_a_page_whose_name_was_made_to_point_here_may_not_call(
     make_guarded: MakeGuarded, origin: str
 ) -> None:
-    """DNS rebinding: Host is the page's own name then, and the request is of the same origin."""
+    """After DNS rebinding, Host is the page's own name, so the request counts as same-origin."""
     guarded = await make_guarded()
     headers = {"origin": origin, "host": origin.removeprefix("http://")}
     assert (await guarded.http.post("/v1/runs", headers=headers)).status_code == 421

@@ -1,4 +1,4 @@
-"""Where nobody is asked who they are, a page of a foreign name that leads here gets nothing."""
+"""Without authentication, a page whose foreign name resolves to this machine gets nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def talk(socket: WebSocket) -> None:
 
 @asynccontextmanager
 async def served(addresses: bool = False, **auth: Any) -> AsyncIterator[int]:
-    """The port of a server with a route and a WebSocket."""
+    """Run a server with a route and a WebSocket; yield its port."""
     served = [*routes("/hello", hello), websocket("/talk", talk)]
     server = Server(served, "127.0.0.1", 0, auth=Auth(AuthConfig(**auth)), addresses=addresses)
     await server.start()
@@ -56,7 +56,7 @@ async def served(addresses: bool = False, **auth: Any) -> AsyncIterator[int]:
 
 
 async def ask(port: int, *hosts: str, path: str = "/hello", websocket: bool = False) -> str:
-    """What is answered to a request with these Host headers, as it comes."""
+    """Send a request with these Host headers; return the raw answer."""
     lines = [f"GET {path} HTTP/1.1", *(f"Host: {host}" for host in hosts)]
     if websocket:
         lines += ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"]
@@ -120,7 +120,7 @@ async def test_names_that_the_setting_has_are_answered_too() -> None:
 
 
 async def test_an_address_is_answered_where_that_is_wanted_and_a_name_is_not() -> None:
-    """As on the port of the probes, which a kubelet asks by the pod's address."""
+    """The probes' port accepts addresses, because a kubelet calls it by the pod's address."""
     async with served(addresses=True) as port:
         for host in ("10.0.0.7:9000", "[fd00::1]:9000", "localhost"):
             assert status(await ask(port, host)) == 200

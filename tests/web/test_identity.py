@@ -1,4 +1,4 @@
-"""What follows from who calls: scopes, ownership, acting for others, a stream token's limits."""
+"""The caller's identity decides the scopes, the ownership, acting for others and token limits."""
 
 from __future__ import annotations
 

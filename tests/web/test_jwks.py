@@ -1,4 +1,4 @@
-"""The issuer's keys: cached, rotated, and what happens while they cannot be read."""
+"""The issuer's keys are cached and rotated, and an issuer may be unreachable for a while."""
 
 from __future__ import annotations
 

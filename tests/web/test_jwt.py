@@ -1,4 +1,4 @@
-"""Bearers: which tokens are taken, and every way to cheat that we know of."""
+"""Bearers: which tokens are accepted, and that all known forgeries are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def forged(header: Any, claims: Any = None, signature: str = "AAAA") -> str:
 
 
 def signed(payload: bytes) -> str:
-    """These very bytes as the payload, with a signature that holds."""
+    """Return a token with these very bytes as its payload and a valid signature."""
     return jwt.api_jws.encode(payload, SECRET, "HS256")
 
 
@@ -229,7 +229,7 @@ async def test_a_changed_payload_is_refused(guarded: Guarded) -> None:
 async def test_the_public_key_is_no_hmac_secret(
     make_guarded: MakeGuarded, issuer: JwksServer, rsa_key: Key
 ) -> None:
-    """The classic: sign with HS256 and the public key, which everybody has."""
+    """In this well-known attack, a token is signed with HS256 and the public key as the secret."""
     issuer.keys = [rsa_key]
     guarded = await make_guarded(jwks_url=issuer.url)
     header = {"typ": "JWT", "alg": "HS256", "kid": rsa_key.kid}
@@ -328,7 +328,7 @@ async def test_a_head_without_end_is_cut_off(guarded: Guarded) -> None:
 
 
 async def test_a_large_body_is_not_counted_as_head(guarded: Guarded) -> None:
-    for _ in range(2):  # the second on the same connection
+    for _ in range(2):  # the second request uses the same connection
         response = await guarded.http.post(
             "/v1/runs", headers=bearer(token()), content=b"x" * 1_000_000
         )
@@ -342,7 +342,8 @@ async def test_a_token_in_the_url_is_refused_everywhere_even_one_that_holds(
     for path in ("/v1/runs", "/v1/runs/r1/events", "/run_sse"):
         for name in ("token", "access_token", "%74oken"):
             refused(await guarded.get(f"{path}?{name}={good}"), "URL")
-    # a client that also sends the header must be told too: the URL is in logs by now
+    # A client that also sends the header is refused too, because the token in the URL is in logs by
+    # now.
     refused(await guarded.as_bearer(good, f"/v1/runs?token={good}"), "URL")
 
 

@@ -1,4 +1,4 @@
-"""One user's connections, streams and requests are limited; nobody else's are by that."""
+"""One user's connections, streams and requests are limited, without effect on other users."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALICE, BOB = (Identity(name, frozenset(), "bearer") for name in ("alice", "bob")
 
 
 class Clock:
-    """A clock that stands until it is set."""
+    """A clock that does not move until the test sets it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -32,7 +32,7 @@ class Clock:
 
 
 def admitted(requests: Requests, who: Identity, times: int) -> int:
-    """How many of so many requests at once are let in."""
+    """Return how many of so many simultaneous requests are admitted."""
 
     def tries() -> Iterator[bool]:
         for _ in range(times):

@@ -1,4 +1,4 @@
-"""JSON of very many values is refused before it is read; large texts are not."""
+"""A JSON body with very many values is refused before it is parsed; a large text is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operation's declaration decides who is let in, how errors look, and what is not served."""
+"""An operation's declaration decides who may call it, how errors look and what is not served."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ID = in_path("id", "The id")
 
 
 class Careless:
-    """Handlers that check nothing themselves."""
+    """Handlers that check nothing themselves, so that only the declarations protect them."""
 
     ran: list[str]
 

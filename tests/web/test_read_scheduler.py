@@ -1,4 +1,4 @@
-"""Lists that read everybody's records are read one at a time for each user."""
+"""Each user's lists that read the records of all users are read one at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.fakes.guarded_server import Kept, MemoryStore, StoreAway
 
 
 class SlowStore(MemoryStore):
-    """Counts how many readings of it all are under way."""
+    """A store that counts how many pages are being read, now and at most."""
 
     def __init__(self) -> None:
         super().__init__()

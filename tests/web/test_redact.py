@@ -1,4 +1,4 @@
-"""No credential reaches a log, in whatever form it is logged."""
+"""No credential reaches a log, whatever the form in which it is logged."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_line_of_json_stays_json() -> None:
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """What the root logger writes, at its most talkative."""
+    """Yield what the root logger writes at level DEBUG."""
     root, output = logging.getLogger(), io.StringIO()
     handler = logging.StreamHandler(output)
     level = root.level
@@ -128,7 +128,8 @@ async def test_nothing_that_a_server_or_its_client_logs_has_a_credential(
     await guarded.get(cookie=f"__Host-penstock_token={jwt}")
     await guarded.as_bearer(jwt, f"/v1/broken?x={OPAQUE}")
     shown = lines.getvalue()
-    assert "httpx" in shown or "HTTP Request" in shown  # it was talkative
+    # httpx has logged the requests, so the asserts below check something
+    assert "httpx" in shown or "HTTP Request" in shown
     assert jwt not in shown
     assert jwt.rpartition(".")[2] not in shown
     assert secret not in shown

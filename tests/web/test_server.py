@@ -1,4 +1,4 @@
-"""What stands around every route: error shapes, headers, CORS, WebSockets, limits, and the bind."""
+"""What all routes share: error shapes, headers, CORS, WebSockets, limits and the bind address."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ async def test_behind_a_proxy_a_websocket_must_come_from_a_page_of_the_same_host
     guarded: Guarded, cookie: dict[str, str]
 ) -> None:
     proxied = {"x-forwarded-for": "203.0.113.9", **cookie}
-    own = f"https://127.0.0.1:{guarded.server.port}"  # what Host names
+    own = f"https://127.0.0.1:{guarded.server.port}"  # the origin that Host names
     assert await opened(guarded, origin=own, **proxied) == "alice"
     answer = await refused(guarded, origin="http://localhost:3000", **proxied)
     assert answer.status_code == 403
@@ -342,7 +342,7 @@ async def test_no_answer_waits_for_an_acknowledgement() -> None:
     """Nagle's algorithm would hold the body back until the client has acknowledged the head."""
 
     async def show(request: Request) -> Response:
-        # uvicorn's cycle has the connection
+        # uvicorn's RequestResponseCycle has the transport, and so the socket.
         connection = request.receive.__self__.transport.get_extra_info("socket")  # type: ignore[attr-defined]
         return Response(str(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
 

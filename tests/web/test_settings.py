@@ -1,4 +1,4 @@
-"""PENSTOCK_AUTH_*: what is taken, and what is refused at the start."""
+"""PENSTOCK_AUTH_*: which values are accepted, and which ones are refused at the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that send half a request, or slowly, or leave: over real sockets."""
+"""Clients send half a request, send slowly or leave; the tests use real sockets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Slow:
     """A server with short deadlines, and connections to it."""
 
     def __init__(self) -> None:
-        self.ready = asyncio.Event()  # set: /later reads its body
+        self.ready = asyncio.Event()  # once this is set, /later reads its body
         self.read: list[int] = []
         served = [
             *routes("/read", self._read, ["GET", "POST"]),
@@ -75,7 +75,7 @@ class Slow:
 
     @asynccontextmanager
     async def connected(self, begin: bytes = b"") -> AsyncIterator[Wires]:
-        """A connection on which this has been sent."""
+        """Open a connection and send these bytes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         try:
             writer.write(begin)
@@ -96,13 +96,13 @@ async def slow() -> AsyncIterator[Slow]:
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the connection is closed."""
+    """Return the bytes that come until the connection is closed."""
     async with asyncio.timeout(PATIENCE_S):
         return await reader.read()
 
 
 async def drip(writer: asyncio.StreamWriter, forever: bytes = b"x") -> None:
-    """A byte now and then, until the connection is closed."""
+    """Send a byte every 50 ms until the connection is closed."""
     with suppress(ConnectionError):
         while not writer.is_closing():
             writer.write(forever)
@@ -272,7 +272,7 @@ async def test_a_body_in_the_smallest_chunks_is_none_of_that(slow: Slow) -> None
     assert slow.read == [size]
 
 
-# no traceback for what clients do
+# no traceback for mistakes of clients
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:

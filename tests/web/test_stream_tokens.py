@@ -36,7 +36,7 @@ async def create(
 
 
 async def new(guarded: Guarded, **fields: Any) -> tuple[str, str]:
-    """A token of Alice's, and its id."""
+    """Create a stream token for Alice; return the token and its id."""
     response = await create(guarded, {**ALL, **fields})
     assert response.status_code == 201, response.text
     return response.json()["token"], response.json()["id"]
@@ -316,7 +316,7 @@ async def test_the_bucket_of_the_bus_is_a_store(nats_server: NatsServer) -> None
 
 
 async def test_a_token_expires_by_the_clock_that_all_share() -> None:
-    shared = 1_000_000.0  # far from what the clock of this machine says
+    shared = 1_000_000.0  # far from this machine's clock
     tokens = StreamTokens(MemoryStore(), StoreAway, lambda: shared)
     stream_token, known = await tokens.issue(ALICE, "n8n", 60)
     assert (known.created_at, known.expires_at) == (1_000_000, 1_000_060)
@@ -363,7 +363,7 @@ async def test_a_token_says_whose_runs_it_reaches(guarded: Guarded) -> None:
 async def test_whom_a_caller_does_not_reach_its_token_does_not_either(
     guarded: Guarded, users: Any
 ) -> None:
-    for user in ("alice", "*"):  # nobody comes to everything by their name
+    for user in ("alice", "*"):  # a user whose name is `*` does not reach all users by it
         refused = await create(guarded, {**ALL, "users": users}, {"sub": user})
         assert refused.status_code == 403, refused.text
         assert "act-as or administer" in refused.json()["detail"]
@@ -521,7 +521,7 @@ async def test_an_open_stream_is_warned_and_goes_on_when_its_token_is_extended()
     await warned_times(1)
     assert warned == [50]
     await tokens.extend(ALICE, known.id, 1000)
-    now += 500  # well past its first end
+    now += 500  # well past the token's first expiry
     await asyncio.sleep(0.05)
     assert not over.done()
     assert len(warned) == 1

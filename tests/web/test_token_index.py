@@ -1,4 +1,4 @@
-"""The list of stream tokens in KV `tokens`: pages, what expires, and records that are broken."""
+"""The list of stream tokens in KV `tokens`: pages, expired tokens and broken records."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_token_that_the_server_has_expired_is_left_out(
     await tokens.index.caught_up()
     await bus.api("STREAM.PURGE.KV_tokens", {"filter": f"$KV.tokens.{made[1]}"})
     assert await listed(tokens, "alice", 2) == [[made[0], made[2]], []]
-    tokens.rows.forget_before(0, 10)  # long after 1970, so that all have expired
+    tokens.rows.forget_before(0, 10)  # the time is long after 1970, so all tokens have expired
     assert tokens.rows.rows("SELECT count(*) FROM tokens") == [(0,)]
 
 
