@@ -71,7 +71,7 @@ class ConnectorService(Service):
         In the other order, other connectors would take this connector for dead.
         """
         await self._peers.answer()
-        await self._lease.acquire()
+        await self._lease.acquire_despite_outages()
         self.spawn("lease", lambda: keep(self._lease, self._settings.pod_renew_s))
         await self._commands.handover.accept()
         watch = Reader(self.bus, "KV_leases", f"{_PODS}>", 1, self._on_lease)

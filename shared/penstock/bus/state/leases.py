@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from penstock.bus.errors import BusError
+from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
 from penstock.bus.state.kv import Buckets, Entry
 from penstock.bus.state.peers import ANSWERS
 
 log = logging.getLogger(__name__)
 
 PARTS = ".parts"
+RETRY_S = 0.5  # seconds between two attempts to take a lease while the bus is away
 
 
 class Lease:
@@ -81,6 +82,22 @@ class Lease:
             BusError: the bucket cannot be read or written.
         """
         return await self._take(0)
+
+    async def acquire_despite_outages(self) -> bool:
+        """Take the lease as `acquire` does, and try again while the bus is away.
+
+        A service takes its lease when it starts. Without a further attempt, a NATS server that is
+        lost in this moment would end the process.
+
+        Raises:
+            BusError: NATS refuses the write for another reason than an outage.
+        """
+        while True:
+            try:
+                return await self.acquire()
+            except (BusUnavailable, OutcomeUnknown) as error:
+                log.warning("lease %s: %s; the lease is tried again", self.key, error)
+                await asyncio.sleep(RETRY_S)
 
     async def renew(self) -> bool:
         """Renew the lease; return False when this process no longer holds the lease.

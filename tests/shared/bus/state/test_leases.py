@@ -538,6 +538,21 @@ async def test_beside_a_member_that_learns_nothing_every_part_has_a_taker(
     await new.leave()
 
 
+async def test_a_lease_that_is_asked_for_while_the_server_is_away_is_taken_when_it_is_back(
+    own_bus: Bus, fresh_nats: NatsServer, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = Lease(own_bus, key, "a", 10)
+    fresh_nats.kill()
+    taking = asyncio.create_task(lease.acquire_despite_outages())
+    refusal = f"lease {key}"
+    await eventually(lambda: asyncio.sleep(0, refusal in caplog.text), 10, "a failed attempt")
+    fresh_nats.start()
+    async with asyncio.timeout(20):
+        assert await taking
+    assert lease.held
+    await lease.release()
+
+
 async def test_a_note_or_number_of_parts_that_cannot_be_read_stops_nobody(
     bus: Bus, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
