@@ -1,6 +1,6 @@
-"""The rules of the layout hold, and nothing new escapes them.
+"""The rules of the layout hold, also for files that are added later.
 
-The import rules themselves are import-linter's (`make imports`, contracts in pyproject.toml).
+import-linter checks the import rules (`make imports`, contracts in pyproject.toml).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from support.drive.repository import ROOT, files, services, toml
 LINTER = toml("pyproject.toml")["tool"]["importlinter"]
 # The CLI composes the services and serves nothing of its own.
 SERVERS = [name for name in services() if name != "cli"]
-# The demo's agents run in other environments, as scripts.
+# The demo's agents run as scripts in other environments.
 DEMO = ROOT / "services/cli/penstock_cli/demo"
 SURFACES = ROOT / "services/edge/penstock_edge/surfaces"
 PACKAGES = [ROOT / "shared/penstock", *(ROOT / f"services/{s}/penstock_{s}" for s in services())]
@@ -42,7 +42,7 @@ def contract(id: str) -> dict[str, Any]:
 
 
 def imported(module: Path) -> Iterator[str]:
-    """The top-level packages that a module imports, anywhere in it."""
+    """Yield the top-level packages that a module imports, anywhere in it."""
     for node in ast.walk(ast.parse(module.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
@@ -65,7 +65,7 @@ def test_a_new_module_without_a_place_in_the_layers_breaks_the_rules(id: str) ->
 
 
 def surfaces() -> list[str]:
-    """The folders of the surfaces."""
+    """Return the folders of the surfaces."""
     return sorted(each.parent.name for each in SURFACES.glob("*/__init__.py"))
 
 
@@ -133,7 +133,7 @@ def test_every_service_has_the_same_skeleton(name: str) -> None:
 
 @pytest.mark.parametrize("name", services())
 def test_a_service_declares_what_it_imports(name: str) -> None:
-    """Members install with --no-deps, so nothing else would notice a forgotten requirement."""
+    """Members are installed with --no-deps, so no other check would find a missing requirement."""
     wheels = {
         "yaml": "pyyaml",
         "jwt": "pyjwt",
@@ -154,7 +154,7 @@ def test_a_service_declares_what_it_imports(name: str) -> None:
     assert needed <= declared
 
 
-# Written so that they do not match themselves.
+# The patterns are written so that they do not match their own text.
 FORBIDDEN = {
     "a package index's host": r"py[p]i\.org|pythonh[o]sted|registry\.npm[j]s|deb\.deb[i]an",
     "a path of one machine": r"(?<![A-Za-z0-9])/(?:w[o]rk|f[a]rm|ro[o]t|tmp/[w])/",
@@ -173,7 +173,7 @@ def test_no_file_names(what: str) -> None:
 
 
 def constants(module: Path) -> Iterator[str]:
-    """The texts of a module, without its docstrings."""
+    """Yield the string constants of a module, without its docstrings."""
     tree = ast.parse(module.read_bytes())
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
@@ -188,9 +188,13 @@ def constants(module: Path) -> Iterator[str]:
 
 
 def test_shared_knows_no_path_of_a_service() -> None:
-    """Paths stand in the operations, beside their handlers; the credentials' are shared's own."""
+    """Each path is in its operation, beside the handler.
+
+    Only the paths of the credentials' operations are in shared.
+    """
     paths = {each.path for service in SERVICES for each in service.operations} - {"/"}
-    # up to the first parameter: `/v1/runs/{run_id}` is known by who knows `/v1/runs/`
+    # The part before the first parameter is enough: a module with `/v1/runs/` knows
+    # `/v1/runs/{run_id}`.
     known = {path.partition("{")[0].rstrip("/") for path in paths}
     found = [
         f"{module.relative_to(ROOT)}: {word}"
@@ -209,7 +213,7 @@ def test_a_path_in_a_text_of_shared_is_found(tmp_path: Path) -> None:
 
 
 def test_an_event_is_one_model_in_one_file(tmp_path: Path) -> None:
-    """docs/add-an-event.md: the model with its note is enough for every published document."""
+    """docs/add-an-event.md: a model with its note is enough for every published document."""
     package = tmp_path / "penstock"
     shutil.copytree(ROOT / "shared/penstock", package)
     with (package / "events/custom.py").open("a") as module:
@@ -227,7 +231,7 @@ def test_an_event_is_one_model_in_one_file(tmp_path: Path) -> None:
 
 
 def test_a_surface_is_one_folder_and_one_row(tmp_path: Path) -> None:
-    """docs/add-a-surface.md: its handlers are known to the edge's service and to nothing else."""
+    """docs/add-a-surface.md: only the edge's service imports a surface's handlers."""
     edge = SURFACES.parent
     for folder in surfaces():
         own = SURFACES / folder
@@ -255,7 +259,7 @@ def test_every_surface_has_its_routes_and_a_row_in_the_service() -> None:
 
 @pytest.mark.parametrize("name", ["request", "answers"])
 def test_a_surface_reads_bodies_and_answers_without_io(name: str) -> None:
-    """Bodies and answers are read by pure modules: without a request, a bus or a clock."""
+    """The modules that read bodies and make answers are pure: no request, no bus, no clock."""
     modules = sorted(SURFACES.glob(f"*/{name}.py"))
     assert {module.parent.name for module in modules} >= {"adk", "agno", "agui"}
     for module in modules:
@@ -266,7 +270,7 @@ def test_a_surface_reads_bodies_and_answers_without_io(name: str) -> None:
 
 
 def test_a_client_dialect_is_one_folder_and_one_row(tmp_path: Path) -> None:
-    """docs/add-a-dialect.md: the edge streams a run in a dialect that only the table names."""
+    """docs/add-a-dialect.md: a row of the table is enough for the edge to stream a dialect."""
     package = tmp_path / "penstock"
     shutil.copytree(ROOT / "shared/penstock", package)
     folder = package / "dialects/counting"
@@ -321,7 +325,7 @@ def test_a_page_on_adding_something_names_files_that_there_are(page: str) -> Non
 
 
 def block(page: str, language: str) -> str:
-    """The first block of code in a page."""
+    """Return the first code block of this language in a page."""
     found = re.search(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert found is not None
     return found[1]

@@ -1,4 +1,4 @@
-"""Locks, images and the Compose file say what is true."""
+"""The locks, the images and the Compose file agree with the code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOCKS = [
 ]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
-# Each stage's name and what stands in it.
+# Each stage's name and its text.
 STAGES = {
     block.split("\n", 1)[0].split(" AS ")[1]: block
     for block in re.split(r"^(?=FROM )", DOCKERFILE, flags=re.MULTILINE)[1:]
@@ -40,7 +40,7 @@ SHIPPED = sorted(set(STAGES) - {"build", "python", "runtime"})
 
 
 def pins(path: Path) -> dict[str, str]:
-    """name -> version, as a lock or its human list pins them."""
+    """Return name -> version, as a lock or its handwritten list pins them."""
     found = re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", path.read_text(), re.MULTILINE)
     return {re.sub(r"[._]", "-", name).lower(): version for name, version in found}
 
@@ -100,7 +100,7 @@ def test_in_compose_each_service_is_its_own_nats_user_and_nats_knows_all() -> No
         given = COMPOSE["services"][name]["environment"]
         assert given["PENSTOCK_NATS_USER"] == user
         assert given["PENSTOCK_NATS_PASSWORD"].startswith(f"${{{password_variable(user)}:?")
-        # and nobody else's
+        # and no password of another user
         assert [value for value in given.values() if "PASSWORD" in value] == [
             given["PENSTOCK_NATS_PASSWORD"]
         ]
@@ -155,7 +155,7 @@ def test_an_image_copies_only_what_there_is_and_installs_only_by_hash(stage: str
         assert "--require-hashes" in install or "--no-index" in install
 
 
-# An interpreter whose pip installs nothing, and says what a real one says.
+# An interpreter whose pip installs nothing and prints what a real pip prints.
 PYTHON = """#!/bin/sh
 case "$*" in
 *"-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
@@ -170,7 +170,7 @@ esac
 
 
 def set_up(folder: Path, terminal: bool, ends_with: int = 0) -> tuple[int, str]:
-    """What deploy/venv.sh says, and its exit code."""
+    """Run deploy/venv.sh; return its exit code and its output."""
     python = folder / "python"
     python.write_text(PYTHON)
     python.chmod(0o755)
@@ -184,7 +184,7 @@ def set_up(folder: Path, terminal: bool, ends_with: int = 0) -> tuple[int, str]:
     )
     os.close(theirs)
     said = b""
-    with suppress(OSError):  # so ends a terminal
+    with suppress(OSError):  # a read from a closed terminal raises OSError
         while read := os.read(ours, 4096):
             said += read
     os.close(ours)
@@ -200,7 +200,7 @@ def test_setting_up_says_how_far_it_is(tmp_path: Path) -> None:
         "  installing 30",
         f"  done: {tmp_path / 'venv'}",
     ]
-    assert set_up(tmp_path, terminal=False) == (0, "")  # it is there
+    assert set_up(tmp_path, terminal=False) == (0, "")  # the environment exists already
 
 
 def test_setting_up_at_a_terminal_counts_every_package(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is shipped: the wheels and sdists hold what the repository has, and work by themselves."""
+"""The wheels and sdists have all files of the repository's packages, and work without it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_INDEX = ("No matching distribution found", "Connection", "Network is unreacha
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make dist` makes."""
+    """Run `make dist`'s script; return its folder."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run(
         ["sh", ROOT / "deploy/dist.sh", sys.executable, folder, *MEMBERS],
@@ -37,7 +37,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def package(member: str) -> tuple[str, str, set[str]]:
-    """Distribution and version as a file name has them, and the files that belong into it."""
+    """Return the distribution's name and version as in file names, and the files it must have."""
     project = toml(f"{member}/pyproject.toml")
     [name] = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     inside = [
@@ -97,12 +97,12 @@ def test_make_dist_builds_every_member() -> None:
     assert set(line.split()) >= set(MEMBERS)
 
 
-# From here on: `make dist-check`. It installs from the package index, which takes a minute.
+# The tests from here on are `make dist-check`. They install from the package index for a minute.
 
 
 @pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment with the lock and the wheels, and nothing else."""
+    """Return the `bin` of an environment with only the lock's packages and the wheels."""
     folder = tmp_path_factory.mktemp("installed") / "venv"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip: list[str | Path] = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-input"]

@@ -1,4 +1,4 @@
-"""Relative links of the documents lead to files and headings that are there."""
+"""Relative links of the documents lead to existing files and headings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
 def anchors(document: Path) -> set[str]:
-    """The anchors of a document's headings, as GitHub makes them."""
+    """Return the anchors of a document's headings in GitHub's form."""
     text = re.sub(r"```.*?```", "", document.read_text("utf-8"), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {

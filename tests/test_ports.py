@@ -1,4 +1,4 @@
-"""Ports of the tests' servers: no two test processes are given the same one."""
+"""No two test processes get the same port for their servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers that tests stand on are the real ones, and they answer."""
+"""The servers that the tests use are real ones, and they answer."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ async def test_a_kill_right_after_the_first_answer_of_many_loses_nothing(nats: N
 async def test_a_sleeper_whose_entry_was_taken_away_decides_with_a_new_one(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod pauses between its outbox entry and its decision until the entry counts as abandoned.
+    """A pod sleeps between outbox entry and decision until the entry counts as abandoned.
 
     If the pod stored the decision without a new entry and then ended, no other pod would know that
     the decision must be sent.

@@ -76,7 +76,7 @@ class Deciding(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
         self.runs: dict[str, str] = {}  # approval id to run id
         self.won: dict[str, list[str]] = {}  # approval id to the deciders that were answered 200
-        self.lost: set[str] = set()  # approvals with a decider that was answered 409
+        self.lost: set[str] = set()  # deciders that were answered 409
         self.events: list[Stored] = []  # all events, since the bus may deliver any of them again
         self.unhandled: list[Stored] = []
         self.ended: set[str] = set()

@@ -19,20 +19,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 AT_ONCE = 200
-# Text of the events as `publisher.py`, `flooder.py` and the tests of this folder make it.
+# The marks of the number and the time in an event's text, which `publisher.py`, `flooder.py` and
+# the tests of this folder write.
 _SEQUENCE = re.compile(rb'(?:@n=|"sequence":)(\d+)')
 _SENT = re.compile(rb"@t=(\d+)")
 
 
 @dataclass(frozen=True)
 class Opening:
-    """Streams to be opened, one for each path."""
+    """Streams to open, one for each path."""
 
     paths: list[str]
     headers: dict[str, str] = field(default_factory=dict)
     method: str = "GET"
     body: str = ""
-    until: str = "event"  # when a stream counts as open: `head`, or `event` for its first one
+    until: str = "event"  # a stream counts as open after its `head` or its first `event`
     per_second: float = 2000
 
 
@@ -62,7 +63,7 @@ class Figures:
 
 
 class Crowd:
-    """The clients."""
+    """All clients of one edge, and their figures."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -85,7 +86,7 @@ class Crowd:
 
 
 class Client(asyncio.Protocol):
-    """One stream."""
+    """The client of one stream."""
 
     def __init__(self, crowd: Crowd, opening: Opening, path: str) -> None:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""The clients of `crowd.py`, where there is no C compiler."""
+"""Run the clients of `crowd.py` on a machine without a C compiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.real.processes import rss_bytes
 
 
 class Crowd:
-    """One measurement. The CPU of the watched processes comes in ticks of 10 ms."""
+    """One measurement; the CPU time of the watched processes has a resolution of 10 ms."""
 
     def __init__(
         self, clients: Clients, window: Window, watched: Mapping[str, Sequence[int]]

@@ -1,7 +1,7 @@
-"""One user who asks for 60 deep pages of /v1/events at a time, again and again.
+"""Ask for 60 deep pages of /v1/events at a time, again and again, as one user.
 
-`python deep_pages.py PORT TOKEN CURSOR`. Prints a line of JSON when it is told to stop (its input
-ends): how many pages were answered, by status, and how long one took.
+`python deep_pages.py PORT TOKEN CURSOR`. When its input ends, it prints a line of JSON: the number
+of answered pages by status, and the time of a page.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""An agent server for floods: Agno's way of streaming, more than anybody wants.
+"""An agent server for floods, which streams as Agno does.
 
-`python flooder.py PORT`. The agent that is asked for says what comes, e.g. `burst-100000`:
+`python flooder.py PORT`. The name of the requested agent says what the answer has, e.g.
+`burst-100000`:
 
-- `burst-N`: N frames as fast as they are taken
+- `burst-N`: N frames as fast as the client reads them
 - `paced-N-RATE`: N frames, RATE a second; a text ends in `@n=<number> @t=<ns since the epoch>`
-- `slow-N-SECONDS`: the same, one frame in so many seconds
+- `slow-N-SECONDS`: N such frames, with SECONDS between two frames
 - `large-MIB`: one frame of that size
 - `bytes-N`: N frames, each byte a chunk of its own
 - `comments-N`: N keep-alives
-- `approval-N-RATE`: as `paced`, but half-way it pauses for a decision
+- `approval-N-RATE`: as `paced`, but with a pause for a decision in the middle
 
-Every POST that runs something is answered so; anything else gets `{}`.
+Every POST that runs an agent gets such an answer; any other request gets `{}`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 WORDS = "some words of an answer of the usual length"
 PADDING = "x" * 100
-BURST = 100  # frames in a write
+BURST = 100  # the number of frames in one write
 
 _phases = (n * 0.618034 % 1 for n in itertools.count())
 
@@ -78,7 +79,8 @@ async def slow(answer: Answer, frames: int, distance_s: int) -> None:
 
 async def paced(answer: Answer, frames: int, rate: float) -> None:
     loop = asyncio.get_running_loop()
-    # spread over a frame's distance, however the starts came: a burst would measure its queue
+    # The runs begin at different points of a frame's interval, even if all starts come at once:
+    # frames of all runs at once would measure their queue.
     begun = loop.time() + next(_phases) / rate
     for number in range(frames):
         await asyncio.sleep(max(0.0, begun + number / rate - loop.time()))
@@ -153,7 +155,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(b"0\r\n\r\n")
         await writer.drain()
     except ConnectionError:
-        pass  # cancelled, or killed
+        pass  # the client has cancelled the run or was killed
     finally:
         writer.close()
 

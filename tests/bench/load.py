@@ -1,4 +1,4 @@
-"""Clients of SSE streams that check and count what they get: the C program, or else `crowd.py`."""
+"""Run clients that check and count their SSE streams: the C program, or without it `crowd.py`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from bench.processes import ANSWER_S, HERE, ended
 from bench.seen import Clients, Seen, Window
 from support.drive.repository import ROOT
 
-CLIENTS: Final = "PENSTOCK_BENCH_CLIENTS"  # `python` takes crowd.py though there is a C compiler
+# the variable's value `python` selects crowd.py even if there is a C compiler
+CLIENTS: Final = "PENSTOCK_BENCH_CLIENTS"
 SEQUENCE_KEY, TIME_KEY = "@n=", "@t="
 
 
 @cache
 def program() -> Path | None:
-    """The C load generator, compiled when it is older than its source; None without a compiler."""
+    """Compile the C load generator if it is older than its source; None without a compiler."""
     source, made = HERE / "sseload.c", ROOT / ".penstock/bench/sseload"
     if os.environ.get(CLIENTS) == "python":
         return None

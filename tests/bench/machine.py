@@ -1,4 +1,4 @@
-"""The machine, its load, and the versions of what was measured."""
+"""Describe the machine, its load, and the versions of the measured software."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.real.nats import binary
 
 
 def described() -> dict[str, str]:
-    """What has an influence on the figures, by name."""
+    """Return the facts that influence the figures, by name."""
     cores = os.cpu_count()
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     clients = "sseload.c" if load.program() else "crowd.py, since there is no C compiler"

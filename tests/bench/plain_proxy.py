@@ -1,4 +1,4 @@
-"""The peer: what one writes without Penstock. httpx stream in, StreamingResponse out.
+"""The peer without Penstock: httpx stream in, StreamingResponse out.
 
 `python plain_proxy.py PORT UPSTREAM`; a path of the proxy is the same path of the upstream.
 """
@@ -19,7 +19,7 @@ client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=Non
 
 
 async def proxy(request: Request) -> StreamingResponse:
-    """One shared client, the body passed on as it comes."""
+    """Pass the body on as it comes, with one shared client for all requests."""
     body = await request.body()
     url = f"{sys.argv[2]}{request.url.path}"
 

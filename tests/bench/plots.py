@@ -1,4 +1,4 @@
-"""The plots of the results: one file a piece, one panel a workload, one bar a system. Pure."""
+"""Plot the results: one file a piece, one panel a workload, one bar a system. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOURS: Final = {
 
 
 def plot(results: Results, piece: str, figures: Mapping[str, str], about: Mapping[str, str]) -> str:
-    """SVG of `figures`, which are named with their titles; `about`: a workload's description."""
+    """Return the SVG of `figures`, a map of names to titles; `about` describes each workload."""
     panels = {}
     for workload in dict.fromkeys(workload for workload, _ in results.rows(piece)):
         for figure, title in figures.items():

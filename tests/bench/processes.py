@@ -1,4 +1,4 @@
-"""Processes that are told what to do line by line, and scripts of this folder that are servers."""
+"""Run processes that read commands line by line, and scripts of this folder that are servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _END_S: Final = 10.0
 
 @asynccontextmanager
 async def script(name: str, folder: Path, *arguments: object) -> AsyncIterator[servers.Process]:
-    """A server of this folder, from its `ready` on."""
+    """Start a server of this folder and wait for its `ready`."""
     process = servers.start(
         name,
         [sys.executable, HERE / name, *map(str, arguments)],

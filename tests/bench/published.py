@@ -1,4 +1,4 @@
-"""The results that the README shows, and the parts of documents that are made of them."""
+"""The results in the README, and the generated parts of documents that show them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bench.results import Results, Sample, load, summary
 from bench.session import OURS
 
 FILE: Final = Path(__file__).with_name("figures.json")
-PLOTTED: Final = frozenset({"edge", "path", "growth"})  # in documents
+PLOTTED: Final = frozenset({"edge", "path", "growth"})  # the pieces whose plots are in documents
 # `before` is the code of the morning of 2026-11-22, before the work on speed.
 OTHERS: Final = ("before", "nchan", "naive", "proxy")
 
 
 def ordered(found: Results) -> Results:
-    """The samples in the order of pieces, workloads and systems, whatever was measured first."""
+    """Return the samples in the order of pieces, workloads and systems."""
     systems = (OURS, *OTHERS)
 
     def place(sample: Sample) -> tuple[int, int, int]:
@@ -38,12 +38,15 @@ def _index(names: Sequence[str], name: str) -> int:
 
 
 def results() -> Results:
-    """What was published last. Raises OSError, ValueError."""
+    """Return the results that were published last. Raises OSError, ValueError."""
     return load(FILE)
 
 
 def table(piece: str) -> str:
-    """The table of a piece for a document; for `machine`, where the figures are from."""
+    """Return the table of a piece for a document.
+
+    For `machine`, return where the figures were measured.
+    """
     found = results()
     if piece == "machine":
         return "; ".join(f"{name} {value}" for name, value in found.machine.items()) + ".\n"
@@ -52,7 +55,7 @@ def table(piece: str) -> str:
 
 
 def publish(found: Results, plots: Path) -> list[Path]:
-    """Keep the results for the documents, and write their plots; return what was written."""
+    """Store the results for the documents and write their plots; return the written files."""
     FILE.write_text(found.dump())
     shown = [sample for sample in found.samples if sample.piece in PLOTTED]
     return [FILE, *write_plots(replace(found, samples=shown), plots)]

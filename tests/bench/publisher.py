@@ -1,13 +1,13 @@
-"""Publishes the events of many runs at a steady rate, as a process of its own.
+"""Publish the events of many runs at a steady rate, in a process of its own.
 
 `python publisher.py JSON`, where JSON has the fields of `Plan`. It runs on the interpreter of the
-code that is measured, and imports nothing of the tests. Its first line on standard output lists the
-run ids. Then each line of its standard input is a number of events: it publishes so many of each
-run, `0`: until its input ends, and answers `{"published": n, "behind_ms": m}`.
+measured code, and imports nothing of the tests. Its first line on standard output lists the run
+ids. After that, each line of its standard input is a number of events to publish for each run; `0`
+publishes until the input ends. The answer to each line is `{"published": n, "behind_ms": m}`.
 
-An event's text ends in `@n=<number> @t=<ns since the epoch>`. It goes out as one write when it is
-due, since runs are independent of each other. NATS does not acknowledge it: at 10,000 events/s the
-acknowledgements would cost more than the publishing.
+An event's text ends in `@n=<number> @t=<ns since the epoch>`. Each event is one write when it is
+due, since runs are independent of each other. NATS does not acknowledge these events: at 10,000
+events/s the acknowledgements would cost more than the publishing.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from penstock.bus.records import RunRecord
 TYPE: Final = "llm.stream"
 WORDS: Final = "a piece of text that is as long as most pieces of an answer are, and some more"
 AT_ONCE: Final = 200
-SPREAD: Final = 0.618034  # of a run's distance: by this part, runs begin after one another
-READ_EVERY: Final = 8  # answers to requests: each read is a system call
+SPREAD: Final = 0.618034  # the part of a run's interval by which the next run begins later
+# a read of answers follows this many requests, since each read is a system call
+READ_EVERY: Final = 8
 PATIENCE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is published, and where."""
+    """What to publish, and where."""
 
     wire: Literal["nats", "nchan"]
     url: str  # nats://127.0.0.1:4222, or 127.0.0.1:80 for HTTP
     runs: int
-    rate: float  # events a second, of each run; 0: as fast as they are taken
+    rate: float  # events a second of each run; 0: as fast as the server takes them
     user_id: str = "anonymous"
 
 
 def event(run_id: str, number: int) -> bytes:
-    """A canonical event of some 450 bytes, as the normalizer makes it."""
+    """Return a canonical event of about 450 bytes in the normalizer's form."""
     return (
         b'{"run_id":"%b","timestamp":"%b","sequence":%d,"source":{"agent_id":"assistant",'
         b'"agent_type":"agent","agent_name":"Assistant","team_name":null},"event":{"category":'
@@ -64,7 +65,7 @@ def event(run_id: str, number: int) -> bytes:
 
 
 class NatsWire:
-    """Stored by JetStream, and read by Penstock's edge or by a consumer for each client."""
+    """Publish to JetStream, from which Penstock's edge or a consumer for each client reads."""
 
     def __init__(self, plan: Plan) -> None:
         host, port = plan.url.removeprefix("nats://").split(":")
@@ -76,7 +77,7 @@ class NatsWire:
         self._heads: dict[str, tuple[bytes, bytes]] = {}
 
     async def begin(self, runs: list[str]) -> None:
-        """Put the runs on record, each with its first event."""
+        """Store the records and the first events of the runs."""
         bus = await Bus.connect(BusSettings(url=self._plan.url))
         turns = asyncio.Semaphore(AT_ONCE)
 
@@ -112,7 +113,7 @@ class NatsWire:
         first = await bus.publisher.publish(
             Message(subject, orjson.dumps(body), {messages.SEQUENCE: "1"})
         )
-        # all headers that the normalizer writes: the edge has to read past them
+        # The edge must read all headers that the normalizer writes.
         fixed = {
             messages.RAW_POSITION: "1",
             messages.RAW_FIRST: "1",
@@ -136,7 +137,7 @@ class NatsWire:
         )
 
     def flush(self) -> None:
-        """Return when the server has read all of it."""
+        """Return when the server has read everything."""
         self._socket.sendall(b"PING\r\n")
         self._until_pong()
 
@@ -150,7 +151,10 @@ class NatsWire:
 
 
 class HttpWire:
-    """One POST an event, pipelined over a few connections that stay open: one for each run."""
+    """Publish each event as one POST, pipelined over a few open connections.
+
+    All events of a run use the same connection.
+    """
 
     CONNECTIONS = 8
 
@@ -178,7 +182,7 @@ class HttpWire:
             self._read(0)
 
     def flush(self) -> None:
-        """Return when each request has its answer, or the server is too slow."""
+        """Return when each request has its answer, or after PATIENCE_S."""
         deadline = time.monotonic() + PATIENCE_S
         while self._answered < self._sent and time.monotonic() < deadline:
             self._read(0.1)
@@ -187,7 +191,7 @@ class HttpWire:
         for each in select.select(self._sockets, [], [], timeout_s)[0]:
             text = each.recv(1 << 20)
             assert text, "the server closed the connection"
-            # The head of an answer comes in one piece, since it is far smaller than a segment.
+            # An answer's head is far smaller than a segment, so it is not split between two reads.
             good = text.count(b"HTTP/1.1 20")
             assert good == text.count(b"HTTP/1.1 "), text
             self._answered += good
@@ -203,7 +207,10 @@ class HttpWire:
 
 
 def publish(wire: NatsWire | HttpWire, plan: Plan, runs: list[str], at: int, count: int) -> int:
-    """Send `count` events of each run, or until standard input ends; return the next number."""
+    """Send `count` events of each run, or events until standard input ends if `count` is 0.
+
+    Returns the next number.
+    """
     begun, sent, behind_s = time.monotonic(), 0, 0.0
     distance_s = 1 / plan.rate if plan.rate else 0.0
     phases = sorted((number * SPREAD % 1, run_id) for number, run_id in enumerate(runs))

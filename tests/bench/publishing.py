@@ -1,4 +1,4 @@
-"""The events of a workload, from the process of `publisher.py`."""
+"""Publish the events of a workload through the process of `publisher.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.publisher import Plan
 
 
 class Publishing:
-    """The process of `publisher.py`, with its runs begun."""
+    """The process of `publisher.py` after it has begun its runs."""
 
     def __init__(self, process: asyncio.subprocess.Process, runs: list[str]) -> None:
         self._process = process
@@ -22,16 +22,16 @@ class Publishing:
         self.behind_ms = 0.0
 
     async def publish(self, events: int) -> None:
-        """So many events of each run."""
+        """Publish this many events of each run."""
         await tell(self._process, f"{events}")
         await self._published()
 
     async def begin(self) -> None:
-        """Events of each run until `end`."""
+        """Publish events of each run until `end`."""
         await tell(self._process, "0")
 
     async def end(self) -> None:
-        """Return when the last event is out."""
+        """Return when the last event is published."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._published()
@@ -42,7 +42,7 @@ class Publishing:
 
 @asynccontextmanager
 async def publishing(plan: Plan, python: str = sys.executable) -> AsyncIterator[Publishing]:
-    """A publisher that runs on `python`, whose code is that which is measured."""
+    """Run a publisher on `python`, the interpreter of the measured code."""
     process = await asyncio.create_subprocess_exec(
         python,
         str(HERE / "publisher.py"),
@@ -55,5 +55,5 @@ async def publishing(plan: Plan, python: str = sys.executable) -> AsyncIterator[
         yield Publishing(process, (await answer(process))["runs"])
     finally:
         assert process.stdin is not None
-        process.stdin.close()  # which ends it
+        process.stdin.close()  # the publisher ends when its input ends
         await ended(process)

@@ -1,4 +1,4 @@
-"""What was measured: samples by piece, workload, system and round, and the table of them. Pure."""
+"""Measured samples by piece, workload, system and round, and the table of them. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Value:
 
 @dataclass
 class Results:
-    """The samples of one or more sessions, and where they were taken."""
+    """The samples of one or more sessions, and the machine of the measurement."""
 
     machine: dict[str, str]
     samples: list[Sample] = field(default_factory=list)
@@ -42,15 +42,15 @@ class Results:
         self.samples.append(sample)
 
     def rows(self, piece: str) -> list[tuple[str, str]]:
-        """The workloads and systems of a piece, in the order of their first samples."""
+        """Return the workloads and systems of a piece, in the order of their first samples."""
         return list(dict.fromkeys((s.workload, s.system) for s in self.samples if s.piece == piece))
 
     def pieces(self) -> list[str]:
-        """The pieces that have samples."""
+        """Return the pieces that have samples."""
         return list(dict.fromkeys(s.piece for s in self.samples))
 
     def value(self, piece: str, workload: str, system: str, figure: str) -> Value | None:
-        """A figure over all rounds; None if it was not measured."""
+        """Return a figure over all rounds; None if it was not measured."""
         found = [
             s.figures[figure]
             for s in self.samples
@@ -59,7 +59,7 @@ class Results:
         return Value(median(found), min(found), max(found), len(found)) if found else None
 
     def figures(self, piece: str) -> list[str]:
-        """The names of the figures of a piece, in their first order."""
+        """Return the names of the figures of a piece, in their first order."""
         return list(dict.fromkeys(n for s in self.samples if s.piece == piece for n in s.figures))
 
     def dump(self) -> str:
@@ -77,7 +77,7 @@ def load(path: Path) -> Results:
 
 
 def merged(results: Sequence[Results]) -> Results:
-    """One table of several sessions. Of the machine, the first and the last value are named."""
+    """Merge several sessions. Each fact of the machine has its first and its last value."""
     sessions = sorted(results, key=lambda each: each.machine.get("date", ""))
     names = dict.fromkeys(name for each in sessions for name in each.machine)
     whole = Results(
@@ -95,9 +95,9 @@ def _named(values: Sequence[str]) -> str:
 
 
 def markdown(results: Results, leads: Mapping[str, tuple[str, Sequence[str]]]) -> str:
-    """The table of each piece.
+    """Return the table of each piece.
 
-    `leads`: a piece's most important figure, and the systems to which it is compared.
+    `leads`: a piece's most important figure, and the systems with which it is compared.
     """
     parts = [_table(results, piece, *leads.get(piece, ("", ()))) for piece in results.pieces()]
     machine = "; ".join(f"{name}: {value}" for name, value in results.machine.items())
@@ -123,7 +123,10 @@ def _table(results: Results, piece: str, lead: str, peers: Sequence[str]) -> str
 def ratio_of(
     results: Results, piece: str, workload: str, system: str, peer: str, figure: str
 ) -> float | None:
-    """A system's figure as a multiple of a peer's, by their medians."""
+    """Return a system's median as a multiple of a peer's.
+
+    Returns None if one of the figures is missing or the peer's is 0.
+    """
     ours = results.value(piece, workload, system, figure)
     theirs = results.value(piece, workload, peer, figure)
     return ours.median / theirs.median if ours and theirs and theirs.median else None
@@ -137,7 +140,7 @@ def summary(
     ours: str,
     others: Sequence[str],
 ) -> str:
-    """One row for each workload and figure: our system beside the others, with ratios to each."""
+    """Return a table with a row for each workload and figure, and with the ratio to each system."""
     found = {system for _, system in results.rows(piece)}
     shown = [other for other in others if other in found]
     heads = ["", "figure", ours]

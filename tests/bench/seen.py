@@ -1,4 +1,4 @@
-"""What clients do, and what they have seen. Pure."""
+"""What clients do, and what they observe. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ class Clients:
     """Connections that read streams."""
 
     url: str
-    paths: Sequence[str]  # connection i reads path i, and so on from the first
+    # connection i reads path i; the paths repeat if there are more connections
+    paths: Sequence[str]
     connections: int
     headers: Mapping[str, str] = field(default_factory=dict)
     method: str = "GET"
     body: str = ""
-    per_second: int = 2000  # connections that are opened
+    per_second: int = 2000  # connections to open in a second
     max_connect_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """When it is measured: for `duration_s`, after `warmup_s` with all connections open.
+    """When to measure: for `duration_s`, after `warmup_s` with all connections open.
 
-    `fresh`: from the first connection on, until `duration_s` after all are open; the latency is
-    that of events sent since a client's request. `stop_after`: from the first connection on, until
-    each has so many events.
+    `fresh`: measure from the first connection until `duration_s` after all are open; the latency is
+    that of events sent after a client's request. `stop_after`: measure from the first connection
+    until each connection has this many events.
     """
 
     duration_s: float = 3.0
@@ -37,7 +38,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the clients have seen in the window, and what the watched processes took for it."""
+    """What the clients observed in the window, and what the watched processes used for it."""
 
     connected: int
     events: int
@@ -50,18 +51,18 @@ class Seen:
     p99_ms: float
     events_per_read: float
     cpu_s: dict[str, float]
-    connect_s: float  # until all connections were open
-    connect_events: int  # delivered until then
+    connect_s: float  # time until all connections were open
+    connect_events: int  # events that were delivered until then
     connect_cpu_s: dict[str, float]
     rss_kib_first: dict[str, int]  # before the first connection
     rss_kib: dict[str, int]  # at the window's end
 
     def us_per_event(self, name: str) -> float:
-        """CPU of a watched process for each event that was delivered."""
+        """Return the CPU time in µs of a watched process for each delivered event."""
         return self.cpu_s[name] * 1e6 / max(self.events, 1)
 
     def faults(self) -> dict[str, float]:
-        """Gaps, repeats, errors and streams that were closed, where there were some."""
+        """Return the numbers of gaps, repeats, errors and closed streams that are not 0."""
         found = {
             "gaps": self.gaps,
             "repeats": self.repeats,

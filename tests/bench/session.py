@@ -1,4 +1,4 @@
-"""One session of measurements: its options, the systems that are up, and what it has found."""
+"""One session of measurements: its options, its running systems, and its results."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ OURS = "penstock"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     rounds: int
     long: bool
     systems: frozenset[str]  # empty: all
-    codes: dict[str, str]  # name and interpreter of other versions of Penstock
-    workloads: frozenset[str]  # empty: all of the piece
+    codes: dict[str, str]  # name and interpreter of each other version of Penstock
+    workloads: frozenset[str]  # empty: all workloads of the piece
 
 
 @dataclass
 class Session:
-    """What a piece is given."""
+    """The options, the results and the folder that a piece works with."""
 
     options: Options
     results: Results
@@ -37,33 +37,33 @@ class Session:
     _folders: int = field(default=0)
 
     def codes(self) -> dict[str, str]:
-        """The versions of Penstock that are measured: name to interpreter."""
+        """Return the measured versions of Penstock: name to interpreter."""
         every = {OURS: sys.executable, **self.options.codes}
         return {name: python for name, python in every.items() if self.takes(name)}
 
     def takes(self, system: str) -> bool:
-        """Whether this system is asked for."""
+        """Return whether the options select this system."""
         return not self.options.systems or system in self.options.systems
 
     def wants(self, workload: str) -> bool:
-        """Whether this workload is asked for."""
+        """Return whether the options select this workload."""
         return not self.options.workloads or workload in self.options.workloads
 
     def new_folder(self, name: str) -> Path:
-        """An empty folder."""
+        """Make and return an empty folder."""
         self._folders += 1
         made = self.folder / f"{self._folders}-{name}"
         made.mkdir(parents=True)
         return made
 
     def add(self, piece: str, workload: str, system: str, **figures: float) -> None:
-        """Keep the figures of one round, and print them."""
+        """Store the figures of one round, and print them."""
         self.results.add(Sample(piece, workload, system, figures))
         shown = "  ".join(f"{name} {value:,.2f}" for name, value in figures.items())
         print(f"  {piece}.{workload:14} {system:10} {shown}", flush=True)
 
     def skip(self, system: str, error: NotHere) -> None:
-        """Say that a peer is not measured."""
+        """Note and print that a peer is not measured."""
         if system not in self.results.skipped:
             print(f"  skipped: {system}: {error}", flush=True)
         self.results.skipped[system] = str(error)
@@ -73,7 +73,7 @@ Start = Callable[[Path], AbstractAsyncContextManager[Served]]
 
 
 def edges(session: Session) -> dict[str, Start]:
-    """The edges to be measured, by name."""
+    """Return the edges to measure, by name."""
     ours: dict[str, Start] = {
         name: partial(peers.penstock.edge, python=python)
         for name, python in session.codes().items()
@@ -82,7 +82,7 @@ def edges(session: Session) -> dict[str, Start]:
 
 
 class Fleet:
-    """Edges that are started when they are first asked for, and then stay up."""
+    """Edges that start at their first use and then keep running."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -97,13 +97,16 @@ class Fleet:
         await self._stack.aclose()
 
     def names(self, turn: int) -> Sequence[str]:
-        """The names, in another order each turn: who comes after a heavy load must vary."""
+        """Return the names in another order each turn.
+
+        Otherwise, always the same system would follow the one with the heavy load.
+        """
         names = list(self._starts)
         at = turn % len(names) if names else 0
         return names[at:] + names[:at]
 
     async def get(self, name: str) -> Served | None:
-        """The edge; None if it is not on this machine."""
+        """Return the running edge; None if it is not installed on this machine."""
         if name not in self._starts:
             return None
         if name not in self._up:
@@ -116,5 +119,5 @@ class Fleet:
         return self._up[name]
 
     def start(self, name: str) -> AbstractAsyncContextManager[Served]:
-        """One more, of its own. Entering it raises NotHere."""
+        """Return a new edge of this name. To enter it raises NotHere if it is not installed."""
         return self._starts[name](self._session.new_folder(name))

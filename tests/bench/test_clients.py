@@ -1,4 +1,4 @@
-"""The clients of the benchmarks see what is wrong with a stream: no figure counts without that."""
+"""The clients of the benchmarks detect faults of a stream, without which no figure is valid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITH_A_REPEAT = (1, 2, 3, 3, 4, 5)
 
 @asynccontextmanager
 async def server(numbers: Sequence[int], status: str = "200 OK") -> AsyncIterator[str]:
-    """Sends the events of these numbers to each client, each in a chunk."""
+    """Send the events of these numbers to each client, each event in a chunk."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -1,6 +1,6 @@
-"""10,000 idle and 1,000 busy streams on one edge process: its memory, its CPU, and what they get.
+"""10,000 idle and 1,000 busy streams of one edge process: its memory, its CPU, and the events.
 
-The edge, the clients and the broker are processes of their own; the publishing is the test's.
+The edge, the clients and the broker are processes of their own; the test's process publishes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 
 IDLE = 10_000
 BUSY = 1_000
-RATE = 2  # events a second, of each busy run
+RATE = 2  # events a second of each busy run
 IDLE_S = 30
 BUSY_S = 20
 ANSWER_S = 240
-SILENCE_S = 5  # after which no more is expected
+SILENCE_S = 5  # after this silence, no more events are expected
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Crowd:
         return await self._ask("measure")
 
     async def heard(self, events: int) -> dict[str, Any]:
-        """The figures once so many events have come; or as they are when no more come."""
+        """Return the figures when this many events have come, or when no more events come."""
         while (await self._ask("show"))["events"] < events:
             before = await self._ask("show")
             await asyncio.sleep(SILENCE_S)
@@ -92,12 +92,12 @@ async def crowd(port: int) -> AsyncIterator[Crowd]:
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory of a process."""
+    """Return the resident memory of a process in MiB."""
     return rss_bytes(pid) / 1024**2
 
 
 async def begin(bus: Bus, count: int) -> list[PretendRun]:
-    """Runs on record that have begun."""
+    """Make runs that have a record and have begun."""
     runs = [PretendRun(bus) for _ in range(count)]
     turns = asyncio.Semaphore(200)
 
@@ -111,7 +111,7 @@ async def begin(bus: Bus, count: int) -> list[PretendRun]:
 
 
 async def speak(runs: list[PretendRun], number: int) -> int:
-    """Each of the runs says RATE events a second, evenly spread over it."""
+    """Publish events of each run at RATE a second; the runs' events are spread evenly."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     words = "a piece of text as long as most are, in the language of the model"
@@ -127,7 +127,7 @@ async def speak(runs: list[PretendRun], number: int) -> int:
 
 
 async def idle(pid: int, clients: Crowd) -> tuple[float, float]:
-    """The part of a core that the edge uses, and the keep-alives of each stream in a minute."""
+    """Return the edge's share of a core, and the keep-alives of each stream in a minute."""
     await clients.measure()
     before, began = cpu_s(pid), time.monotonic()
     await asyncio.sleep(IDLE_S)
@@ -137,7 +137,7 @@ async def idle(pid: int, clients: Crowd) -> tuple[float, float]:
     return share, seen["comments"] / IDLE * 60 / IDLE_S
 
 
-# Half as much again as what the edge's README says of each.
+# The limits are 1.5 times the figures of the edge's README.
 @pytest.mark.parametrize(
     ("runs", "max_kib_per_idle_stream", "max_busy_mib"),
     [(10, 32, 525), (IDLE, 53, 725)],

@@ -1,4 +1,4 @@
-"""What floods cost: time, CPU and memory of each process, before, at the peak, and after.
+"""Measure what floods cost: time, CPU and memory of each process before, at the peak, and after.
 
 Every service is a process of its own, on one broker; the upstream and the readers are not counted.
 """
@@ -32,12 +32,13 @@ HERE = Path(__file__).parent
 MIB = 1024 * 1024
 WAIT_S = 200
 ENDS = (b"\nevent: lifecycle.completed", b"\nevent: lifecycle.failed")
-REST_MIB = 110  # of a service that is not concerned: some 70 as a rule
+# the limit of a service that the flood does not reach; such a service takes about 70 MiB
+REST_MIB = 110
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The most resident memory in MiB: half as much again as the README's peaks, or more."""
+    """The most resident memory in MiB: at least 1.5 times the peaks in the README."""
 
     connector: int = REST_MIB
     normalizer: int = REST_MIB
@@ -55,7 +56,7 @@ STARTS = Ceilings(connector=145, normalizer=270, edge=120, nats=250)
 
 @dataclass
 class Watched:
-    """The processes of a deployment and its broker."""
+    """The processes of a deployment and of its broker."""
 
     penstock: Deployment
     nats: NatsServer
@@ -68,7 +69,7 @@ class Watched:
 
     @contextmanager
     def measured(self, what: str, events: int, ceilings: Ceilings) -> Iterator[None]:
-        """Print what each process took meanwhile; none may have passed its ceiling."""
+        """Print what each process used in the body; fail if a process exceeded its ceiling."""
         before = {name: (cpu_s(pid), rss_bytes(pid)) for name, pid in self.pids.items()}
         for pid in self.pids.values():
             forget_peak(pid)
@@ -94,7 +95,7 @@ class Watched:
 async def flooded(
     nats: NatsServer, folder: Path, *agents: str, **settings: Any
 ) -> AsyncIterator[Watched]:
-    """Everything at work, with one run done, so that nothing is loaded for the first time."""
+    """Run a deployment that has finished one run, so that all code is loaded."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(upstream(folder))
         penstock = await stack.enter_async_context(
@@ -111,7 +112,7 @@ async def flooded(
 
 
 class Reader(asyncio.Protocol):
-    """A client that counts the frames it gets, as cheaply as it can, to the end of the stream."""
+    """A client that counts the frames of a stream to its end, at a low cost."""
 
     def __init__(self, path: str, after: str | None) -> None:
         self._path = path
@@ -157,7 +158,7 @@ async def read_all(
 
 
 async def latencies(penstock: Deployment, run_id: str) -> list[float]:
-    """Milliseconds from each frame's sending to its receipt."""
+    """Return the milliseconds from the sending of each frame to its receipt."""
     found = []
     url = f"{penstock.edge()}/v1/runs/{run_id}/events"
     async with penstock.http.stream("GET", url) as answer:
@@ -169,13 +170,13 @@ async def latencies(penstock: Deployment, run_id: str) -> list[float]:
 
 
 def show(what: str, found: list[list[float]]) -> None:
-    # the first frames of each hold the start of the run
+    # The first frames of each run contain the time of the run's start.
     cuts = quantiles([latency for each in found for latency in each[5:]], n=100)
     print(f"  latency of {what}: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms")
 
 
 async def events_of(nats: NatsServer, run_id: str) -> int:
-    """How many there are of a run, as the stream counts them."""
+    """Return the number of the run's events in the stream."""
     bus = await Bus.connect(BusSettings(url=nats.url))
     try:
         found = await bus.api(
@@ -189,7 +190,7 @@ async def events_of(nats: NatsServer, run_id: str) -> int:
 async def test_a_run_of_100_000_events_and_its_late_readers(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
-    """The upstream offers more than 10,000 frames/s; ten runs of 10 frames/s go on beside it."""
+    """The upstream offers more than 10,000 frames/s; ten runs of 10 frames/s continue beside it."""
     count = 100_000
     async with flooded(fresh_nats, tmp_path, f"burst-{count}", "paced-100-10") as watched:
         penstock = watched.penstock
@@ -247,7 +248,7 @@ async def test_many_small_pieces(fresh_nats: NatsServer, tmp_path: Path, agent: 
 
 
 async def start_runs(port: int, agent: str, count: int) -> None:
-    """One connection that starts run after run, as cheaply as it can."""
+    """Start runs one after another on one connection, at a low cost."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"agent": agent, "message": "flood"}).encode()
     request = (
@@ -266,7 +267,7 @@ async def start_runs(port: int, agent: str, count: int) -> None:
 
 
 async def test_5_000_starts_at_once(fresh_nats: NatsServer, tmp_path: Path) -> None:
-    """They wait on the broker's disk; nothing is lost, and all run in turn."""
+    """The starts wait for the broker's disk; no start is lost, and all runs get their turn."""
     count, connections = 5000, 50
     async with flooded(fresh_nats, tmp_path, "paced-5-5", max_legs=500) as watched:
         bus = await Bus.connect(BusSettings(url=fresh_nats.url))

@@ -1,6 +1,6 @@
-"""What lists cost with many records stored, and what another user feels of somebody who lists.
+"""Measure the cost of lists with many records, and the delay for other users during lists.
 
-Every record is Alice's, in one session each, so her lists are the longest that there can be. The
+Every record is Alice's, in one session each, so her lists are the longest possible lists. The
 services and the broker are processes of their own.
 """
 
@@ -41,10 +41,10 @@ agents:
 STORED: Final = [
     int(n) for n in os.environ.get("PENSTOCK_BENCH_STORED", "0,10000,50000").split(",")
 ]
-RARE: Final = 20  # that many records are of another agent, and have failed
-ASKED: Final = 40  # requests of each list
-SECONDS: Final = 4.0  # for which another user is watched
-LISTERS: Final = 4  # requests of Alice at the same time, meanwhile
+RARE: Final = 20  # the number of records that belong to another agent and have failed
+ASKED: Final = 40  # the number of requests of each list
+SECONDS: Final = 4.0  # the time for which another user's requests are measured
+LISTERS: Final = 4  # the number of Alice's concurrent requests during that time
 
 EDGE: Final = (
     "/v1/runs",
@@ -77,7 +77,7 @@ class Process:
 
 @asynccontextmanager
 async def service(name: str, nats_url: str, folder: Path) -> AsyncIterator[Process]:
-    """A process of one service."""
+    """Run a process of one service."""
     config = folder / "penstock.yaml"
     config.write_text(CONFIG)
     port, probe_port = free_port(), free_port()
@@ -116,7 +116,7 @@ async def service(name: str, nats_url: str, folder: Path) -> AsyncIterator[Proce
 
 
 def run_id(number: int) -> str:
-    """A UUIDv7 of a time that grows with the number."""
+    """Return a UUIDv7 whose time grows with the number."""
     at_ms = 1_763_800_000_000 + number * 10
     value = at_ms << 80 | 7 << 76 | random.getrandbits(12) << 64 | 2 << 62 | random.getrandbits(62)
     text = f"{value:032x}"
@@ -124,7 +124,7 @@ def run_id(number: int) -> str:
 
 
 def records(count: int) -> Iterable[tuple[str, bytes]]:
-    """A run, a session, an approval and a stream token for each number, as (key, value)."""
+    """Yield a run, a session, an approval and a stream token for each number, as (key, value)."""
     at = "2026-11-22T10:00:00.000Z"
     for number in range(count):
         rare = number % max(1, count // RARE) == 0
@@ -192,7 +192,7 @@ def records(count: int) -> Iterable[tuple[str, bytes]]:
 
 
 async def fill(bus: Bus, count: int) -> str:
-    """Store the records, and a run and an approval of Bob, whose id is returned."""
+    """Store the records, and a run and an approval of Bob, which share the returned id."""
     bobs = run_id(count + 1)
     value: dict[str, Any] = {"run_id": bobs, "agent": "assistant", "session_id": "s"}
     at = "2026-11-22T10:00:00.000Z"
@@ -211,7 +211,7 @@ async def fill(bus: Bus, count: int) -> str:
 
 
 def cuts(took_s: list[float]) -> tuple[float, float]:
-    """The median and the 99th percentile, in milliseconds."""
+    """Return the median and the 99th percentile in milliseconds."""
     found = quantiles(took_s, n=100)
     return found[49] * 1000, found[98] * 1000
 
@@ -224,7 +224,10 @@ def client(process: Process, **claims: Any) -> httpx.AsyncClient:
 async def asks(
     http: httpx.AsyncClient, path: str, seconds: float = 0, most: int = 0
 ) -> list[float]:
-    """Seconds of requests one after another: so many, or for so long."""
+    """Send requests one after another; return the seconds of each.
+
+    There are at least `most` requests, and they last for at least `seconds`.
+    """
     took: list[float] = []
     end = time.perf_counter() + seconds
     while len(took) < most or time.perf_counter() < end:
@@ -246,7 +249,8 @@ async def measure(process: Process, paths: Iterable[str], watched: str, stored: 
         )
         begun = time.monotonic()
         for path in paths:
-            answer = await alice.get(path)  # the first list of a bucket waits until it is read
+            # the first list of a bucket waits until the bucket is read
+            answer = await alice.get(path)
             while answer.status_code == 503:
                 await asyncio.sleep(0.1)
                 answer = await alice.get(path)

@@ -1,7 +1,7 @@
-"""What others feel of one user who reads deep pages of /v1/events, 60 at a time.
+"""Measure the delay for others while one user reads deep pages of /v1/events, 60 at a time.
 
-The edge, the broker and that user are processes of their own. The others are the test's: one asks
-for a run's record again and again, the other follows a run live.
+The edge, the broker and that user are processes of their own. The test's process is the others: one
+reads a run's record again and again, another follows a run live.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from support.real.nats import NatsServer
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 
 RUNS = 20
-EVENTS = 1_000  # of each run, all of them another user's
+EVENTS = 1_000  # events of each run, all of which belong to another user
 SECONDS = 10.0
 PAUSE_S = 0.02
-MOST_S = 10.0  # that an event is waited for
-PAGES_S = 20.0  # a page that is not answered by then held its connection for too long
+MOST_S = 10.0  # the most time to wait for an event
+PAGES_S = 20.0  # the most time until the answer of a page, which holds a connection until then
 
 
 async def fill(bus: Bus) -> str:
-    """Other users' runs; returns the cursor of the first event."""
+    """Store other users' runs; return the cursor of the first event."""
 
     async def play(run: PretendRun) -> None:
         await run.record(user_id="carol")
@@ -54,7 +54,7 @@ async def fill(bus: Bus) -> str:
 
 @asynccontextmanager
 async def deep_pages(port: int, cursor: str) -> AsyncIterator[dict[str, Any]]:
-    """The user who reads them; what it was answered is in the dictionary at the end."""
+    """Run the user who reads deep pages; at the end, the dictionary holds this user's figures."""
     told: dict[str, Any] = {}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -70,7 +70,7 @@ async def deep_pages(port: int, cursor: str) -> AsyncIterator[dict[str, Any]]:
 
 
 async def reads(http: httpx.AsyncClient, run: PretendRun) -> list[float]:
-    """Milliseconds of `GET /v1/runs/{id}`, one after another."""
+    """Return the milliseconds of each `GET /v1/runs/{id}`, one after another."""
     took_ms = []
     end = time.perf_counter() + SECONDS
     while time.perf_counter() < end:
@@ -83,7 +83,7 @@ async def reads(http: httpx.AsyncClient, run: PretendRun) -> list[float]:
 
 
 async def follows(http: httpx.AsyncClient, run: PretendRun) -> list[float]:
-    """Milliseconds from publishing an event to its frame, one after another."""
+    """Return the milliseconds from the publish of each event to its frame, one after another."""
     took_ms = []
     async with Stream(http, "GET", f"/v1/runs/{run.run_id}/events") as stream:
         await stream.until(b"lifecycle.started")
@@ -92,7 +92,7 @@ async def follows(http: httpx.AsyncClient, run: PretendRun) -> list[float]:
             mark = f"at {time.perf_counter_ns()}"
             begun = time.perf_counter()
             await run.text(mark)
-            with suppress(TimeoutError):  # it counts as that long
+            with suppress(TimeoutError):  # after a timeout, the event counts with MOST_S
                 async with asyncio.timeout(MOST_S):
                     await stream.until(orjson.dumps(mark))
             took_ms.append((time.perf_counter() - begun) * 1000)

@@ -1,9 +1,9 @@
-"""A steady load for PENSTOCK_SOAK_S seconds (1200): memory, open files and threads stay flat.
+"""Memory, open files and threads stay flat under a steady load of PENSTOCK_SOAK_S (1200) seconds.
 
-20 runs at a time, some 250 frames/s, every other one waits for an approval; clients leave in the
-middle and come back where they were. The broker keeps frames and events for a fifth of the time,
-so that what it holds of them is steady, too. The plot goes to PENSTOCK_SOAK_PLOT, by default
-soak.svg beside this.
+20 runs at a time give about 250 frames/s, and every other run waits for an approval. Clients leave
+in the middle of a run and resume at their cursor. The broker keeps frames and events for a fifth of
+the time, so that its memory for them is steady, too. The plot goes to PENSTOCK_SOAK_PLOT, by
+default soak.svg in this folder.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ PLOT = Path(os.environ.get("PENSTOCK_SOAK_PLOT", str(HERE / "soak.svg")))
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(SOAK_S + 300)]
 
 SAMPLE_S = 5.0
-RUNS = 20  # at a time
+RUNS = 20  # concurrent runs
 AGENTS = ("paced-100-15", "approval-100-15")
 DIALECTS = ("executions", "unified", "agui", "agno")
 MIB = 1024 * 1024
 
-# What the fit may show over the last two thirds: room that the allocator keeps after a busy moment.
-# Over 20 minutes it is 4 KiB a run, or 40 bytes an event: less than one could forget to let go.
+# The most growth over the last two thirds, in MiB: the room that the allocator keeps after a busy
+# moment. Over 20 minutes it is 4 KiB a run, or 40 bytes an event, which is less than any leak.
 GROWTH_MIB = 8.0
-# of the broker: its keys in KV stay, some ten a run, and it keeps an index of them in memory
+# The most growth of the broker: its keys in the buckets stay, about ten for each run, and it keeps
+# an index of them in memory.
 BROKER_KIB_PER_RUN = 64.0
 
 
 @dataclass
 class Samples:
-    """One process's figures by time, in seconds since the start."""
+    """The figures of one process by time, in seconds since the start."""
 
     rss_mib: list[tuple[float, float]] = field(default_factory=list)
     open_files: list[tuple[float, float]] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Samples:
 
 
 def growth(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """By how much the line of best fit grows over the last two thirds, and in how many seconds."""
+    """Return the growth of the line of best fit over the last two thirds, and their seconds."""
     late = points[len(points) // 3 :]
     span_s = late[-1][0] - late[0][0]
     return linear_regression(*zip(*late, strict=True)).slope * span_s, span_s
@@ -69,7 +70,7 @@ def growth(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 @dataclass
 class Load:
-    """What clients do, and that they see what they should."""
+    """Clients that start, read and decide runs and check what they get."""
 
     penstock: Deployment
     until: float
@@ -78,7 +79,7 @@ class Load:
     returns: int = 0
 
     async def work(self) -> None:
-        """One run after the other, each read by two."""
+        """Start one run after another; two clients read each run."""
         await asyncio.sleep(random.uniform(0, 5))
         while time.monotonic() < self.until:
             run_id = await self.penstock.run(random.choice(AGENTS), "soak")
@@ -86,7 +87,7 @@ class Load:
             self.runs += 1
 
     async def follow(self, run_id: str) -> None:
-        """Read to the end, over leaving and coming back; decide what is asked."""
+        """Read a run to its end, with breaks and resumes, and decide its approvals."""
         sequences: list[int] = []
         cursor, last = None, ""
         while not last.startswith("lifecycle.") or last.endswith(("started", "paused", "resumed")):
@@ -106,7 +107,7 @@ class Load:
         self.events += len(sequences)
 
     async def glance(self, run_id: str, dialect: str) -> None:
-        """Look for a while."""
+        """Read a part of the stream, then leave."""
         left = random.randint(1, 100)
         url = f"{self.penstock.edge()}/v1/runs/{run_id}/events"
         async with self.penstock.http.stream("GET", url, params={"dialect": dialect}) as answer:
@@ -117,7 +118,7 @@ class Load:
 
 
 async def sizes(bus: Bus) -> dict[str, tuple[int, float]]:
-    """Messages and MiB of each stream and bucket that holds something."""
+    """Return the messages and MiB of each stream and bucket that is not empty."""
     found = (await bus.api("STREAM.LIST"))["streams"]
     states = {stream["config"]["name"]: stream["state"] for stream in found}
     return {
@@ -158,7 +159,7 @@ async def test_a_steady_load_takes_no_more_of_anything_with_time(
         while not working.done():
             await asyncio.wait([working], timeout=SAMPLE_S)
             at = time.monotonic() - begun
-            if at < SOAK_S:  # then the load ends
+            if at < SOAK_S:  # after this, the load has ended
                 for name, pid in pids.items():
                     samples[name].take(at, pid)
                 for name, (_, mib) in (await sizes(bus)).items():
@@ -195,7 +196,7 @@ async def test_a_steady_load_takes_no_more_of_anything_with_time(
     for name, (count, mib) in left.items():
         print(f"  {name:20} {count:8} messages {mib:8.1f} MiB")
 
-    assert load.events > 100 * SOAK_S  # it was a load
+    assert load.events > 100 * SOAK_S  # the load was large enough for a result
     for name, each in samples.items():
         rss, span_s = growth(each.rss_mib)
         allowed = GROWTH_MIB

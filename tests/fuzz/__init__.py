@@ -1,1 +1,1 @@
-"""Whatever upstreams and clients send: generated streams against decoders, fold and encoders."""
+"""Generated hostile streams against the decoders, the fold and the encoders."""

@@ -1,7 +1,8 @@
-"""How many cases, from which seed, and what is said of one that fails.
+"""Run the cases of a fuzz test: their number, their seed, and how to replay a failure.
 
-`make test` tries a few, always the same. `make chaos` tries 100,000 in all (`PENSTOCK_FUZZ_CASES`)
-from a seed that is printed; `PENSTOCK_CHAOS_SEED` replays them, `PENSTOCK_FUZZ_CASE` one of them.
+`make test` runs a few fixed cases. `make chaos` runs 100,000 in all (`PENSTOCK_FUZZ_CASES`) from a
+seed that a failure names; `PENSTOCK_CHAOS_SEED` replays all of them, and `PENSTOCK_FUZZ_CASE` one
+of them.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ import pytest
 
 CHAOS_CASES = 100_000
 QUICK_SEED = "penstock"
-CASE_CPU_S = 20.0  # of CPU, which a busy machine does not use up: a case takes some milliseconds
+CASE_CPU_S = 20.0  # CPU time, so that a busy machine fails no case; a case takes some milliseconds
 
 
 def how_many(share: float) -> int:
-    """Cases of one test in `make chaos`; `share` is its part of all."""
+    """Return how many cases a test runs in `make chaos`; `share` is its part of all cases."""
     return max(1, int(int(os.environ.get("PENSTOCK_FUZZ_CASES", CHAOS_CASES)) * share))
 
 
 def chaos_seed() -> str:
-    """A new seed each time, unless one is given."""
+    """Return the seed that `PENSTOCK_CHAOS_SEED` gives, or a new random seed."""
     return os.environ.get("PENSTOCK_CHAOS_SEED") or secrets.token_hex(4)
 
 
 def run(case: Callable[[random.Random], None], seed: str, count: int, name: str) -> None:
-    """Each case with a generator of its own. Fails with what replays it."""
+    """Run each case with its own generator; a failure names the variables that replay the case."""
     only = os.environ.get("PENSTOCK_FUZZ_CASE")
     for number in [int(only)] if only else range(count):
         try:
@@ -45,12 +46,12 @@ def run(case: Callable[[random.Random], None], seed: str, count: int, name: str)
 
 
 class TooLong(AssertionError):
-    """A case hangs, or does far more than its input asks for."""
+    """A case does not end, or takes far more CPU time than its input needs."""
 
 
 @contextmanager
 def no_longer_than(cpu_s: float) -> Iterator[None]:
-    """Raises `TooLong` in the middle of what takes more CPU time than that."""
+    """Raise `TooLong` inside the body if the body takes more CPU time than this."""
 
     def expire(number: int, frame: FrameType | None) -> None:
         raise TooLong(f"more than {cpu_s:g} s of CPU time")
@@ -67,7 +68,7 @@ def no_longer_than(cpu_s: float) -> Iterator[None]:
 def smallest(
     parts: list[bytes], fails: Callable[[list[bytes]], bool], tries: int = 300
 ) -> list[bytes]:
-    """As few of these parts, in their order, as still fail."""
+    """Return as few of these parts, in their order, as still fail."""
     size = max(1, len(parts) // 2)
     while size and tries:
         at = 0
@@ -83,6 +84,9 @@ def smallest(
 
 
 def examples(quick: int) -> pytest.MarkDecorator:
-    """Of a stateful test, as its argument `count`: some in `make test`, more in `make faults`."""
+    """Give a stateful test its number of examples, `count`.
+
+    `make test` runs `quick` examples, `make faults` runs more.
+    """
     many = pytest.param(how_many(1 / 500), id="chaos", marks=pytest.mark.chaos)
     return pytest.mark.parametrize("count", [pytest.param(quick, id="quick"), many])

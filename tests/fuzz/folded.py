@@ -1,4 +1,4 @@
-"""A hostile run through the fold, and what must hold of it whatever came."""
+"""Fold a hostile run, and check the properties that every input must keep."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ RECEIVED = "2026-11-20T10:00:00.000Z"
 MAX_FRAME_BYTES = 256 * 1024
 MARK = "penstock-was-here"
 
-# An event that no version of the protocol has: it must not vanish. {mark} is told to be found.
+# An event type that no version of the protocol has. The fold must not drop it. The mark in its text
+# is what the check looks for.
 UNHEARD_OF: Mapping[str, str] = {
     "agno": 'event: Unheard\ndata: {"event": "Unheard", "told": "%s"}\n\n',
     "adk": 'data: {"author": "a", "told": "%s"}\n\n',
     "agui": 'data: {"type": "UNHEARD_OF", "told": "%s"}\n\n',
 }
-# What whoever adds a decoder has told nobody of: any frame at all.
+# For a decoder without a row in UNHEARD_OF: a frame of any other kind.
 ANY_FRAME = "event: unheard\ndata: %s\n\n"
 
 _FRAME_END = re.compile(rb"(?<=\n\n)|(?<=\r\r)|(?<=\r\n\r\n)")
@@ -37,7 +38,7 @@ _FRAME_END = re.compile(rb"(?<=\n\n)|(?<=\r\r)|(?<=\r\n\r\n)")
 
 @dataclass
 class Leg:
-    """One upstream response, and how it ended: `eof`, `lost`, `cancelled`, or not at all."""
+    """One upstream response and its ending: `eof`, `lost`, `cancelled` or `none`."""
 
     body: bytes
     ending: str
@@ -45,7 +46,7 @@ class Leg:
 
 @dataclass
 class Story:
-    """What comes in for one run. `answers` decides the items of its pauses."""
+    """The responses of one run; `answers` is the generator of the decisions at its pauses."""
 
     protocol: str
     kind: str
@@ -54,7 +55,7 @@ class Story:
 
 
 def story(rng: random.Random) -> Story:
-    """Any run of any protocol that there is a decoder for."""
+    """Make a run of any protocol that has a decoder."""
     protocol = rng.choice(sorted(DECODERS))
     make = Hostile(rng, recorded(protocol))
     endings = ("eof", "eof", "eof", "lost", "cancelled", "none")
@@ -71,7 +72,11 @@ class Broken(AssertionError):
 
 
 def fold(story: Story, rng: random.Random, *, whole: bool) -> list[CanonicalEvent]:
-    """The events of the story; `whole` bodies, or in pieces and with a restart at each pause."""
+    """Return the story's events.
+
+    If `whole`, each body is one message. Otherwise each body is cut into pieces, and the fold
+    restarts at each pause.
+    """
     run = _Run(story)
     for number, leg in enumerate(story.legs, 1):
         if number > 1:
@@ -123,7 +128,7 @@ class _Run:
         self.take("open", orjson.dumps(facts))
 
     def decide(self, rng: random.Random) -> None:
-        """By people: whatever they answer to whatever was asked."""
+        """Decide each requested item as people may: with any answer."""
         asked = next(e for e in reversed(self.events) if e.type == "approval.requested").data
         self.take(
             "event",
@@ -145,13 +150,13 @@ class _Run:
         ]
 
     def restart(self) -> None:
-        """Another process goes on, from what was kept at the pause."""
+        """Continue in a new fold from the state that is stored at the pause."""
         kept = orjson.loads(orjson.dumps(self.fold.snapshot()))
         self.fold = RunFold(RUN_ID, DECODERS, MAX_FRAME_BYTES)
         self.fold.restore(kept)
 
     def mark_was_seen(self, leg: Leg) -> None:
-        """What no protocol knows is told, unless the run or the leg had ended before."""
+        """Raise if the unknown event was dropped, unless the run or the leg had ended before it."""
         if MARK.encode() not in leg.body[-200:] or self.fold.ended or self.fold._pause:
             return
         if not any(MARK.encode() in event.body for event in self.events):
@@ -159,7 +164,10 @@ class _Run:
 
 
 def check(events: list[CanonicalEvent]) -> list[dict[str, Any]]:
-    """One order, one end, and every event as the contract says. Returns the envelopes."""
+    """Check that the events have one order and one end and match the contract.
+
+    Returns the envelopes.
+    """
     bodies = []
     for number, placed in enumerate(events, 1):
         body = orjson.loads(placed.body)
@@ -179,5 +187,5 @@ def check(events: list[CanonicalEvent]) -> list[dict[str, Any]]:
 
 
 def frames_of(body: bytes) -> list[bytes]:
-    """The body in pieces that each end where a frame may end."""
+    """Return the body in pieces that each end where a frame may end."""
     return [piece for piece in _FRAME_END.split(body) if piece]

@@ -1,4 +1,4 @@
-"""Hostile streams: noise, recordings that were damaged, and frames of the right shape at odds.
+"""Make hostile streams: noise, damaged recordings, and well-formed but contradictory frames.
 
 Everything is drawn from one `random.Random`, so that a seed gives the same stream again.
 """
@@ -17,7 +17,8 @@ from fuzz.recorded import Recorded
 
 MAX_FRAMES = 14
 LONG = 64 * 1024
-DEEP = (8, 60, 195, 252, 300, 1100)  # what is read and written, what is only read, and neither
+# nesting depths: some can be read and written, some only read, and some neither
+DEEP = (8, 60, 195, 252, 300, 1100)
 
 _TOKENS = (
     *(b"data: ", b"data:", b"data", b"event: ", b"event", b"id: ", b"id:", b"retry: ", b": "),
@@ -36,20 +37,21 @@ _DEEP_MARK = re.compile(r'"deep (o|a) (\d+)"')
 
 
 class Hostile:
-    """Makes stream bodies of one protocol."""
+    """Make response bodies of one protocol."""
 
     def __init__(self, rng: random.Random, recorded: Recorded) -> None:
         self._rng = rng
         self._recorded = recorded
-        self._words: list[Any] = ["1", "c1", "m1"]  # values seen in this stream: ids repeat
+        # values seen in this stream, which are used again so that ids repeat
+        self._words: list[Any] = ["1", "c1", "m1"]
 
     def body(self) -> bytes:
-        """One response body."""
+        """Return one response body."""
         make = self._rng.choices((self.noise, self.damaged, self.assembled), (1, 4, 5))[0]
         return make()
 
     def noise(self) -> bytes:
-        """Bytes, of which many mean something to a reader of `text/event-stream`."""
+        """Return bytes, many of which have a meaning in `text/event-stream`."""
         rng = self._rng
         if rng.random() < 0.2:
             return rng.randbytes(rng.randrange(200))
@@ -57,7 +59,7 @@ class Hostile:
         return b"".join(rng.randbytes(2) if rng.random() < 0.05 else token for token in tokens)
 
     def damaged(self) -> bytes:
-        """Some of a recording, with frames lost, repeated, out of order, and bytes changed."""
+        """Return a part of a recording with lost, repeated, reordered and changed frames."""
         rng = self._rng
         frames = rng.choice(self._recorded.bodies).split(b"\n\n")
         start = rng.randrange(max(1, len(frames) - MAX_FRAMES)) if rng.random() < 0.5 else 0
@@ -70,7 +72,7 @@ class Hostile:
         return body
 
     def assembled(self) -> bytes:
-        """Frames from all recordings, in any order, with values of other types in any place."""
+        """Return frames of all recordings in any order, with values of other types in any place."""
         rng = self._rng
         kinds = rng.choices(self._recorded.kinds, k=rng.randrange(1, MAX_FRAMES))
         return b"".join(self._frame(*rng.choice(kind)) for kind in kinds)
@@ -85,13 +87,13 @@ class Hostile:
             text = self._with_repeated_key(text)
         data = text.encode("utf-8", "surrogatepass")
         if rng.random() < 0.05:
-            data = data.replace(b", ", b",\ndata: ")  # one frame, many data lines
+            data = data.replace(b", ", b",\ndata: ")  # one frame with many data lines
         head = f"event: {name}\n".encode() if name is not None else b""
         end = rng.choice((b"\n\n", b"\n\n", b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"))
         return head + b"data: " + data + end
 
     def _changed(self, value: Any) -> Any:
-        """The value with one place in it changed; the places at the top are the likeliest."""
+        """Return the value with one place in it changed; places near the top are the likeliest."""
         rng = self._rng
         if isinstance(value, dict) and value and rng.random() < 0.95:
             key = rng.choice(list(value))
@@ -139,7 +141,7 @@ class Hostile:
 
 
 def _deepened(text: str) -> str:
-    """Places that were marked, as deep as they are meant to be: no JSON library writes that."""
+    """Replace the marks by deeply nested values, which no JSON library can write."""
     return _DEEP_MARK.sub(lambda found: _nested(int(found[2]), found[1] == "o"), text)
 
 
@@ -157,7 +159,7 @@ def _shuffle(rng: random.Random, frames: list[bytes]) -> None:
         case 2:
             frames[at], frames[to] = frames[to], frames[at]
         case 3:
-            frames.append(frames[at])  # perhaps the end, once more, or something after it
+            frames.append(frames[at])  # may repeat the end, or put a frame after the end
         case 4:
             frames[at] = frames[at][: rng.randrange(len(frames[at]) + 1)]
     if not frames:
@@ -180,7 +182,7 @@ def _hurt(rng: random.Random, body: bytes) -> bytes:
 
 
 def cut(rng: random.Random, body: bytes) -> list[bytes]:
-    """The body in pieces: whole, in single bytes, or anyhow."""
+    """Return the body in pieces: as a whole, in single bytes, or cut at random places."""
     kind = rng.random()
     if kind < 0.1 and len(body) < 600:
         return [body[at : at + 1] for at in range(len(body))]

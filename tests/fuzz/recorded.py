@@ -1,4 +1,4 @@
-"""What real servers sent: the stuff that hostile streams are made of."""
+"""Recorded streams of real servers, from which hostile streams are made."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Named = tuple[str | None, Any]
 
 @dataclass(frozen=True)
 class Recorded:
-    """One protocol's recordings. `kinds`: their frames, those that have the same keys together.
+    """The recordings of one protocol.
 
-    A frame is its name and its JSON.
+    `kinds` groups the frames by their keys. A frame is its name and its JSON.
     """
 
     bodies: Sequence[bytes]
@@ -30,7 +30,7 @@ class Recorded:
 
 @cache
 def recorded(protocol: str) -> Recorded:
-    """Every stream in `tests/golden/<protocol>`."""
+    """Read every stream in `tests/golden/<protocol>`."""
     paths = sorted((GOLDEN / protocol).rglob("*.sse"))
     assert paths, f"no recordings in tests/golden/{protocol}: a decoder needs some"
     bodies = [path.read_bytes() for path in paths]
@@ -40,7 +40,7 @@ def recorded(protocol: str) -> Recorded:
             try:
                 value = orjson.loads(frame.data)
             except ValueError:
-                continue  # the whole body has it
+                continue  # `bodies` still has this frame
             kind = frame.event, str(value.get("type")), tuple(sorted(value))
             kinds.setdefault(kind, []).append((frame.event, value))
     return Recorded(bodies, list(kinds.values()))

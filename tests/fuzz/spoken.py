@@ -1,4 +1,4 @@
-"""What clients are told of a hostile run, in every dialect."""
+"""Encode a hostile run in every dialect, and check the frames."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPOKEN: dict[str, Callable[[], Encoder]] = {
 
 
 def speak(rng: random.Random, events: list[dict[str, Any]]) -> None:
-    """One dialect, drawn at random, of these envelopes."""
+    """Encode these envelopes in one dialect, drawn at random, and check the frames."""
     name = rng.choice(sorted(SPOKEN))
     frames = tell(name, events)
     if name in AUDIENCES:
@@ -33,7 +33,10 @@ def speak(rng: random.Random, events: list[dict[str, Any]]) -> None:
 
 
 def tell(name: str, events: Iterable[dict[str, Any]]) -> list[Frame]:
-    """The frames, which read back as they were, and hold a JSON object on one line."""
+    """Encode the events, check the frames, and return them.
+
+    Each frame must read back unchanged and hold a JSON object on one line.
+    """
     encoder = SPOKEN[name]()
     frames: list[Frame] = []
     for event in events:

@@ -1,4 +1,4 @@
-"""What the fuzz has found, each once more."""
+"""Each defect that the fuzz tests have found, as a test of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HUGE = 2**63
 
 
 def told(protocol: str, body: bytes) -> list[CanonicalEvent]:
-    """The events of a whole response."""
+    """Return the events of a response that comes in one piece."""
     fold = run_of(protocol)
     received = folded.RECEIVED
     events = [
@@ -45,7 +45,7 @@ def test_counts_whose_sum_json_cannot_hold_are_not_summed(protocol: str, body: b
 
 
 class Unwritable:
-    """A decoder whose end is no JSON."""
+    """A decoder whose final event cannot be written as JSON."""
 
     def __init__(self, agent: AgentFacts) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Whatever an upstream sends, in any chunking: events of the contract, with one end."""
+"""Any upstream stream, in any chunking, gives events of the contract with one end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUICK_CASES = 1500
 
 
 def case(rng: random.Random) -> None:
-    """One run, folded twice, and told to clients."""
+    """Fold one run twice and encode its events; a failure names the shortest failing run."""
     story = folded.story(rng)
     pieces = rng.random()
     try:
@@ -27,7 +27,7 @@ def case(rng: random.Random) -> None:
 
 
 def judge(story: Story, pieces: float, speaks: float | None = None) -> None:
-    """Raises where a property does not hold."""
+    """Raise if a property does not hold."""
     events = folded.fold(story, random.Random(pieces), whole=True)
     bodies = folded.check(events)
     again = folded.fold(story, random.Random(pieces), whole=False)
@@ -38,7 +38,7 @@ def judge(story: Story, pieces: float, speaks: float | None = None) -> None:
 
 
 def shortest(story: Story, pieces: float, error: Exception) -> list[Leg]:
-    """The story with as few frames as fail in the same way."""
+    """Return the story's legs with as few frames as still fail in the same way."""
     for at, leg in enumerate(story.legs):
 
         def fails(parts: list[bytes], at: int = at, leg: Leg = leg) -> bool:

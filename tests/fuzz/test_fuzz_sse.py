@@ -1,4 +1,4 @@
-"""`text/event-stream` against a reader that does what the specification says, letter by letter."""
+"""The parser of `text/event-stream` equals a simple reader written after the specification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK_CASES = 3000
 
 
 def by_the_letter(body: bytes) -> list[Frame]:
-    """WHATWG HTML 9.2.6, without any thought of speed or of chunks."""
+    """Parse as WHATWG HTML 9.2.6 says, without regard to speed or chunks."""
     body = body.removeprefix(b"\xef\xbb\xbf")
     *lines, _ = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     frames: list[Frame] = []
@@ -56,7 +56,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 def read(chunks: Iterable[bytes], max_frame_bytes: int) -> tuple[list[Frame], bool]:
-    """The frames, and whether the limit was passed."""
+    """Return the frames, and whether a frame exceeded the limit."""
     parser, frames = Parser(max_frame_bytes), []
     try:
         for chunk in chunks:
@@ -67,7 +67,7 @@ def read(chunks: Iterable[bytes], max_frame_bytes: int) -> tuple[list[Frame], bo
 
 
 def case(rng: random.Random) -> None:
-    """One body: by the letter, in any chunks, within any limit, and written again."""
+    """Parse one body as a whole, in chunks and with a limit, and write its frames again."""
     make = Hostile(rng, recorded(rng.choice(sorted(DECODERS))))
     body = rng.choice((make.noise, make.noise, make.damaged))()
     frames, _ = read([body], len(body) + 1)

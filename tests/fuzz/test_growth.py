@@ -1,7 +1,7 @@
-"""What hostile streams cost: work and memory grow with what is sent, and not with its square.
+"""Work and memory grow linearly with the size of a hostile stream, and not with its square.
 
-Counted in bytecodes and bytes, not in seconds. Each row sends n of something; twice as many may
-cost twice as much, and no more.
+The tests count bytecodes and bytes instead of seconds. Each row sends n of something; twice as many
+may cost about twice as much.
 """
 
 from __future__ import annotations
@@ -32,30 +32,31 @@ from support.fakes.raw import RUN_ID
 from support.recorded.canonical import event as canonical
 
 N = 150
-GROWTH = 2.4  # of work, when twice as much is sent; a square would be 4
+# the most that the work may grow when twice as much is sent; quadratic work would grow by 4
+GROWTH = 2.4
 
 Rows = Callable[[int], Iterable[bytes]]
 
 
 def agno(event: str, **fields: Any) -> bytes:
-    """A frame of the outer run, unless it says otherwise."""
+    """Return a frame of the outer run, unless `fields` name another run."""
     body = {"event": event, "agent_id": "a", "run_id": "r", **fields}
     return sse.encode(json.dumps(body).encode(), event=event)
 
 
 def adk(*parts: dict[str, Any], **fields: Any) -> bytes:
-    """An event of ADK with these parts."""
+    """Return an event of ADK with these parts."""
     body = {"author": "a", "id": "e", "invocationId": "i", "content": {"parts": parts}, **fields}
     return sse.encode(json.dumps(body).encode())
 
 
 def agui(type: str, **fields: Any) -> bytes:
-    """An event of AG-UI."""
+    """Return an event of AG-UI."""
     return sse.encode(json.dumps({"type": type, **fields}).encode())
 
 
 def tool(id: str, **fields: Any) -> dict[str, Any]:
-    """A tool as Agno tells it."""
+    """Return a tool as Agno's frames describe it."""
     return {"tool_call_id": id, "tool_name": "t", "tool_args": {"task": "x"}, **fields}
 
 
@@ -247,7 +248,8 @@ AGUI: dict[str, Rows] = {
     ],
     "usage": lambda n: [agui("RUN_FINISHED", usage=[{"inputTokens": 1}] * 3 * n)],
 }
-# What each frame must be compared with all of: so many are kept, and no more.
+# The rows for which each frame must be compared with all kept entries, so that the number of kept
+# entries has a limit.
 LIMITED = {
     "agno": ("calls that never end", "calls of one id"),
     "adk": (
@@ -261,7 +263,7 @@ BY_PROTOCOL: dict[str, dict[str, Rows]] = {"agno": AGNO, "adk": ADK, "agui": AGU
 
 
 def table(limited: bool) -> list[Any]:
-    """The rows that have no limit of their own, or those that have."""
+    """Return the rows that have a limit of their own, or the rows that have none."""
     return [
         pytest.param(protocol, rows, id=f"{protocol}-{name}")
         for protocol, table in BY_PROTOCOL.items()
@@ -271,7 +273,7 @@ def table(limited: bool) -> list[Any]:
 
 
 def run_of(protocol: str) -> RunFold:
-    """A run that has begun."""
+    """Return the fold of a run that has begun."""
     fold = RunFold(RUN_ID, DECODERS)
     facts = {"agent": "assistant", "protocol": protocol, "kind": "agent"}
     fold.feed(_raw("open", json.dumps(facts).encode(), 1))
@@ -284,7 +286,7 @@ def _raw(kind: str, payload: bytes, sequence: int) -> RawFrame:
 
 
 def bytecodes(work: Callable[[], object]) -> int:
-    """How many bytecodes of Penstock's own code it takes."""
+    """Return how many bytecodes of Penstock's own code the work takes."""
     count = 0
 
     def step(frame: FrameType, event: str, arg: object) -> Any:
@@ -305,7 +307,7 @@ def bytecodes(work: Callable[[], object]) -> int:
 
 
 def work_of(protocol: str, rows: Rows, n: int) -> int:
-    """Bytecodes for n of it, and for the end of the run."""
+    """Return the bytecodes for n of the row's frames and for the end of the run."""
     fold, body = run_of(protocol), b"".join(rows(n))
 
     def work() -> None:

@@ -1,1 +1,1 @@
-"""What is generated into the documents for readers, and what is checked about them."""
+"""Generate parts of the documents for readers, and check these documents."""

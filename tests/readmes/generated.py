@@ -1,11 +1,11 @@
-"""The parts of documents that are generated, between markers.
+"""Generate the marked parts of documents.
 
-A document asks for a part by a pair of comments, and `make docs` writes the part between them:
+A document requests a part by a pair of comments, and `make docs` writes the part between them:
 
     <!-- settings: penstock_edge.settings.EdgeSettings -->
     <!-- end of settings -->
 
-`bench: edge` is the table of that piece of `make bench`, as it was published last.
+`bench: edge` is the table of that piece of `make bench`, from the results published last.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _PART = re.compile(
 
 
 def documents() -> list[Path]:
-    """Every Markdown file of the repository."""
+    """Return every Markdown file of the repository."""
     return [path for path in files() if path.suffix == ".md"]
 
 
 def model(path: str) -> type[BaseModel]:
-    """The model of a dotted path. Raises ImportError, AttributeError."""
+    """Return the model of a dotted path. Raises ImportError, AttributeError."""
     module, _, name = path.rpartition(".")
     found: type[BaseModel] = getattr(importlib.import_module(module), name)
     return found
 
 
 def renewed(text: str) -> str:
-    """A document with each of its generated parts made anew."""
+    """Return the document with each of its generated parts made anew."""
     return _PART.sub(_renewed, text)
 
 
 def models_shown() -> list[str]:
-    """The dotted paths of the models whose settings some document shows."""
+    """Return the dotted paths of the models whose settings a document shows."""
     return [
         found["argument"]
         for path in documents()
@@ -57,7 +57,7 @@ def models_shown() -> list[str]:
 
 
 def without_generated_parts(text: str) -> str:
-    """What people have written of a document."""
+    """Return the document without its generated parts."""
     return _PART.sub("", text)
 
 

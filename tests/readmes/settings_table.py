@@ -1,4 +1,4 @@
-"""A settings model as a Markdown table: name, default, allowed values, meaning."""
+"""Write a settings model as a Markdown table: name, default, allowed values, meaning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _MIB, _KIB = 1024 * 1024, 1024
 
 
 def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields that a table shows: none that every service has, and no group of settings."""
+    """Return the fields that a table shows.
+
+    Fields that every service has and groups of settings are left out.
+    """
     bases = [
         base for base in (Settings, AgentBase) if issubclass(model, base) and model is not base
     ]
@@ -28,7 +31,10 @@ def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def table(model: type[BaseModel]) -> str:
-    """The table of a settings model. Settings go by their variable, other fields by their name."""
+    """Return the table of a settings model.
+
+    A setting is named by its environment variable, another field by its own name.
+    """
     is_environment = issubclass(model, BaseSettings)
     lines = [
         f"| {'variable' if is_environment else 'field'} | default | allowed | meaning |",

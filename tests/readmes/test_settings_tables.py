@@ -1,4 +1,4 @@
-"""The settings tables of the documents say what the models say."""
+"""The settings tables in the documents equal the tables that the models give."""
 
 from __future__ import annotations
 

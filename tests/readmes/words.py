@@ -1,4 +1,4 @@
-"""The words that people have written in the documents for readers."""
+"""Count the words of the documents for readers, without the generated words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from readmes.generated import without_generated_parts
 from support.drive.repository import ROOT, files
 
-# The READMEs of the product. Those of `tests` and `deploy` and the pages in `docs` are for fewer
+# The READMEs of the product. The READMEs of `tests` and `deploy` and the pages in `docs` have fewer
 # readers. The records of decisions and the pages of the published contract are not counted.
 READMES = ("README.md", "CONTRIBUTING.md", "services/*/README.md", "shared/*README.md")
 DOCUMENTS = (*READMES, "docs/*.md", "tests/*README.md", "deploy/*README.md")
@@ -16,7 +16,10 @@ _NOT_COUNTED = "docs/decisions/*"
 
 
 def counts(patterns: tuple[str, ...]) -> dict[str, int]:
-    """The words of each document whose path matches one of the patterns, the longest first."""
+    """Return the number of words of each document whose path matches a pattern.
+
+    The longest document comes first.
+    """
     found = {
         name: words(path)
         for path in files()
@@ -27,5 +30,5 @@ def counts(patterns: tuple[str, ...]) -> dict[str, int]:
 
 
 def words(path: Path) -> int:
-    """The words of a document, without its generated parts."""
+    """Return the number of words of a document, without its generated parts."""
     return len(without_generated_parts(path.read_text("utf-8")).split())

@@ -1,4 +1,4 @@
-"""The agents of the configuration file: each protocol has its own fields."""
+"""The agents of the configuration file: each protocol has fields of its own."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_field_of_another_protocol_is_an_error_that_names_it(
 def test_a_field_of_another_protocol_that_has_its_default_changes_nothing(
     tmp_path: Path, protocol: str
 ) -> None:
-    """A file that a release before wrote out in full has every field for every protocol."""
+    """A file that an earlier release wrote in full has every field for every protocol."""
     every = {
         "resumable": False,
         "raw": "drop",

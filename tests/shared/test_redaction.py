@@ -1,4 +1,4 @@
-"""Error texts lose credentials and internal addresses, and keep what helps."""
+"""Redacted error texts have no credentials and internal addresses, and keep the useful rest."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ HOSTILE = [
 
 
 def _seconds(text: str) -> float:
-    """The quickest of five: what others do on the machine only adds to it."""
+    """Return the fastest of five calls; other processes only add to the time."""
     best = sys.float_info.max
     for _ in range(5):
         begun = time.process_time()
@@ -198,7 +198,8 @@ def _seconds(text: str) -> float:
 
 @pytest.mark.parametrize("piece", HOSTILE, ids=repr)
 def test_eight_times_the_text_costs_no_more_than_its_length(piece: str) -> None:
-    # a square would cost 64 times as much; the rest is for a clock that is not exact
+    # Quadratic work would take 64 times as long. The limit is 24 instead of 8, because the clock is
+    # not exact.
     short, long = MAX_CHARACTERS // 16, MAX_CHARACTERS // 2
     small = _seconds((piece * short)[:short])
     assert _seconds((piece * long)[:long]) < 24 * small + 0.01

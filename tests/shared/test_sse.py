@@ -1,4 +1,4 @@
-"""text/event-stream: what the WHATWG specification asks, in any chunking."""
+"""The parser reads `text/event-stream` as the WHATWG specification says, in any chunking."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.sse import Frame, FrameTooLarge, Parser, comment, encode
 
 LINE_ENDS = [b"\n", b"\r", b"\r\n"]
-# What line iterators split at and this format does not.
+# Characters at which line iterators split and `text/event-stream` does not.
 FALSE_LINE_ENDS = "\u2028\u2029\u0085\x0b\x0c\x1c"
 
 
@@ -23,7 +23,7 @@ def frames_of(chunks: Iterable[bytes], max_frame_bytes: int = 1 << 20) -> list[F
 
 
 def cut(body: bytes, places: Iterable[int]) -> list[bytes]:
-    """`body` in pieces, cut at each of `places` (taken modulo its length)."""
+    """Return `body` in pieces, cut at each of `places` (taken modulo its length)."""
     marks = sorted({0, len(body), *(place % (len(body) + 1) for place in places)})
     return [body[a:b] for a, b in itertools.pairwise(marks)]
 
@@ -32,7 +32,7 @@ def of(*datas: bytes) -> list[Frame]:
     return [Frame(data) for data in datas]
 
 
-# Lines that mean something, each with any end: random bytes would hardly ever make a frame.
+# Lines with a meaning, each with any line end: random bytes would hardly ever make a frame.
 lines = st.sampled_from(
     [
         *[b"", b"data: x", b"data: y", b"data", b"id: 7", b"event: a.b", b"retry: 5", b": ping"],

@@ -1,4 +1,4 @@
-"""The edges that are measured: Penstock's, at one or more versions, and its peers."""
+"""The measured edges: Penstock's, at one or more versions, and the edges of its peers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from bench.peers import naive, nchan, penstock
 from bench.peers.served import Served
 
-# What is compared with Penstock's edge.
+# The peers with which Penstock's edge is compared.
 EDGES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Served]]]] = {
     "nchan": nchan.edge,
     "naive": naive.edge,

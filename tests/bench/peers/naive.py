@@ -1,4 +1,4 @@
-"""What one writes first: FastAPI, sse-starlette, and a JetStream consumer for each client."""
+"""The usual first design: FastAPI, sse-starlette, and a JetStream consumer for each client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _path(run_id: str, _: str) -> str:
 
 @asynccontextmanager
 async def edge(folder: Path) -> AsyncIterator[Served]:
-    """Raises NotHere where its environment is missing."""
+    """Run the naive edge. Raises NotHere if its environment is missing."""
     if not PYTHON.exists():
         raise NotHere("make bench-peers")
     port = free_port()

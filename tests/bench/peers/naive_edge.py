@@ -1,6 +1,6 @@
-"""The peer: an SSE edge as one writes it, with FastAPI, sse-starlette, and a consumer per client.
+"""The naive peer: an SSE edge with FastAPI, sse-starlette, and a consumer per client.
 
-`python naive_edge.py PORT NATS_URL`, on the environment of deploy/upstreams/bench_naive.txt.
+`python naive_edge.py PORT NATS_URL`, in the environment of deploy/upstreams/bench_naive.txt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def stream(run_id: str) -> EventSourceResponse:
-    """The events of a run, from its start."""
+    """Stream the events of a run from its start."""
     jetstream: JetStreamContext = app.state.jetstream
 
     async def events() -> AsyncIterator[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""nginx with nchan: events by POST, kept in memory, and out as SSE. One worker."""
+"""nginx with nchan and one worker: it takes events by POST, keeps them in memory, and sends SSE."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ http {{
 
 @asynccontextmanager
 async def edge(folder: Path) -> AsyncIterator[Served]:
-    """Raises NotHere where nginx or its module is missing."""
+    """Run nginx. Raises NotHere if nginx or its module is missing."""
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None or not MODULE.exists():
         raise NotHere("apt-get install nginx-light libnginx-mod-nchan")

@@ -21,7 +21,7 @@ from support.real.processes import pid_of
 
 USER = "alice"
 DAY_S = 86_400
-# One user stands for all clients, so that nothing of the product but its limits is turned off.
+# All clients are one user, whose limits are off (0). Nothing else of the product is turned off.
 SETTINGS: Final = {
     "auth_jwt_secret": SECRET,
     "auth_max_connections_per_user": 0,
@@ -34,18 +34,18 @@ SETTINGS: Final = {
 
 
 def bearer() -> dict[str, str]:
-    """The headers of a user's request."""
+    """Return the headers of a user's request."""
     return {"Authorization": f"Bearer {token(sub=USER, exp=int(time.time()) + DAY_S)}"}
 
 
 def path(run_id: str, dialect: str) -> str:
-    """The path of a run's stream."""
+    """Return the path of a run's stream."""
     return f"/v1/runs/{run_id}/events?dialect={dialect}"
 
 
 @asynccontextmanager
 async def broker(folder: Path) -> AsyncIterator[NatsServer]:
-    """A nats-server with JetStream and the streams of Penstock."""
+    """Run a nats-server with JetStream and Penstock's streams."""
     nats = NatsServer(folder / "nats", name=f"{folder.name} nats")
     nats.start()
     try:
@@ -64,7 +64,7 @@ async def services(
     agents: Sequence[Mapping[str, str]] = (),
     **settings: object,
 ) -> AsyncIterator[Deployment]:
-    """One process for each of the names, which may be there more than once, of `python`'s code."""
+    """Run one process for each name, with the code that `python` has; a name may repeat."""
     config = folder / "penstock.yaml"
     config.write_text(json.dumps({"agents": list(agents)}))
     environment = {
@@ -81,7 +81,7 @@ async def services(
 
 @asynccontextmanager
 async def edge(folder: Path, python: str = sys.executable) -> AsyncIterator[Served]:
-    """An edge of the code that `python` has, with a broker of its own."""
+    """Run an edge with the code that `python` has, and with a broker of its own."""
     async with broker(folder) as nats, services(nats, folder, ["edge"], python) as penstock:
         [instance] = penstock.of("edge")
         yield Served(

@@ -1,4 +1,4 @@
-"""An edge that is up: where it serves streams, and how events get to it."""
+"""A running edge: where it serves streams, and how it gets events."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class NotHere(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An edge, up until its context ends."""
+    """An edge that runs until its context ends."""
 
     url: str
     pids: Sequence[int]
-    path: Callable[[str, str], str]  # of a run in a dialect
-    replay_path: Callable[[str, str], str]  # the same, from the run's start
-    plan: Plan  # with the number of runs and the rate to be filled in
+    path: Callable[[str, str], str]  # run id and dialect to the path of the run's stream
+    replay_path: Callable[[str, str], str]  # the same for the stream from the run's start
+    plan: Plan  # the number of runs and the rate are to be filled in
     headers: Mapping[str, str] = field(default_factory=dict)
     broker_pids: Sequence[int] = ()
-    python: str = sys.executable  # what the publisher runs on
+    python: str = sys.executable  # the interpreter of the publisher
     dialects: frozenset[str] = frozenset({"canonical"})
-    # What it can take: more would measure how it is overrun.
+    # The most events a second that the edge can take; more would measure an overloaded edge.
     max_events_per_s: float = inf
     max_connections: int = 100_000

@@ -1,4 +1,4 @@
-"""All of Penstock at one version: an agent server, the services, and a broker of their own."""
+"""All of Penstock at one version: an agent server, the services, and a broker of its own."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PATH: Final = ("connector", "normalizer", "edge")
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The processes."""
+    """The services and their broker."""
 
     penstock: Deployment
     nats: NatsServer
 
     def pids(self) -> dict[str, list[int]]:
-        """The processes of each service, and of the broker."""
+        """Return the process ids of each service and of the broker."""
         found = {
             service: [pid_of(each.process) for each in self.penstock.of(service)]
             for service in SERVICES
@@ -35,7 +35,7 @@ class Whole:
         return {**found, "nats": [self.nats.pid]}
 
     def starting(self, agent: str, runs: int, per_second: int = 2000) -> Clients:
-        """Clients each of whom starts a run, and reads its stream from the same response."""
+        """Return clients that each start a run and read its stream from the same response."""
         return Clients(
             self.penstock.edge(),
             ["/v1/runs"],
@@ -49,7 +49,7 @@ class Whole:
 
 @asynccontextmanager
 async def upstream(folder: Path) -> AsyncIterator[str]:
-    """The URL of an agent server that answers as `flooder.py` says."""
+    """Run `flooder.py`; yield its URL."""
     port = free_port()
     async with script("flooder.py", folder, port):
         yield f"http://127.0.0.1:{port}"
@@ -64,7 +64,7 @@ async def whole(
     names: Sequence[str] = SERVICES,
     **settings: object,
 ) -> AsyncIterator[Whole]:
-    """The services `names`, with agents of the server at `url`."""
+    """Run the services `names`, with agents of the server at `url`."""
     rows = [{"id": id, "protocol": "agno", "url": url} for id in agents]
     async with (
         broker(folder) as nats,

@@ -16,10 +16,10 @@ class Piece:
     """A part of the benchmarks that can be run alone."""
 
     run: Callable[[Session], Awaitable[None]]
-    lead: str  # its most important figure
-    compared: Sequence[str]  # the systems to which it is compared
-    plot: Mapping[str, str]  # the figures of its plot, with their titles; none: no plot
-    table: Mapping[str, str]  # those of its table in the documents
+    lead: str  # the name of its most important figure
+    compared: Sequence[str]  # the systems with which the piece is compared
+    plot: Mapping[str, str]  # the figures of its plot, with their titles; empty: no plot
+    table: Mapping[str, str]  # the figures of its table in the documents, with their titles
     about: Mapping[str, str]  # a description of each workload
 
 
@@ -30,5 +30,5 @@ PIECES: Final = {
 
 
 def by_default(long: bool) -> list[str]:
-    """The pieces that run when none is named."""
+    """Return the names of the pieces that run if the user names none."""
     return [name for name in PIECES if long or name not in checks.LONG]

@@ -1,6 +1,6 @@
-"""The tests of this folder, which measure and also fail: each module `test_<name>.py` is a piece.
+"""The tests of this folder that measure and can fail: each module `test_<name>.py` is a piece.
 
-They measure the code of this checkout only. What they `report` comes into the table.
+They measure the code of this checkout only. The table has the figures that they `report`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from support.drive.repository import ROOT
 
 HERE: Final = Path(__file__).parents[1]
 TIMEOUT_S: Final = 900
-# These take 20 minutes and more, so that they run only when they are named, or with --long.
+# Pieces of 20 minutes and more, which run only if they are named, or with --long.
 LONG: Final = frozenset({"soak"})
 
 
 def names() -> list[str]:
-    """The modules that measure, without `test_`."""
+    """Return the names of the modules that measure, without `test_`."""
     measuring = (path for path in HERE.glob("test_*.py") if "mark.bench" in path.read_text())
     return sorted(path.stem.removeprefix("test_") for path in measuring)
 

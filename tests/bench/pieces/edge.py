@@ -1,7 +1,7 @@
-"""What an edge costs for each event that it delivers, and for each connection that it holds.
+"""Measure what an edge costs for each event that it delivers and each connection that it holds.
 
-W1: one run with many clients. W2: many runs, seldom an event. W3: many events of each run. W4:
-clients to whom nothing is sent. W5: clients that read a run from its start.
+W1: one run with many clients. W2: many runs with rare events. W3: many runs with many events. W4:
+clients that get no events. W5: clients that read a run from its start.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ABOUT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Runs, their clients, and their events a second."""
+    """The number of runs, their clients, and the events a second of each run."""
 
     runs: int
     clients: int
@@ -62,11 +62,11 @@ FOLLOWED: Final = {
 IDLE: Final = {"w4": Workload(10, 10_000, 0), "w4-each": Workload(10_000, 10_000, 0)}
 REPLAYED: Final = {"w5-cold": Workload(1, 1000, 0), "w5-warm": Workload(1, 1000, 0)}
 REPLAY: Final = 1000  # events
-REPLAY_S: Final = 10.0  # that a replay should take at most
+REPLAY_S: Final = 10.0  # the most time that a replay should take
 
 
 async def run(session: Session) -> None:
-    """Measure what is asked for."""
+    """Measure the selected workloads."""
     async with Fleet(session) as fleet:
         for turn in range(session.options.rounds):
             for name, workload in FOLLOWED.items():
@@ -125,7 +125,7 @@ async def _followed(
 async def _fresh(
     session: Session, fleet: Fleet, name: str, workload: Workload, system: str
 ) -> None:
-    """A workload for which the edge is started anew: memory and rings are as at its start."""
+    """Measure a workload on a new edge, whose memory and rings are in their first state."""
     try:
         async with AsyncExitStack() as stack:
             served = await stack.enter_async_context(fleet.start(system))

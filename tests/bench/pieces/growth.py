@@ -1,6 +1,6 @@
-"""Whether a frame, and a start, cost the same whatever runs beside them.
+"""Measure whether the cost of a frame and of a start grows with the number of runs.
 
-So many runs at a time share 1,000 frames/s. A client of each run starts it and reads its stream.
+All runs together get 1,000 frames/s. A client of each run starts it and reads its stream.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ FRAMES_PER_S: Final = 1000
 RUNS: Final = (1, 10, 100, 1000)
 LONG_RUNS: Final = (*RUNS, 10_000)
 STARTS_PER_S: Final = 100
-LEAST_FOR_STARTS: Final = 100  # runs: the starts of fewer take no time that could be measured
-LEAST_FOR_MEMORY: Final = 1000  # runs: fewer are lost in what the allocator rounds up
+LEAST_FOR_STARTS: Final = 100  # the least number of runs whose starts take a measurable time
+# the least number of runs whose memory exceeds the allocator's rounding
+LEAST_FOR_MEMORY: Final = 1000
 WINDOW: Final = Window(duration_s=5.0, warmup_s=3.0)
 
 
 def _agent(runs: int) -> str:
-    """An agent whose runs last from the first start to the window's end."""
+    """Return the name of an agent whose runs last from the first start to the window's end."""
     seconds = runs / STARTS_PER_S * 1.5 + WINDOW.warmup_s + WINDOW.duration_s + 5
     if runs <= FRAMES_PER_S:
         rate = FRAMES_PER_S // runs
@@ -48,8 +49,8 @@ def _agent(runs: int) -> str:
 
 
 async def run(session: Session) -> None:
-    """Measure what is asked for."""
-    # 10,000 runs take four minutes: in the short form only when they are asked for by name
+    """Measure the selected workloads."""
+    # 10,000 runs take four minutes, so they run only with --long or if they are named.
     sizes = LONG_RUNS if session.options.long or session.options.workloads else RUNS
     wanted = [runs for runs in sizes if session.wants(f"{runs}")]
     async with upstream(session.new_folder("upstream")) as url:

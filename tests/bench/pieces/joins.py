@@ -1,6 +1,6 @@
-"""1,000 clients that join while 10,000 events/s flow: each reads its run's past, then goes on.
+"""Measure 1,000 clients that join during 10,000 events/s; each reads its run's past first.
 
-The latency is that of events sent after their client had asked for the stream.
+The latency is that of events that were sent after their client had requested the stream.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TABLE: Final = PLOT | {
 ABOUT: Final = {"1000": "1,000 clients join 1,000 runs of 10 events/s"}
 RUNS: Final = 1000
 RATE: Final = 10.0
-PAST: Final = 20  # events of each run before the clients come
+PAST: Final = 20  # events of each run before the first client joins
 # name: new clients a second
 WORKLOADS: Final = {"1000": 1000}
 WINDOW: Final = Window(duration_s=6.0, fresh=True)
 
 
 async def run(session: Session) -> None:
-    """Measure what is asked for."""
+    """Measure the selected workloads."""
     async with Fleet(session) as fleet:
         for turn in range(session.options.rounds):
             for name, per_second in WORKLOADS.items():

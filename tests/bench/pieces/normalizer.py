@@ -1,6 +1,6 @@
-"""What the normalizer alone costs for each source frame: saturated, and at a steady rate.
+"""Measure what the normalizer alone costs for each source frame: saturated, and at a steady rate.
 
-The frames of an Agno agent's runs are written to RAW as the connector does it.
+The frames of an Agno agent's runs are written to RAW as the connector writes them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ABOUT: Final = {
     "2000": "the same, 2,000 frames/s",
 }
 RUNS: Final = 200
-FRAMES: Final = 100  # of each run
+FRAMES: Final = 100  # frames of each run
 PACED_S: Final = 5.0
-# name: frames a second in all; None: all of them are there at the start
+# name: frames a second of all runs together; None: all frames are stored before the start
 WORKLOADS: Final = {"saturated": None, "500": 500, "1000": 1000, "2000": 2000}
 
 
 class Load:
-    """Runs that stream text, one frame a message."""
+    """Runs that stream text, one frame in each message."""
 
     def __init__(self, bus: Bus) -> None:
         self._writers = [
@@ -60,7 +60,7 @@ class Load:
         await asyncio.gather(*map(run, self._writers))
 
     async def paced(self, rate: int) -> int:
-        """Write for PACED_S; return the number of frames."""
+        """Write frames at this rate for PACED_S; return their number."""
         loop = asyncio.get_running_loop()
         begun, sent, tasks = loop.time(), 0, set()
         while (elapsed := loop.time() - begun) < PACED_S:
@@ -84,7 +84,7 @@ async def _stored(bus: Bus) -> int:
 
 
 async def run(session: Session) -> None:
-    """Measure what is asked for."""
+    """Measure the selected workloads."""
     for _ in range(session.options.rounds):
         for name, rate in WORKLOADS.items():
             for system, python in session.codes().items() if session.wants(name) else ():
@@ -103,7 +103,7 @@ async def run(session: Session) -> None:
 
 
 async def _measured(bus: Bus, load: Load, pid: int, rate: int | None) -> dict[str, float]:
-    # an event for each frame, and `lifecycle.started` for each run
+    # The normalizer publishes an event for each frame, and `lifecycle.started` for each run.
     opened = RUNS * 2
 
     async def has(events: int) -> None:

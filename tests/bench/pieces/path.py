@@ -1,4 +1,4 @@
-"""What the whole path costs for each source frame, and what it adds to a frame's latency.
+"""Measure what the whole path costs for each source frame, and what it adds to the latency.
 
 The peer is a plain proxy (httpx stream in, StreamingResponse out) with the same clients and the
 same agent server.
@@ -37,13 +37,13 @@ ABOUT: Final = {
     "5000": "100 runs of 50 frames/s",
 }
 WINDOW: Final = Window(duration_s=5.0, warmup_s=2.0)
-BESIDE_S: Final = 3.0  # of a run, before and after the window
-SETTLE_S: Final = 2.0  # until runs whose clients have left are over
+BESIDE_S: Final = 3.0  # seconds for which a run lasts longer than warm-up and window
+SETTLE_S: Final = 2.0  # the wait until runs whose clients have left have ended
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Runs at a time, and the frames of each in a second."""
+    """The number of concurrent runs, and the frames of each run in a second."""
 
     runs: int
     rate: int
@@ -64,7 +64,7 @@ WORKLOADS: Final = {
 
 
 async def run(session: Session) -> None:
-    """Measure what is asked for."""
+    """Measure the selected workloads."""
     wanted = {name: each for name, each in WORKLOADS.items() if session.wants(name)}
     async with AsyncExitStack() as stack:
         folder = session.new_folder("upstream")

@@ -1,4 +1,4 @@
-"""What the path carries at most: runs whose agent server sends as fast as it is read."""
+"""Measure the most frames that the path carries: the agent server sends as fast as it is read."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TABLE: Final = PLOT | {
 }
 ABOUT: Final = {"1-normalizer": "20 runs at full speed", "2-normalizers": "the same"}
 RUNS: Final = 20
-FRAMES: Final = 2000  # of each run
+FRAMES: Final = 2000  # frames of each run
 # name: processes of the normalizer
 WORKLOADS: Final = {"1-normalizer": 1, "2-normalizers": 2}
 
 
 async def run(session: Session) -> None:
-    """Measure what is asked for."""
+    """Measure the selected workloads."""
     agent = f"burst-{FRAMES}"
     folder = session.new_folder("upstream")
     async with upstream(folder) as url:

@@ -1,4 +1,4 @@
-"""How long `penstock up` takes until it is ready, and what it then holds in memory."""
+"""Measure how long `penstock up` takes until it is ready, and its memory after that."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB: Final = 1024 * 1024
 
 
 async def run(session: Session) -> None:
-    """Measure what is asked for."""
+    """Measure the selected workloads."""
     await asyncio.to_thread(_run, session)
 
 
@@ -33,7 +33,8 @@ def _run(session: Session) -> None:
             config = folder / "penstock.yaml"
             config.write_text("agents: []\n")
             up = Up(folder, "--config", str(config), program=(python, "-m", "penstock_cli"))
-            for name in WORKLOADS:  # on an empty folder, and on what the first one left
+            # first on an empty folder, then on the folder of the first start
+            for name in WORKLOADS:
                 begun = time.monotonic()
                 up.start()
                 ready_s = time.monotonic() - begun

@@ -1,4 +1,4 @@
-"""A new dialect or protocol is one row of a table: services read it from there."""
+"""A new dialect or protocol is one row of a table, from which all services read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.recorded.canonical import event, run, type_of
 
 @dataclass(slots=True)
 class CountingEncoder:
-    """A toy dialect: each event is its number in the run and its type."""
+    """A toy dialect that encodes each event as its number in the run and its type."""
 
     _count: int = 0
 
@@ -90,7 +90,7 @@ def test_a_client_dialect_of_the_table_is_streamed_by_the_edge(
     ]
     assert toy.reads_from is ReadFrom.START
     assert [item.last for item in items] == [False, False, True]
-    # the dialect has no event for a warning, so the edge writes a comment
+    # The dialect has no event for a warning, so the edge writes a comment.
     assert toy.notice("slow", "too slow") == b": slow: too slow\n\n"
 
 

@@ -1,4 +1,4 @@
-"""JSON Patch on a document: whole or not at all, and never more than it may cost."""
+"""JSON Patch is applied completely or not at all, and its cost has a limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.dialects.patch import (
 
 
 def patched(value: Any, *operations: dict[str, Any]) -> Any:
-    """The document after these operations."""
+    """Return the document after these operations."""
     assert is_patch(list(operations))
     document = Document(value)
     document.apply(list(operations))
@@ -122,7 +122,7 @@ def test_a_document_does_not_grow_by_copies_of_itself() -> None:
             document.apply([op("copy", f"/{number}", **{"from": ""})])
         except DoesNotApply:
             break
-    assert number < 20  # each copy doubles it
+    assert number < 20  # each copy doubles the document
     assert len(orjson.dumps(document.value)) < 20 * MAX_COPIED
 
 
@@ -173,5 +173,6 @@ def test_what_is_moved_further_down_is_refused_where_it_would_get_too_deep(name:
     with pytest.raises(DoesNotApply, match=f"deeper than {MAX_LEVELS} levels"):
         document.apply([deep])
     assert document.value == before
-    document.apply([op(name, "/b" + "/x" * (half - 20), **{"from": "/a"})])  # less far down it fits
+    # the copy fits in a place that is less deep
+    document.apply([op(name, "/b" + "/x" * (half - 20), **{"from": "/a"})])
     orjson.dumps(document.value)

@@ -1,4 +1,4 @@
-"""The canonical dialect: an event goes out as it is."""
+"""The canonical dialect sends an event unchanged."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ ANSWER = {"approved", "editedArgs", "values"}  # what a client answers to an int
 
 
 def keys_read(source: str) -> Iterator[tuple[str, int]]:
-    """The literal keys that a module reads from objects, each with its line."""
+    """Yield the literal keys that a module reads from objects, each with its line."""
     for node in ast.walk(ast.parse(source)):
         key: ast.expr | None = None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -45,7 +45,7 @@ def keys_read(source: str) -> Iterator[tuple[str, int]]:
 
 
 def keys_written(source: str) -> Iterator[str]:
-    """The keys of the objects that a module makes: drafts, snapshots and dataclasses."""
+    """Yield the keys of the objects that a module makes: drafts, snapshots and dataclasses."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Dict):
             yield from (str(key.value) for key in node.keys if isinstance(key, ast.Constant))
@@ -59,7 +59,7 @@ def keys_written(source: str) -> Iterator[str]:
 
 
 def undeclared(dialect: str, sources: dict[str, str]) -> list[str]:
-    """Each key that is read and neither declared nor written, with its place."""
+    """Return each key that is read but neither declared nor written, with its place."""
     module = DECLARED[dialect]
     shapes = [each for each in vars(module).values() if is_typeddict(each)]
     known = {key for shape in shapes for key in shape.__annotations__}

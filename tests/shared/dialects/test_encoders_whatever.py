@@ -1,4 +1,4 @@
-"""Every encoder over whatever may come: canonical events in any order, and very deep ones."""
+"""Every encoder accepts any canonical events, in any order and at any depth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENCODERS: dict[str, Callable[[], Encoder]] = {
 
 each_encoder = pytest.mark.parametrize("make", ENCODERS.values(), ids=list(ENCODERS))
 
-# What the recordings do not have, with no more than the contract asks for.
+# Events that no recording has, with only the fields that the contract requires.
 SPARE: dict[str, dict[str, Any]] = {
     "lifecycle.retrying": {"retry_count": 1, "max_retries": 2, "reason": "r"},
     "llm.tool_args": {"tool_call_id": "c", "tool": "t", "delta": "{"},
@@ -136,7 +136,7 @@ def test_what_was_as_deep_as_an_event_can_be_is_still_written(make: Callable[[],
     call = {"tool": "t", "tool_call_id": "c", "args": {}}
     result = {"tool": "t", "tool_call_id": "c", "result": deep, "outcome": "ok"}
     events = run(("llm.tool_call", call), ("llm.tool_result", result))
-    orjson.dumps(events[-1])  # it stood on the bus
+    orjson.dumps(events[-1])  # the event can be written, so it can be on the bus
     encoder = make()
     written = [frame.data for each in events for frame in encoder.feed(each)]
     assert written

@@ -1,4 +1,4 @@
-"""The executions dialect against the examples of executions-sse.md."""
+"""The executions dialect gives the examples of executions-sse.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = {
     "team_name": "Payment Gateway",
 }
 
-# Type, canonical data as the bus has it, data as the document has it.
+# The type, the canonical data, and the data of the document.
 DOCUMENTED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("lifecycle.started", {"agent": "a", "user_id": "u", "message": "hi"}, {}),
     (

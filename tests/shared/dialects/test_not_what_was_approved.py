@@ -1,4 +1,4 @@
-"""An agent server that runs another call than the approved one: recorded streams, altered."""
+"""An agent server that runs another call than the approved one, in altered recordings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def adk() -> AdkDecoder:
 
 
 def recorded(name: str) -> tuple[Callable[[], Decoder], Scenario]:
-    """A recorded run, and what makes its decoder."""
+    """Return a recorded run, and a function that makes its decoder."""
     protocol, _, run = name.partition("/")
     if protocol == "adk":
         legs = [ADK / f"{run}_{leg}.sse" for leg in ("1_request", "2_answer")]
@@ -44,7 +44,7 @@ def recorded(name: str) -> tuple[Callable[[], Decoder], Scenario]:
 
 
 def run(name: str, path: Path, alter: Alter, *, restart: bool = False) -> list[dict[str, Any]]:
-    """The drafts of a recorded run whose last leg is altered."""
+    """Return the drafts of a recorded run whose last leg is altered."""
     make, scenario = recorded(name)
     *before, last = scenario.legs
     altered = path / "altered.sse"
@@ -72,7 +72,7 @@ def warned(drafts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def again_with(call: dict[str, Any]) -> Alter:
-    """ADK tells the approved call once more, before its response."""
+    """Insert an ADK event that repeats the approved call before its response."""
     event = {
         "content": {"parts": [{"functionCall": call}], "role": "model"},
         "invocationId": "e-1",
@@ -86,7 +86,7 @@ def again_with(call: dict[str, Any]) -> Alter:
 AGNO_ARGS = ('"tool_args":{"title":"Spike Test"}', '"tool_args":{"title":"Another"}')
 AGUI_ARGS = ('{\\"path\\": \\"/tmp/x\\"}', '{\\"path\\": \\"/etc\\"}')
 
-# The recorded run, how its last leg differs, what was approved, and what ran.
+# The recorded run, the change of its last leg, the approved call, and the call that ran.
 ANOTHER: dict[str, tuple[str, Alter, tuple[str, Any], tuple[str, Any]]] = {
     "Agno 2.3, other arguments": (
         "agno/2.3.18/confirm_approve",
@@ -315,7 +315,8 @@ def test_a_snapshot_is_read_by_the_release_before_and_one_of_it_is_read_here() -
     call = calls.add("r", {"tool_call_id": "c", "tool_name": "t"}, pending=True)
     call.fields = {"to": None}
     state = json.loads(json.dumps(calls.dump()))
-    assert "fields" not in state["open"][0]  # an unknown field would have stopped it
+    # an older version would refuse a state with an unknown field
+    assert "fields" not in state["open"][0]
     assert Calls.load(state).open[0].fields == {"to": None}
     del state["fields"]
     assert Calls.load(state).open[0].fields is None

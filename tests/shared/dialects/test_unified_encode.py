@@ -1,4 +1,4 @@
-"""The unified dialect against unified-events.md, over its examples and over every recording."""
+"""The unified dialect encodes all recordings and the examples as unified-events.md says."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def an_object(**fields: dict[str, Any]) -> dict[str, Any]:
 
 DOCUMENT = an_object(id=TEXT, score=NUMBER_OR_NULL, content=TEXT)
 
-# The payloads of the document, written from it by hand: every key, no other but `run_id`.
+# The document's payloads, copied by hand: every key, and no other key but `run_id`.
 PAYLOADS: dict[str, dict[str, dict[str, Any]]] = {
     "session_started": {
         "session_id": TEXT,
@@ -117,7 +117,7 @@ SCHEMAS = {
 
 
 def encoded(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The bodies of all frames; each frame's name is its body's type."""
+    """Return the bodies of all frames; the name of each frame is the type of its body."""
     encoder = UnifiedEncoder()
     bodies = []
     for each in events:
@@ -153,7 +153,8 @@ AGENT = {
 }
 M1 = f"{RUN_ID}/m1"
 
-# Canonical type and data, and the document's own example (with the run's id before a message's).
+# The canonical type, the canonical data, and the document's example (with the run's id before a
+# message's id).
 EXAMPLES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (
         "lifecycle.started",
@@ -611,7 +612,10 @@ def test_the_messages_of_a_recorded_run_are_well_formed(recorded_run: Recorded) 
 
 @each_run
 def test_whoever_comes_back_gets_exactly_the_rest(recorded_run: Recorded) -> None:
-    """Resuming is feeding from the start and leaving out what the client has: at every cut."""
+    """A resumed stream encodes from the start and omits what the client has.
+
+    The test resumes after every event.
+    """
     whole = frames_of(recorded_run.events)
     assert len({data for _, data in whole}) == len(whole)
     for cut in range(len(recorded_run.events) + 1):

@@ -1,4 +1,4 @@
-"""Custom events that are named like ours, or like the 22 unified types."""
+"""Custom events whose names equal canonical types or one of the 22 unified types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.dialects.custom_events import from_custom
 from penstock.events import CATALOGUE, typed_data
 from support.drive.for_each import for_each
 
-# The payloads of the unified contract, as its document gives them, and what they become.
+# The unified payloads of the document, and the canonical types that they become.
 UNIFIED: list[tuple[str, dict[str, Any], str | None]] = [
     ("session_started", {"session_id": "abc", "agent": "a", "metadata": {}}, None),
     ("session_ended", {"session_id": "abc", "reason": "completed", "summary": "x"}, None),

@@ -1,4 +1,4 @@
-"""The vocabulary, pinned; and what the catalogue says of it."""
+"""The event types and their fields do not change unnoticed, and the catalogue describes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.events import CATALOGUE, TERMINAL, is_epilogue
 from penstock.events.base import Data, Model
 from penstock.events.catalogue import CATEGORIES, events_in
 
-# Every type with its fields as they stand on the wire; `?`: may be absent.
+# Every type with its fields as they are in a message; `?` marks a field that may be absent.
 VOCABULARY = {
     "lifecycle.started": "agent user_id message? idempotency_key?",
     "lifecycle.paused": "reason approval_id",
@@ -72,14 +72,14 @@ def fields(model: type[Model]) -> str:
 
 
 def test_the_vocabulary_is_this_one() -> None:
-    """Every type and field that Penstock says, pinned so that a change is a decision.
+    """Pin every type and field that Penstock publishes, so that a change is a decision.
 
-    Before you change it, think of who reads it. Subscribers hold these names in their code and in
-    their NATS subscriptions, and events of the old form stay in the streams for their whole age.
-    So a field or type may be added (optional, with a description, and every encoder must have a
-    place for it or say that it has none); nothing may be renamed, removed, made required or given
-    another meaning. An addition goes into the changelog, the generated schemas and each dialect's
-    documentation in the same change.
+    Before a change, think of the readers. Subscribers have these names in their code and in their
+    NATS subscriptions, and events of the old form stay in the streams until they age out. So a
+    field or type may be added (optional, with a description, and every encoder must have a place
+    for it or say that it has none). No field or type may be renamed, removed, made required or
+    given another meaning. An addition goes into the changelog, the generated schemas and each
+    dialect's documentation in the same change.
     """
     assert {name: fields(row.model) for name, row in CATALOGUE.items()} == VOCABULARY
 

@@ -1,4 +1,4 @@
-"""Events survive a round trip whole, and what is no event is refused by name."""
+"""Events survive a round trip unchanged, and the error for an invalid event names what is wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.events import InvalidEvent, parse, subject_of, timestamp, typed_data
 from penstock.events.llm import Stream
 
-# As executions-sse.md shows it.
+# The example of executions-sse.md.
 STREAM: dict[str, Any] = {
     "run_id": "uuid-string",
     "timestamp": "2025-12-31T10:01:00Z",

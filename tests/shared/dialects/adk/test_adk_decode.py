@@ -1,6 +1,6 @@
-"""ADK's recorded streams, 1.16 and 2.13: whole runs against their golden drafts.
+"""ADK's recorded streams, 1.16 and 2.13, give the drafts of their golden files.
 
-A golden file is read by a person before it is committed; what it must show is named below it.
+A person reads a golden file before it is committed. The tests name what each file must show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.recorded.goldens import Decisions, Scenario, check, render, replay,
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "adk"
 
-# Runs of two legs: the stream that asked, and the stream that answered the decision.
+# Runs of two legs: the stream that requested an approval, and the stream after the decision.
 PAIRS = {
     "1.16.0/confirm_stream": ("1_request", "2_answer"),
     "2.13.0/ask": ("1_request", "2_answer"),
@@ -39,7 +39,7 @@ def agent() -> AdkDecoder:
 
 
 def decisions(request: Path) -> Decisions:
-    """What the recorded answer decided, by item id."""
+    """Return what the recorded answer decided, by item id."""
     message = json.loads(request.read_text("utf-8"))["newMessage"]
     return dict(_decision(part["functionResponse"]) for part in message["parts"])
 
@@ -60,7 +60,7 @@ def of_two_legs(name: str, first: Path, second: Path) -> Scenario:
 
 
 def scenarios() -> list[Scenario]:
-    """Every recorded stream, each in one scenario."""
+    """Return every recorded stream, each in one scenario."""
     found = [
         of_two_legs(name, GOLDEN / f"{name}_{ask}.sse", GOLDEN / f"{name}_{answer}.sse")
         for name, (ask, answer) in PAIRS.items()
@@ -78,7 +78,7 @@ each_scenario = for_each("scenario", SCENARIOS.values(), list(SCENARIOS))
 
 
 def drafts(name: str) -> list[dict[str, Any]]:
-    """What a recorded run gives, as the golden lines have it."""
+    """Return the drafts of a recorded run in the form of the golden lines."""
     return [json.loads(line) for line in replay(agent, SCENARIOS[name])]
 
 
@@ -116,7 +116,7 @@ def test_every_draft_is_of_the_contract(scenario: Scenario) -> None:
 def test_a_run_ends_once_and_last(scenario: Scenario) -> None:
     types = [json.loads(line).get("type") for line in replay(agent, scenario)]
     ends = [index for index, name in enumerate(types) if name in TERMINAL]
-    if types[-1] is None:  # it waits
+    if types[-1] is None:  # the run ends in a pause
         assert not ends
     else:
         assert ends == [len(types) - 1]
@@ -341,7 +341,8 @@ def test_a_graph_gives_steps_a_transition_and_its_result() -> None:
         (move["from_step"].rpartition("/")[2], move["to_step"].rpartition("/")[2], move["reason"])
         for move in data_of(name, "workflow.transition")
     ]
-    # `upper` and `count` run side by side: nothing tells what `count` and `join` came after.
+    # `upper` and `count` run in parallel, so the stream does not say which of them `count` and
+    # `join` follow.
     assert moves == [
         ("classify@1", "upper@1", "ok"),
         ("join@1", "answer@1", "sequence"),

@@ -1,4 +1,4 @@
-"""ADK's events for agents that are no ADK agents: the document's shapes, and the way back."""
+"""ADK's events for agents of other protocols: the document's shapes, and the way back."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def an_object(
     }
 
 
-# adk-streaming.md, "ADK Event Structure", and what every event of a real server has besides.
+# The keys of adk-streaming.md, "ADK Event Structure", and the keys that every event of a real
+# server also has.
 CALL = an_object(
     {"id": TEXT, "name": TEXT},
     {"args": {"type": "object"}, "partialArgs": {"type": "array"}, "willContinue": {"const": True}},
@@ -129,7 +130,7 @@ def encoded(events: Iterable[dict[str, Any]], *, streaming: bool = True) -> list
 
 
 def parts(bodies: Iterable[dict[str, Any]], kind: str) -> list[Any]:
-    """The parts of this kind in all whole events."""
+    """Return the parts of this kind of all events that are not partial."""
     return [
         part[kind]
         for body in bodies
@@ -140,7 +141,7 @@ def parts(bodies: Iterable[dict[str, Any]], kind: str) -> list[Any]:
 
 
 def texts(bodies: Iterable[dict[str, Any]]) -> list[str]:
-    """What all whole events say, without thoughts."""
+    """Return the texts of all events that are not partial, without thoughts."""
     return [
         part["text"]
         for body in bodies
@@ -151,13 +152,16 @@ def texts(bodies: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def asked(recorded_run: Recorded) -> list[dict[str, Any]]:
-    """The items of all its pauses."""
+    """Return the items of all pauses of the run."""
     requests = recorded_run.data("approval.requested")
     return [item for request in requests for item in request["items"]]
 
 
 def waits_for_its_client(recorded_run: Recorded) -> bool:
-    """A call that the client does ends the run in ADK's protocol: its answer is another one."""
+    """Return whether the run has a call that its client runs.
+
+    In ADK's protocol such a call ends the run, and the answer to it begins another run.
+    """
     return any(item["kind"] == "external" for item in asked(recorded_run))
 
 
@@ -229,7 +233,7 @@ def test_our_own_decoder_reads_it_as_the_same_run(recorded_run: Recorded, stream
     assert sorted(filter(None, said)) == sorted(expected_texts(recorded_run))
     gates = {item["item_id"] for item in asked(recorded_run) if "tool" not in item}
     calls = [(d.data["tool_call_id"], d.data["tool"]) for d in drafts if d.type == "llm.tool_call"]
-    # a workflow's gate is no call, but ADK confirms nothing else
+    # A workflow's gate is no call, but ADK can only ask for a confirmation of a call.
     assert sorted(call for call in calls if call[0] not in gates) == sorted(
         (data["tool_call_id"], data["tool"]) for data in recorded_run.data("llm.tool_call")
     )
@@ -253,7 +257,7 @@ def test_a_recorded_run_gives_its_golden_frames(name: str) -> None:
 
 
 def expected_texts(recorded_run: Recorded) -> list[str]:
-    """Every message, and the run's answer where it was no message."""
+    """Return the text of every message, and the run's answer if it is no message's text."""
     said = [data["content"] for data in recorded_run.data("llm.message_completed")]
     said = [text for text in said if text]
     for data in recorded_run.data("lifecycle.completed"):
@@ -263,7 +267,7 @@ def expected_texts(recorded_run: Recorded) -> list[str]:
 
 
 def decoded(recorded_run: Recorded, *, streaming: bool) -> list[Draft]:
-    """The run after a journey through ADK's protocol, each leg a response of its own."""
+    """Encode the run in ADK's protocol and decode it again, each leg as a response of its own."""
     decoder = AdkDecoder(AgentFacts(id="assistant"))
     encoder = AdkEncoder(streaming=streaming)
     drafts: list[Draft | Pause] = []
@@ -282,7 +286,7 @@ def decoded(recorded_run: Recorded, *, streaming: bool) -> list[Draft]:
 
 
 def answers(recorded_run: Recorded, leg: int) -> dict[str, Any]:
-    """What was decided before the leg, by the ids under which it was requested."""
+    """Return what was decided before the leg, by the ids that the requests had."""
     decisions = recorded_run.decisions.get(leg, {})
     return {
         request_id(item): decisions[item["item_id"]]

@@ -1,4 +1,4 @@
-"""ADK events that the recordings lack: other versions, the contract's own examples, bad input."""
+"""ADK events that no recording has: other versions, the contract's examples, and bad input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REJECT = {"decision": "reject", "note": "no", "value": None}
 
 
 def event(*parts: Any, **fields: Any) -> dict[str, Any]:
-    """An event of demo_agent; keyword arguments are its other keys."""
+    """Return an event of demo_agent; the keyword arguments are further keys of the event."""
     content = {"content": {"parts": list(parts), "role": "model"}} if parts else {}
     return {"author": "demo_agent", "invocationId": "e-1", "timestamp": 1.5, **content, **fields}
 
@@ -49,7 +49,7 @@ def confirmation(item_id: str, call_id: str, tool: str = "delete_file") -> dict[
 
 
 class Run:
-    """A decoder that is fed events; keeps all that it gives."""
+    """Feed events to a decoder, and keep all drafts."""
 
     def __init__(self, *events: Any, **facts: Any) -> None:
         self.decoder = AdkDecoder(AgentFacts(id="assistant", **facts))
@@ -367,7 +367,7 @@ def test_no_secret_of_a_credential_request_gets_into_drafts_pause_or_snapshot() 
     assert (item.kind, item.tool, item.tool_call_id) == ("credential", "cal", "F")
     assert item.args is not None
     assert item.args["auth_uri"] == "https://idp"
-    assert "adk.requestedAuthConfigs" in run.custom()  # that of G, which no request is for
+    assert "adk.requestedAuthConfigs" in run.custom()  # the request of G, which no pause asks for
 
 
 def test_a_credential_in_the_session_state_is_redacted() -> None:

@@ -1,4 +1,4 @@
-"""What the Agno decoder decides of runs, text, tools and workflows, each by its name."""
+"""How the Agno decoder maps runs, text, tools and workflows; each test's name is one rule."""
 
 from __future__ import annotations
 
@@ -663,7 +663,7 @@ def test_a_custom_event_named_as_ours_is_ours(event: Frame) -> None:
 
 
 def test_a_team_that_is_given_work_is_told_by_a_custom_event_of_that_name() -> None:
-    """Agno has no event for it."""
+    """Agno has no event for this, so the server sends a custom event."""
     task = {"team_name": "Payment Gateway", "task": "Check the connection pool"}
     (draft,) = feed(decoder(), frame("CustomEvent", name="dispatch.team", value=task))
     assert isinstance(draft, Draft)

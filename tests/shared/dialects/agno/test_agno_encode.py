@@ -1,4 +1,4 @@
-"""Agno's frames for agents that are no Agno agents: the document's sequences, and the way back."""
+"""Agno's frames for agents of other protocols: the document's sequences, and the way back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def an_object(**required: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": required, "required": list(required)}
 
 
-# The fields of the document's examples, written from it by hand.
+# The fields of the document's examples, copied by hand.
 CITATIONS = an_object(documents={"type": "array"}, raw={"type": "array"}, urls={"type": "array"})
 ALWAYS: dict[str, dict[str, Any]] = {
     "event": SOME,
@@ -127,7 +127,11 @@ def encoded(events: Iterable[dict[str, Any]], kind: str = "agent") -> list[dict[
 
 
 def names(bodies: Iterable[dict[str, Any]]) -> list[str]:
-    """The frames' names, one for each run of text, and what the document writes behind it."""
+    """Return the frames' names, as the document lists them.
+
+    Adjacent RunContent frames give one name, and an empty frame has the document's mark behind its
+    name.
+    """
     shown: list[str] = []
     for body in bodies:
         name = body["event"]
@@ -517,7 +521,7 @@ def test_a_recorded_run_is_of_the_document_in_every_frame(recorded_run: Recorded
 
 
 def test_a_workflows_metrics_have_a_place_for_its_steps() -> None:
-    """Agno's own client fails on a WorkflowCompleted without it."""
+    """Agno's own client fails on a WorkflowCompleted without `steps`."""
     *_, completed = encoded(recorded("agno/3.1.10/wf_simple").events, "workflow")
     assert completed["event"] == "WorkflowCompleted"
     assert isinstance(completed["metrics"]["steps"], dict)
@@ -589,7 +593,7 @@ Told = tuple[str, dict[str, Any], Any]
 
 
 def texts(told: Iterable[Told]) -> dict[str, str]:
-    """What each run said, in order, by the inner run's id."""
+    """Return each run's texts in their order, by the inner run's id."""
     said: dict[str, str] = {}
     streamed: set[str] = set()
     for type, data, subrun in told:
@@ -603,7 +607,7 @@ def texts(told: Iterable[Told]) -> dict[str, str]:
 
 
 def outcomes(told: Iterable[Told], left_out: set[str]) -> dict[str, bool | None]:
-    """Each call's end: whether it went well, None where it has none."""
+    """Return whether each call succeeded, by its id; None for a call without a result."""
     found: dict[str, bool | None] = {}
     for type, data, _ in told:
         call_id = str(data.get("tool_call_id"))
@@ -621,7 +625,7 @@ def items(recorded_run: Recorded) -> list[dict[str, Any]]:
 
 
 def answered_by_their_decision(recorded_run: Recorded) -> set[str]:
-    """Calls of which Agno tells nothing: their answer is their result."""
+    """Return the calls for which Agno sends no result: the client's answer is their result."""
     silent = {"get_user_input", "ask_user"}
     return {
         item["tool_call_id"]
@@ -631,7 +635,11 @@ def answered_by_their_decision(recorded_run: Recorded) -> set[str]:
 
 
 def not_shown(recorded_run: Recorded) -> set[str]:
-    """Calls that ended undecided without a pause; and requests without a call, which get one."""
+    """Return the calls that Agno's frames cannot show in the same way.
+
+    These are calls that ended undecided without a pause, and requests without a call, for which the
+    encoder makes a call.
+    """
     paused = {item.get("tool_call_id") for item in items(recorded_run)}
     ended = recorded_run.data("llm.tool_result")
     undecided = {
@@ -643,7 +651,7 @@ def not_shown(recorded_run: Recorded) -> set[str]:
 
 
 def decode(recorded_run: Recorded) -> list[Draft]:
-    """The run after a journey through Agno's protocol, each leg a response of its own."""
+    """Encode the run in Agno's protocol and decode it again, each leg as a response of its own."""
     decoder = AgnoDecoder(AgentFacts(id="assistant", kind=recorded_run.kind))
     encoder = AgnoEncoder(recorded_run.kind)
     known_as = {

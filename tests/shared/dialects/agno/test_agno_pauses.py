@@ -1,4 +1,4 @@
-"""What the Agno decoder makes of pauses, and of what was decided about them."""
+"""How the Agno decoder reads pauses and the decisions about them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_second_pause_does_not_ask_again_for_a_requirement_whose_call_is_settl
         frame(
             "RunPaused",
             tools=[done, waiting],
-            # Agno 2.3 repeats the first pause's requirement as it stood before the decision
+            # Agno 2.3 repeats the first pause's requirement in its state before the decision.
             requirements=[
                 {"id": "q0", "tool_execution": tool("c0", requires_confirmation=True)},
                 {"id": "q1", "tool_execution": waiting},

@@ -1,4 +1,4 @@
-"""Agno's recorded streams, 2.3 and 3.1: what they come to, and that nothing else changes it."""
+"""Agno's recorded streams, 2.3 and 3.1, give their golden drafts in any chunking."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_was_begun_is_ended_and_nothing_is_ended_twice(scenario: Scenario) 
                 ended["subrun"].append(data["subrun_id"])
     assert sorted(begun["message"]) == sorted(set(ended["message"])) == sorted(ended["message"])
     assert sorted(begun["subrun"]) == sorted(set(ended["subrun"])) == sorted(ended["subrun"])
-    # a cancelled or failed run leaves calls without a result: nobody knows what came of them
+    # A cancelled or failed run leaves calls without a result, because their outcome is unknown.
     assert set(ended["call"]) <= set(begun["call"])
     assert len(set(begun["call"])) == len(begun["call"])
     assert len(set(ended["call"])) == len(ended["call"])

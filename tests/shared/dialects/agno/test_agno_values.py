@@ -1,4 +1,4 @@
-"""What Agno says as values: results of tools above all, which come as text."""
+"""How the Agno decoder reads values, above all the results of tools, which come as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever an upstream sends, the Agno decoder neither raises nor breaks the contract."""
+"""For any upstream frames, the Agno decoder neither raises nor breaks the contract."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _STEP_ID = st.sampled_from(["s1", "s2", None, 7])
 
 
 def usually(expected: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """What is meant, and every fourth time anything."""
+    """Draw the expected value, and in a fourth of the cases any JSON value."""
     return st.one_of(expected, expected, expected, _JSON)
 
 
 def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """An object that has any of these fields."""
+    """Draw an object with any subset of these fields."""
     return st.fixed_dictionaries({}, optional=fields)
 
 
@@ -111,7 +111,7 @@ _BODY = some(
 
 
 def frames(names: list[str], max_size: int) -> st.SearchStrategy[list[Frame]]:
-    """Frames of these names, with bodies that look like Agno's, more or less."""
+    """Draw frames of these names, with bodies that resemble Agno's."""
     made = st.builds(
         lambda name, body: Frame(orjson.dumps(body), name), st.sampled_from(names), usually(_BODY)
     )
@@ -158,7 +158,10 @@ def test_whatever_comes_is_events_of_the_contract_with_one_end(
 
 
 def assert_once(drafts: list[Draft | Pause]) -> None:
-    """One end at the end; messages, calls and results once each, and never without a start."""
+    """Check that the run's end is last and that nothing starts or ends twice.
+
+    No result may come without its call, and no end of an inner run without its start.
+    """
     said = [draft for draft in drafts if isinstance(draft, Draft)]
     assert [draft.type for draft in said[:-1] if draft.type in TERMINAL] == []
     begun = Counter(d.data["message_id"] for d in said if d.type == "llm.message_started")

@@ -1,4 +1,4 @@
-"""AG-UI's recorded streams: what they come to, and that nothing else changes it."""
+"""AG-UI's recorded streams give their golden drafts in any chunking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever an upstream sends, the AG-UI decoder neither raises nor breaks the contract."""
+"""For any upstream frames, the AG-UI decoder neither raises nor breaks the contract."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _DELTA = st.sampled_from(["a", "b", "", "{}", '{"q":1}', None])
 
 
 def usually(expected: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """What is meant, and every fourth time anything."""
+    """Draw the expected value, and in a fourth of the cases any JSON value."""
     return st.one_of(expected, expected, expected, _JSON)
 
 
 def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """An object that has any of these fields."""
+    """Draw an object with any subset of these fields."""
     return st.fixed_dictionaries({}, optional=fields)
 
 
@@ -90,7 +90,7 @@ _BODY = some(
 
 
 def frames(names: list[str], max_size: int) -> st.SearchStrategy[list[Frame]]:
-    """Events of these types that look like AG-UI's, more or less."""
+    """Draw events of these types that resemble AG-UI's."""
     made = st.builds(
         lambda name, body: Frame(orjson.dumps({**body, "type": name})),
         st.sampled_from(names),
@@ -140,7 +140,7 @@ def test_whatever_comes_is_events_of_the_contract_with_one_end(
 
 
 def assert_once(drafts: list[Draft | Pause]) -> None:
-    """One end at the end; messages, calls, steps and results once each, never without a start."""
+    """Check that the run's end is last and that nothing starts or ends twice."""
     said = [draft for draft in drafts if isinstance(draft, Draft)]
     assert [draft.type for draft in said[:-1] if draft.type in TERMINAL] == []
 

@@ -1,4 +1,4 @@
-"""AG-UI out, strict profile: what each canonical event becomes, and where a run begins and ends."""
+"""AG-UI's strict profile: the events for each canonical event, and the limits of an AG-UI run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def last(run: Run, audience: Audience = STRICT_1) -> Event:
 
 
 def bare(event: Event) -> Event:
-    """Without the time, which has its own test."""
+    """Return the event without its timestamp, which has a test of its own."""
     return {name: value for name, value in event.items() if name != "timestamp"}
 
 
@@ -147,7 +147,7 @@ def test_nothing_follows_the_end() -> None:
 
 
 def test_a_run_that_is_joined_late_starts_all_the_same() -> None:
-    """Its first events have aged out: the edge says so, and the client needs a start."""
+    """The run's first events have aged out: the edge warns, and the client still needs a start."""
     run = Run().say("system.warning", message="gone", code="history_truncated").text("x")
     assert types(told(run))[:2] == ["RUN_STARTED", "CUSTOM"]
 
@@ -171,7 +171,7 @@ def test_a_stream_that_must_stop_before_it_began_is_an_error_too() -> None:
 
 
 def test_whose_a_message_is_follows_the_history() -> None:
-    """A client rejects the words of another in it."""
+    """A client rejects an event of this message that names another subagent than the history."""
     run = a_run().say("llm.stream", subrun="a", message_id="m1", content="x")
     run.say("llm.message_completed", subrun="a", message_id="m1", role="assistant", content="x")
     messages = [{"id": "m1", "role": "assistant", "subagentRunId": "b"}]
@@ -184,7 +184,7 @@ def test_whose_a_message_is_follows_the_history() -> None:
 
 
 def test_an_entity_stays_whose_it_was_over_a_pause() -> None:
-    """Who joins later has both in one AG-UI run, where another's word for it is rejected."""
+    """A client that joins later has both in one AG-UI run, and rejects another subagent's event."""
     run = a_run().say("llm.tool_call", subrun="a", tool_call_id="c1", tool="t", args={})
     run.pause().resume()
     run.say("llm.tool_result", subrun="b", tool_call_id="c1", tool="t", result=1, outcome="ok")
@@ -308,7 +308,7 @@ def test_parts_that_no_client_would_take_are_told_as_text() -> None:
     assert last(run)["content"] == "found"
 
 
-# waiting
+# pauses
 
 
 def test_a_pause_is_an_interrupt_with_what_is_asked() -> None:
@@ -566,7 +566,7 @@ def a_child_whose_parent_ended() -> Run:
 
 
 def test_a_subagent_names_no_parent_that_the_run_does_not_know() -> None:
-    """A client rejects it: each AG-UI run has subagents of its own."""
+    """A client rejects such a parent, because each AG-UI run has its own subagents."""
     run = a_child_whose_parent_ended().pause().resume()
     run.say("dispatch.worker", worker_name="d", task="", subrun_id="d", parent_subrun_id="p")
     events = of_type(told(run), "SUBAGENT_STARTED")
@@ -670,7 +670,7 @@ def test_an_upstreams_event_that_a_client_would_not_take_travels_inside_another(
     assert last(run)["name"] == "penstock.custom.event"
 
 
-# coming back
+# reconnects
 
 
 def joined(run: Run, cut: int) -> list[Event]:

@@ -1,4 +1,4 @@
-"""Our streams through the real AG-UI client, 1.0.0 and 0.0.59."""
+"""The real AG-UI clients, 1.0.0 and 0.0.59, read the streams of the encoder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def seen(client: Client, body: bytes, **more: Any) -> Verdict:
 
 
 def agents_words(verdict: Verdict) -> list[dict[str, Any]]:
-    """The messages without the user's: those a client that stayed knows by other ids."""
+    """Return the messages without the user's, which a client that stayed has under other ids."""
     return [message for message in verdict.messages if message["role"] != "user"]
 
 
@@ -71,7 +71,10 @@ def test_who_declares_no_version_may_be_a_client_of_today_all_the_same(
 def test_a_recorded_run_that_comes_again_in_a_thread_repeats_no_answer_into_another(
     clients: dict[str, Client], audience: Audience
 ) -> None:
-    """Every upstream id repeats: a client would append the second answer to the first."""
+    """Every upstream id repeats in the second run.
+
+    With equal ids, a client would append the second answer to the first.
+    """
     for name, events in recorded().items():
         if not name.startswith("agui/"):
             continue
@@ -86,7 +89,7 @@ def test_a_recorded_run_that_comes_again_in_a_thread_repeats_no_answer_into_anot
 
 
 def contents(verdict: Verdict) -> list[Any]:
-    """What each message says, asks for or answers, without its ids."""
+    """Return the text and the calls of each message, without ids."""
     return [
         (
             each["role"],
@@ -122,14 +125,18 @@ def test_who_joins_after_any_event_ends_up_with_what_a_client_that_stayed_has(
             assert joined.errors == [], (name, cut)
             assert agents_words(joined) == agents_words(stayed), (name, cut)
             assert joined.state == stayed.state, (name, cut)
-            if stayed.terminals[-1] != "error":  # which leaves a client with what was answered
+            # after an error, the client that stayed keeps interrupts that were answered
+            if stayed.terminals[-1] != "error":
                 assert joined.pendingInterrupts == stayed.pendingInterrupts, (name, cut)
 
 
 def test_several_runs_of_a_thread_are_one_stream_and_ids_that_repeat_stay_apart(
     clients: dict[str, Client],
 ) -> None:
-    """`m1` and `c1` in both runs: a client would append to what it has by that id."""
+    """Both runs have the ids `m1` and `c1`.
+
+    A client would append the second run's text to the entity that it has under this id.
+    """
     first = Run().start().text("one").call(q=1).result().complete().events
     second = [event | {"run_id": f"{RUN_ID[:-1]}f"} for event in first]
     for audience in AUDIENCES:
@@ -143,7 +150,7 @@ def test_several_runs_of_a_thread_are_one_stream_and_ids_that_repeat_stay_apart(
 def test_a_snapshot_of_the_whole_thread_keeps_its_order_and_glues_nothing(
     clients: dict[str, Client],
 ) -> None:
-    """A server that uses the same ids in each run, streams its answer and tells all at the end."""
+    """The server uses the same ids in each run, and sends a snapshot after the streamed answer."""
     runs, thread = [], []
     for number in (1, 2, 3):
         asked = {"id": f"u{number}", "role": "user", "content": f"question {number}"}

@@ -1,4 +1,4 @@
-"""No stream of ours can be rejected: the clients' rules, over recordings and whatever comes."""
+"""The AG-UI clients' rules accept every stream of the encoder: recordings and generated events."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_recorded_run_keeps_the_clients_rules(audience: Audience) -> None:
 
 
 def counters(value: Any) -> set[str]:
-    """The counters that are keys of any object in the value."""
+    """Return the counters that are keys of any object in the value."""
     if isinstance(value, dict):
         inner = [counters(each) for each in value.values()]
         return set(COUNTERS.intersection(value)).union(*inner)
@@ -75,7 +75,7 @@ def counters(value: Any) -> set[str]:
     return set()
 
 
-# whatever comes
+# generated events
 
 _ID = st.sampled_from(["a", "b", "c"])
 _JSON = st.recursive(
@@ -223,7 +223,7 @@ _EVENTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "automation.triggered": _data({"automation": _ID}),
     "category.unknown": _data({}),
 }
-# an end is one of many, so that runs have a middle
+# Most events are no end, so that runs have a middle.
 _TYPES = st.sampled_from([*_EVENTS, *(name for name in _EVENTS if name not in TERMINAL)])
 
 
@@ -248,7 +248,7 @@ any_run = st.lists(any_event, max_size=25)
 
 
 def test_what_is_made_up_covers_the_contract() -> None:
-    """Types that are left out have no handling of their own."""
+    """Check that the generated events have every type that the encoder handles in its own way."""
     assert {name for name in _EVENTS if name in CATALOGUE} >= TERMINAL | {
         name for name in CATALOGUE if name.split(".")[0] in ("llm", "state", "custom")
     } - {"llm.tool_progress"}

@@ -1,4 +1,4 @@
-"""The agent runs contract (agent-runs-sse.md): each of its examples, field by field."""
+"""The encoder gives each example of the agent runs contract (agent-runs-sse.md), field by field."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.drive.agui_out import (
 from support.drive.for_each import for_each
 
 HEAD = {"threadId": THREAD, "runId": "run-1"}
-ID = "6f2ae3b9b92e."  # the run's scope
+ID = "6f2ae3b9b92e."  # the prefix of the run's ids
 
 
 def told(run: Run) -> list[Event]:
@@ -44,7 +44,7 @@ def with_a_tool() -> Run:
     return a_run().call(q="x", message_id="m1").result({"count": 2}).text("Two.").complete()
 
 
-# each example of the document, and the fields that an AG-UI client needs beside them
+# each example of the document, with the fields that an AG-UI client also needs
 
 
 def test_run_started_has_three_fields() -> None:
@@ -103,7 +103,7 @@ def test_an_upstreams_own_router_and_worker_pass_as_they_are() -> None:
 def test_what_is_said_outside_an_upstreams_own_steps_is_the_workers() -> None:
     run = a_step(a_step(a_run().text("Hi"), "router"), "review").complete()
     worker = ["STARTED worker", "FINISHED worker"]
-    # a step with a name that the contract does not have is told as a CUSTOM event
+    # A step whose name the contract does not have becomes a CUSTOM event.
     assert steps_of(run) == [*worker, "STARTED router", "FINISHED router", *worker]
 
 
@@ -248,7 +248,7 @@ def test_a_message_that_was_under_way_when_the_run_failed_ends_as_failed() -> No
     assert (end["answer"], end["status"], end["error"]) == ("Hel", "failed", "no answer")
 
 
-# recorded streams that broke off in the middle of an answer, through their decoders
+# Recorded streams that break off in the middle of an answer.
 CUT_OFF = {
     "agno/2.3.18/model_error_midstream": ("failed", "model backend exploded mid-stream"),
     "agno/3.1.10/model_error_midstream": ("failed", "model backend exploded mid-stream"),
@@ -405,7 +405,7 @@ def test_the_strict_profile_tells_usage_where_the_protocol_has_it() -> None:
     assert finished["usage"] == [{"inputTokens": 1, "outputTokens": 2}]
 
 
-# waiting
+# pauses
 
 
 def test_a_pause_ends_the_step_and_the_run_and_a_decision_begins_both_again() -> None:

@@ -1,4 +1,4 @@
-"""Ids of a thread: what a client of several runs is given, and what its upstream gets back."""
+"""A client of several runs gets distinct ids, and its upstream gets its own ids back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def result(id: str, call: str) -> Message:
 
 
 def snapshot(run: Run) -> list[Message]:
-    """The messages of the run's last MESSAGES_SNAPSHOT."""
+    """Return the messages of the run's last MESSAGES_SNAPSHOT."""
     messages: list[Message] = of_type(encoded(STRICT_1, run.events), "MESSAGES_SNAPSHOT")[-1][
         "messages"
     ]
