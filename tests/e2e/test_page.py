@@ -78,7 +78,7 @@ async def says(page: Page, card: str, words: str) -> None:
 
 
 def is_clean(page: Page, url: str) -> None:
-    """No request left the origin, and the browser complained of nothing (CSP, exceptions)."""
+    """Check that all requests stayed on the origin and the browser logged no error."""
     assert {urlsplit(each).netloc for each in page.requested} == {urlsplit(url).netloc}
     assert page.logged == []
 

@@ -1,4 +1,4 @@
-"""A running edge over a real nats-server; what else there is of Penstock is pretended."""
+"""Run an edge over a real nats-server; the other services are fakes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CONFIG = Config(
 
 
 class Edges:
-    """Starts edges, each with an HTTP client, and stops them all."""
+    """Edges that are started with an HTTP client each, and stopped at the end."""
 
     def __init__(self, stack: AsyncExitStack, nats: NatsServer) -> None:
         self._stack = stack
@@ -55,7 +55,7 @@ class Edges:
         auth: Auth | None = None,
         **settings: Any,
     ) -> Client:
-        """An edge with these settings; gives an HTTP client of it."""
+        """Start an edge with these settings; return an HTTP client of it."""
         url = (nats or self._nats).url
         await make_streams(url)
         bus = await Bus.connect(BusSettings(url=url, **login("edge")))
@@ -80,27 +80,27 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
 
 @pytest.fixture
 async def make_edge(nats_server: NatsServer) -> AsyncIterator[MakeEdge]:
-    """Starts an edge of the test's own, with these settings; gives an HTTP client of it."""
+    """Return a function that starts an edge with these settings; it returns an HTTP client."""
     async with AsyncExitStack() as stack:
         yield Edges(stack, nats_server).make
 
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    """The configuration of `edge`, for a module to say otherwise."""
+    """Return the configuration of `edge`, which a test module may override."""
     return CONFIG
 
 
 @pytest.fixture(scope="module")
 async def edge(nats_server: NatsServer, config: Config) -> AsyncIterator[Client]:
-    """One edge for all tests of a module; a test that changes its state makes its own."""
+    """Run one edge for all tests of a module; a test that changes an edge's state makes its own."""
     async with AsyncExitStack() as stack:
         yield await Edges(stack, nats_server).make(config=config)
 
 
 @pytest.fixture
 async def run(bus: Bus) -> PretendRun:
-    """A run that is on record, of which nothing is said yet."""
+    """Return a run that has a record and no events."""
     run = PretendRun(bus)
     await run.record()
     return run
@@ -108,7 +108,7 @@ async def run(bus: Bus) -> PretendRun:
 
 @pytest.fixture
 async def finished(run: PretendRun) -> PretendRun:
-    """A run of five events: started, three pieces of text, completed."""
+    """Return a run of five events: started, three pieces of text, completed."""
     await run.started()
     await run.text("Hello", " wor", "ld")
     await run.completed("Hello world")
@@ -117,7 +117,7 @@ async def finished(run: PretendRun) -> PretendRun:
 
 @pytest.fixture
 def events(edge: Client) -> Callable[..., Stream]:
-    """Opens a run's stream: `events(run, **query, headers=…)`."""
+    """Return a function that opens a run's stream: `events(run, **query, headers=…)`."""
 
     def open(run: PretendRun, headers: dict[str, str] | None = None, **query: str) -> Stream:
         path = f"/v1/runs/{run.run_id}/events"

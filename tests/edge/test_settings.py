@@ -1,4 +1,4 @@
-"""The edge's settings, as the environment gives them."""
+"""The environment sets the edge's settings."""
 
 from __future__ import annotations
 

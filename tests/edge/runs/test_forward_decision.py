@@ -1,4 +1,4 @@
-"""A decision on its way to the approvals service, which may die before it answers."""
+"""The edge forwards a decision to an approvals service that may end before it replies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
 
 @asynccontextmanager
 async def approvals(bus: Bus, approval_id: str, deaf_for: int) -> AsyncIterator[list[str | None]]:
-    """Takes what it is asked, and says nothing the first times; yields the keys it was asked by."""
+    """Answer decisions, except the first `deaf_for` ones; yield their idempotency keys."""
     keys: list[str | None] = []
 
     async def on_decide(msg: Msg) -> None:

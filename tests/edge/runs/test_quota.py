@@ -1,4 +1,4 @@
-"""So many runs of a user are open and queued, counted over all edges; an end frees a place."""
+"""A user's open and queued runs are limited over all edges; the end of a run frees its place."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ BODY = {"agent": "assistant", "message": "Hello"}
 
 @pytest.fixture
 def user() -> str:
-    """One whom no other test knows: the count is over all runs of the broker."""
+    """Return a user that no other test uses, because the limit counts all runs of the broker."""
     return f"user-{uuid_utils.uuid4()}"
 
 
 @pytest.fixture
 def quota(make_edge: MakeEdge) -> Callable[..., Any]:
-    """Starts an edge that asks who is calling, with these limits."""
+    """Return a function that starts an edge with authentication and these limits."""
 
     def make(**limits: Any) -> Any:
         auth = Auth(AuthConfig(**AuthSettings(jwt_secret=SECRET).model_dump()))
@@ -50,7 +50,7 @@ async def start(edge: Client, user: str, **fields: Any) -> httpx.Response:
 
 
 async def becomes(bus: Bus, run_id: str, status: str) -> None:
-    """The normalizer moves a run's record on."""
+    """Set the status in the run's record, as the normalizer does."""
     entry = await bus.bucket("runs").get(run_id)
     assert entry is not None
     record = RunRecord.model_validate({**orjson.loads(entry.value), "status": status})
@@ -58,7 +58,7 @@ async def becomes(bus: Bus, run_id: str, status: str) -> None:
 
 
 async def started_again(edge: Client, user: str) -> str:
-    """A start, as soon as there is room for it."""
+    """Start a run as soon as the limit allows it; return its id."""
 
     async def tried() -> str:
         answer = await start(edge, user)
@@ -134,7 +134,7 @@ async def test_a_repeat_is_answered_at_the_limit_and_counts_once(
     assert (await start(edge, user, idempotency_key="b")).status_code == 202
     assert (await start(edge, user, idempotency_key="c")).status_code == 429
     assert (await start(edge, user, idempotency_key="a")).status_code == 200
-    # a refusal has not used the key up, nor is it a way around the limit
+    # The refused start has not stored its key, so a repeat with the key meets the limit again.
     assert (await start(edge, user, idempotency_key="c")).status_code == 429
 
 
@@ -172,10 +172,10 @@ async def test_a_run_whose_edge_died_before_its_command_frees_its_place(
     await lost.record(user_id=user)
 
     run_id = await started_again(edge, user)
-    # the one whose command stands in the queue keeps its place
+    # The new run keeps its place, because its command is in the queue.
     for _ in range(3):
         assert (await start(edge, user)).status_code == 429
-    # so does one that a connector has taken, whatever its record says
+    # A run that a connector has taken keeps its place too, whatever its record says.
     taken = await bus.tail(COMMANDS, subjects.command("connector", "start", run_id))
     assert taken is not None
     run = PretendRun(bus, run_id)

@@ -1,4 +1,4 @@
-"""A start that fails before its command leaves no run behind, and a bad record blocks no start."""
+"""A start that fails before its command leaves no run; a broken record blocks no start."""
 
 from __future__ import annotations
 

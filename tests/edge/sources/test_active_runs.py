@@ -1,4 +1,4 @@
-"""What runs are under way is read once, however many streams ask."""
+"""The runs under way are read once, however many streams need them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.fakes.pretend import PretendRun
 
 
 async def of(active_runs: ActiveRuns, bus: Bus, *runs: PretendRun) -> list[str]:
-    """Which of these runs are under way."""
+    """Return the ids of those of these runs that are under way."""
     ids = {run.run_id for run in runs}
     return [each.run_id for each in await active_runs.now(bus) if each.run_id in ids]
 

@@ -1,4 +1,4 @@
-"""No request reads without end: pages within an allowance, users in turns, nothing for who left."""
+"""Each request reads at most its allowance, users take turns, and no work outlives its client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def auth(**settings: Any) -> Auth:
 
 @pytest.fixture
 async def carols(bus: Bus) -> PretendRun:
-    """A run of Carol's with 450 events."""
+    """Return a run of Carol's with 450 events."""
     run = PretendRun(bus)
     await run.record(user_id="carol")
     await run.started()

@@ -1,4 +1,4 @@
-"""The past of many patterns: each message once, in the stream's order, whatever the pieces."""
+"""The history of many patterns has each message once and in order, whatever the batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDS = 3 * LEAST
 
 @pytest.fixture
 async def runs(bus: Bus) -> list[PretendRun]:
-    """Runs whose events alternate, one of which says twice as much."""
+    """Return runs whose events alternate; the first run has twice as many events."""
     runs = [PretendRun(bus) for _ in range(4)]
     for number in range(ROUNDS):
         for run in (*runs, runs[0]):

@@ -26,7 +26,7 @@ PATH = "/v1/events"
 
 @pytest.fixture
 def follow(edge: Client) -> Callable[..., Stream]:
-    """Opens the stream: `follow(subjects=…, headers=…)`."""
+    """Return a function that opens the stream: `follow(subjects=…, headers=…)`."""
 
     def open(headers: dict[str, str] | None = None, **query: str) -> Stream:
         return Stream(edge, "GET", PATH, params=query, headers=headers)
@@ -36,7 +36,7 @@ def follow(edge: Client) -> Callable[..., Stream]:
 
 @pytest.fixture
 async def runs(bus: Bus) -> list[PretendRun]:
-    """Three runs on record, of which nothing is said yet."""
+    """Return three runs that have records and no events."""
     runs = [PretendRun(bus) for _ in range(3)]
     for run in runs:
         await run.record()
@@ -44,7 +44,7 @@ async def runs(bus: Bus) -> list[PretendRun]:
 
 
 async def play(runs: list[PretendRun]) -> list[str]:
-    """Runs whose events alternate; returns the cursors of all, in order."""
+    """Play the runs so that their events alternate; return all cursors in order."""
     for run in runs:
         await run.started()
     for word in ("one", "two", "three"):
@@ -125,7 +125,7 @@ async def test_another_edge_goes_on_where_the_first_stood(
         body = stream.body
     async with Stream(second, "GET", PATH, params={"after": cursors[0]}) as stream:
         assert await ids(stream, len(cursors) - 1) == cursors[1:]
-        # the same bytes from both
+        # Both edges send the same bytes.
         end_of_first = b"id: " + cursors[0].encode() + b"\n\n"
         assert body.partition(end_of_first)[2].startswith(stream.body[:200])
 
@@ -134,7 +134,8 @@ async def test_since_a_time_begins_with_what_was_stored_then(
     follow: Callable[..., Stream], runs: list[PretendRun]
 ) -> None:
     await runs[0].started()
-    # the server's clock is this machine's; the messages are a little apart
+    # The NATS server runs on this machine, so its clock is the same; the 2 ms separate the messages
+    # before and after `since`.
     since = datetime.now(UTC) + timedelta(milliseconds=2)
     await eventually(lambda: _past(since), what="the time to pass")
     cursors = await play(runs[1:])
@@ -299,7 +300,7 @@ async def test_what_has_aged_is_announced(
 
 
 class Heard:
-    """A listener of everything, that keeps what it is given."""
+    """A listener of all events that keeps the sequences of what it receives."""
 
     session_id: str | None = None
 

@@ -1,4 +1,4 @@
-"""Lists of runs: pages are complete and disjoint, whatever is written meanwhile."""
+"""Lists of runs: the pages are complete and disjoint, whatever is written meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.drive.clients import MakeEdge
 from support.fakes.pretend import PretendRun
 from support.real.nats import NatsServer
 
-OLDEST = {  # the fields that the first release wrote
+OLDEST = {  # a record with only the fields of the first release
     "agent": "assistant",
     "session_id": "s1",
     "status": "completed",
@@ -33,7 +33,7 @@ OLDEST = {  # the fields that the first release wrote
 
 @pytest.fixture
 async def own_bus(fresh_nats: NatsServer) -> AsyncIterator[Bus]:
-    """A bus whose buckets are empty."""
+    """Connect to a NATS server whose buckets are empty."""
     async with connected(fresh_nats.url) as bus:
         yield bus
 
@@ -61,7 +61,7 @@ async def pages(
     before: str | None = None,
     **wanted: str,
 ) -> list[list[str]]:
-    """The ids of all pages, one page after another."""
+    """Return the run ids of each page, up to the last page."""
     found = []
     while True:
         page, more = await runs.page(
@@ -81,7 +81,7 @@ async def test_pages_are_complete_and_without_repetitions_while_runs_are_written
     stop = asyncio.Event()
 
     async def writes() -> None:
-        """Change runs that are listed, and create new ones, of this user and of others."""
+        """Change listed runs and create new ones, of this user and of another."""
         while not stop.is_set():
             await put(bus, user, random.choice(made), status=random.choice(["running", "failed"]))
             await put(bus, random.choice([user, others]))
@@ -183,7 +183,7 @@ async def test_a_deleted_run_and_a_run_that_has_aged_out_are_left_out(
     made = [await put(bus, user) for _ in range(6)]
     await listed.index.caught_up()
     await bus.bucket("runs").delete(made[5])
-    # Without a marker, as by age.
+    # The server removes the two records without a delete marker, as it does when they expire.
     await bus.api("STREAM.PURGE.KV_runs", {"filter": f"$KV.runs.{made[3]}"})
     await bus.api("STREAM.PURGE.KV_runs", {"filter": f"$KV.runs.{made[0]}"})
     assert await pages(listed, {user}, 2) == [[made[4], made[2]], [made[1]]]

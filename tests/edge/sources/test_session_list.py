@@ -1,4 +1,4 @@
-"""Lists of sessions: whose a session is, in which order they come, and what older records lack."""
+"""Lists of sessions: who sees a session, the order, and records of older versions."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_sessions_are_sorted_by_their_creation_or_by_their_last_change(
     await run(bus, alice, "s0", runs[0], updated_at="2026-03-01T00:00:00.000Z")
     await run(bus, alice, "s2", runs[2], updated_at="2026-02-01T00:00:00.000Z")
     assert await listed(sessions, alice, sort_by="updated") == ["s1", "s2", "s0"]
-    # A further run is the last one from now on.
+    # The session's further run is now its last run, which decides the order.
     later = await run(bus, alice, "s1", updated_at="2026-04-01T00:00:00.000Z")
     await put(bus, alice, "s1", runs[1], later, user_id=alice)
     await run(bus, alice, "s1", runs[1], updated_at="2020-04-01T00:00:00.000Z")

@@ -33,7 +33,7 @@ PATH = "/v1/events"
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New shards are learnt of at once."""
+    """Have the edges learn of new shards within 0.2 s."""
     monkeypatch.setattr(recovery, "LEARN_S", 0.2)
 
 
@@ -50,7 +50,7 @@ async def edge(bus: Bus, fresh_nats: NatsServer, make_edge: MakeEdge) -> Client:
 
 @pytest.fixture
 async def runs(bus: Bus) -> list[PretendRun]:
-    """Two runs in each shard, on record."""
+    """Return two runs in each shard, with their records."""
     runs = [PretendRun(bus, new_run_id(n % SHARDS, time.time())) for n in range(2 * SHARDS)]
     for run in runs:
         await run.record()
@@ -58,7 +58,7 @@ async def runs(bus: Bus) -> list[PretendRun]:
 
 
 async def play(runs: Sequence[PretendRun], *words: str) -> int:
-    """Lets the runs speak in turn; returns the number of events."""
+    """Play the runs so that their events alternate; return the number of events."""
     for run in runs:
         await run.started()
     for word in words:
@@ -74,13 +74,13 @@ async def frames_of(stream: Stream, count: int) -> list[Frame]:
 
 
 async def first_cursor(stream: Stream) -> str:
-    """The cursor with which the stream begins, before the first event."""
+    """Return the cursor that the stream sends before its first event."""
     await stream.until(b"\n\n")
     return stream.body.partition(b"id: ")[2].split(b"\n")[0].decode()
 
 
 def numbers(frames: Sequence[Frame]) -> dict[str, list[int]]:
-    """The sequences of each run, in the order of the stream."""
+    """Return the sequences of each run, in the order of the stream."""
     found: dict[str, list[int]] = defaultdict(list)
     for frame in frames:
         event = orjson.loads(frame.data)
@@ -276,7 +276,8 @@ async def test_a_client_of_all_shards_that_does_not_read_is_dropped_once(
     runs: list[PretendRun],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # Other tests of this process may have left clients: they close an edge under open streams.
+    # Other tests of this process may have left open streams in the metric, when they closed an edge
+    # with clients. So the test compares with the count before it.
     open_streams = telemetry.CLIENTS.labels("canonical")._value
     before = open_streams.get()
     edge = await make_edge(

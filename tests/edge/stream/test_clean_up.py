@@ -1,4 +1,4 @@
-"""An error in the background ends a stream or is tried again; no client waits in silence."""
+"""An error in the background ends a stream or is retried, so that no client waits in vain."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def hubs(bus: Bus) -> AsyncIterator[Hubs]:
 
 
 async def all_of(client: Client) -> bytes:
-    """What the client is given until its stream ends."""
+    """Return what the client is given until its stream ends."""
     taken = b""
     async with asyncio.timeout(10):
         while (body := await client.take()) is not None:
@@ -155,7 +155,7 @@ async def test_a_stream_until_idle_ends_although_a_record_could_not_be_read_at_f
 
 
 class Begun:
-    """A stream that has begun."""
+    """A stream that has begun, which records whether it is discarded."""
 
     def __init__(self) -> None:
         self.was_discarded = False
@@ -165,7 +165,7 @@ class Begun:
 
 
 class Sent:
-    """What a response has sent."""
+    """An ASGI `send` that keeps the messages of a response."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []

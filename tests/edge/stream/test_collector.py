@@ -1,4 +1,4 @@
-"""The garbage collector of an edge: short pauses, and nothing that needs it."""
+"""The edge's garbage collector pauses only briefly, and nothing depends on a full collection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Uncollected = Callable[[], list[object]]
 
 
 class Node:
-    """An object in a cycle."""
+    """An object that is part of a reference cycle."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -34,7 +34,7 @@ class Node:
 
 @pytest.fixture
 def uncollected() -> Iterator[Uncollected]:
-    """No collection but what the test asks for; returns what one would find."""
+    """Disable the collector; return a function that returns what a collection finds."""
 
     def found() -> list[object]:
         gc.set_debug(gc.DEBUG_SAVEALL)
@@ -97,7 +97,7 @@ def test_in_the_end_all_is_looked_at(uncollected: Uncollected) -> None:
 async def test_a_stream_that_is_over_leaves_nothing_to_the_collector(
     bus: Bus, run: PretendRun, uncollected: Uncollected, dialect: str
 ) -> None:
-    """Its ring would be held until a collection, and that may be an hour away."""
+    """A cycle would keep the ring until the next full collection, perhaps an hour later."""
     await run.record()
     await run.started()
     hubs = Hubs(bus, EdgeSettings(hub_grace_s=0))

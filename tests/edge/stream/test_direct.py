@@ -1,4 +1,4 @@
-"""Events go straight to a client's connection where that was tried, and by ASGI elsewhere."""
+"""Events are written straight to the connection of a server that was tried, else by ASGI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.fakes.pretend import PretendRun
 
 @pytest.fixture
 def sends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the server's ASGI `send` was given, by type."""
+    """Return a list of the types of all messages that the server's ASGI `send` gets."""
     seen: list[str] = []
     send = RequestResponseCycle.send
 
@@ -31,7 +31,7 @@ def sends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def play(make_edge: MakeEdge, run: PretendRun, sends: list[str]) -> tuple[bytes, int]:
-    """A run's stream, and how many sends its live events took."""
+    """Play a run; return the stream's body, and how many sends its live events took."""
     edge = await make_edge()
     await run.started()
     async with Stream(edge, "GET", f"/v1/runs/{run.run_id}/events") as stream:
@@ -71,7 +71,7 @@ async def test_another_server_gets_the_same_bytes_by_asgi(
 async def test_a_stream_that_is_over_is_freed_without_the_garbage_collector(
     make_edge: MakeEdge, run: PretendRun, leaves: bool
 ) -> None:
-    """The collector looks at long-lived objects once an hour."""
+    """A full collection, which would free the stream otherwise, comes only once an hour."""
 
     def present() -> int:
         return sum(isinstance(each, Client | direct_write.Direct) for each in gc.get_objects())

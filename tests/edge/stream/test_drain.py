@@ -1,4 +1,4 @@
-"""An edge that is about to stop: it opens nothing, and leads its streams to another edge."""
+"""A draining edge opens no stream, and closes its streams so that clients reconnect elsewhere."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ AGUI = {
 EVENT_STREAM = {"accept": "text/event-stream"}
 DECISION = {"tools": [{"tool_call_id": "c1", "confirmed": True}], "stream": True}
 SESSION = "/apps/assistant/users/ann/sessions/s1/run"
-# Every request that is answered by a stream, or by a run that is waited for.
+# All requests whose answer is a stream, or waits for the end of a run.
 STREAMS: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/v1/runs", {"json": {"agent": "assistant", "message": "?"}, "headers": EVENT_STREAM}),
     ("GET", "/v1/runs/{run_id}/events", {}),
@@ -189,7 +189,8 @@ async def test_the_connection_of_a_stream_that_is_sent_away_is_closed(
     writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     await reader.readuntil(b"lifecycle")
     draining = edge.draining(grace_s=0.5)
-    # a browser would come back on it, to the very edge that is about to stop
+    # The edge closes the connection: a browser would otherwise reconnect on it, to the edge that is
+    # about to stop.
     rest = await asyncio.wait_for(reader.read(), WAIT_S)
     assert rest.endswith(b"\r\n0\r\n\r\n")
     await draining
@@ -222,7 +223,7 @@ async def test_what_is_no_stream_is_answered_to_the_end(serve: Serve, run: Prete
     )
     assert len(page.json()["events"]) == 1
     started = await edge.http.post("/v1/runs", json={"agent": "assistant", "message": "Hello"})
-    assert started.status_code == 202  # it is on the bus, where others take it
+    assert started.status_code == 202  # the start is on the bus, where another service takes it
 
 
 async def test_a_leg_by_post_is_kept_to_its_end_and_told_nothing(serve: Serve, bus: Bus) -> None:
@@ -339,7 +340,7 @@ async def test_who_was_given_nothing_yet_comes_back_to_the_moment_at_which_it_ca
         await draining
     (cursor,) = re.findall(rb"^id: (\S+)$", stream.body, re.MULTILINE)
     name = str(uuid.uuid4())
-    await run.say("custom.event", name=name, value=1)  # while it is away
+    await run.say("custom.event", name=name, value=1)  # while the client is disconnected
     async with Stream(
         second.http,
         "GET",
@@ -389,7 +390,8 @@ async def test_neither_a_leg_nor_a_socket_without_cursors_becomes_too_old(
         connect(base, proxy=None) as socket,
         connect(f"{base}?cursors=on", proxy=None) as old,
     ):
-        error = await closed(old)  # it came last
+        # this connection is the youngest, so the other two are at least as old
+        error = await closed(old)
         playing = PretendRun(bus, leg.run_id)
         await playing.leg(b'data: {"a": 1}\n\n')
         assert [frame.data for frame in await leg.rest()] == [b'{"a": 1}']

@@ -1,4 +1,4 @@
-"""A quiet edge writes at once; a busy one joins the frames of fast runs, for a limited time."""
+"""A quiet hub is flushed at once; for a busy edge, frames are joined for a limited time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.fakes.connections import World
 
 
 class Counted:
-    """A hub that counts its flushes, and is flushed again after `join_s`."""
+    """A hub that counts its flushes and may be flushed again after `join_s`."""
 
     def __init__(self, to: Flushes, writes: int = 1) -> None:
         self.flush_at = 0.0
@@ -48,7 +48,7 @@ async def test_the_next_flush_waits_until_the_time_is_over(to: Flushes) -> None:
     to.add(hub)
     await asyncio.sleep(0)
     to.add(hub)
-    to.add(other)  # does not wait for the first
+    to.add(other)  # the other hub does not wait for the first one
     await asyncio.sleep(0)
     assert (len(hub.flushed_at), len(other.flushed_at)) == (1, 1)
 
@@ -71,7 +71,8 @@ async def test_the_time_grows_with_the_deliveries_and_is_short_again_when_it_is_
         await eventually(changed)
 
     assert to.join_s == 0
-    to.delivered("canonical", int(2 * FULL_RATE * 60))  # more than a busy machine could be late for
+    # so many that even a measurement that comes a minute late exceeds FULL_RATE
+    to.delivered("canonical", int(2 * FULL_RATE * 60))
     await measured()
     assert to.join_s == JOIN_S
     to.delivered("canonical", 1)

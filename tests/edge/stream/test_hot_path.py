@@ -1,4 +1,4 @@
-"""What one live event costs, in function calls: these counts do not depend on the machine.
+"""The cost of one live event in function calls, which do not depend on the machine.
 
 A count that grows needs a reason.
 """
@@ -24,7 +24,7 @@ EVENTS = 20
 
 
 def calls(work: Callable[[], Any]) -> int:
-    """How many functions, of Python and of C, the work calls."""
+    """Return how many Python and C functions the work calls."""
     count = 0
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
@@ -36,11 +36,11 @@ def calls(work: Callable[[], Any]) -> int:
         work()
     finally:
         sys.setprofile(None)
-    return count - 1  # `sys.setprofile` itself
+    return count - 1  # without the call of `sys.setprofile`
 
 
 class Quiet(Connection):
-    """Its `write` does nothing, and is one call."""
+    """A connection whose `write` does nothing and costs one call."""
 
     def write(self, chunk: bytes) -> None:
         self.writes += 1
@@ -134,7 +134,7 @@ async def test_a_client_in_step_has_no_task() -> None:
 
 
 async def test_the_garbage_collector_tracks_no_event_of_a_ring() -> None:
-    """With two tracked objects for each event, 10,000 events/s led to a full collection in 4 s."""
+    """With two tracked objects per event, 10,000 events/s caused a full collection after 4 s."""
     world = World()
     connection = await world.join()
     world.say("first")

@@ -1,4 +1,4 @@
-"""What the clients of a run share, and what happens to those who do not read."""
+"""What the clients of a run share, and what happens to clients that do not read."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ async def test_a_lost_nats_server_is_503_and_open_streams_are_kept_and_go_on_aft
     await run.record()
     await run.started()
     path = f"/v1/runs/{run.run_id}/events"
-    session = "/apps/assistant/users/ann/sessions/s9/run"  # of which there is no run yet
+    session = "/apps/assistant/users/ann/sessions/s9/run"  # a session that has no run yet
     async with Stream(edge, "GET", path) as stream, Stream(edge, "GET", session) as waiting:
         await stream.frame()
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Clients that have all events are written to as one group, and each gets each event once."""
+"""Clients that have all events are written to as one group; each client gets each event once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from support.fakes.connections import Connection, World
 
 @pytest.fixture(autouse=True)
 def no_joining(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each hub is flushed at once, and two writes are one slice of a fan-out."""
+    """Flush each hub at once, and pause each fan-out after two writes."""
     monkeypatch.setattr(flushes, "JOIN_S", 0.0)
     monkeypatch.setattr(hub_module, "SLICE", 2)
 
@@ -49,7 +49,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def in_step(world: World, count: int) -> list[Connection]:
-    """So many clients that are in step after the first event."""
+    """Return so many clients that are in step after the first event."""
     connections = [await world.join() for _ in range(count)]
     world.say("first")
     await until(lambda: all(each.is_in_step for each in connections))
@@ -152,7 +152,8 @@ async def test_the_end_of_the_run_ends_each_response(world: World) -> None:
     assert {each.client.end for each in connections} == {End.COMPLETE}
     assert not world.hubs.streams
     await until(lambda: world.sources[0].is_stopped)
-    assert not any(each.is_closed for each in connections)  # the connection is used again
+    # the connection stays open for the next request
+    assert not any(each.is_closed for each in connections)
 
 
 @pytest.mark.parametrize("reason", ReconnectReason)
@@ -246,7 +247,10 @@ async def test_closing_the_edge_completes_each_response(world: World) -> None:
 
 
 class Coming(RuleBasedStateMachine):
-    """Any order of what may happen to the clients of one hub; each step may stop within a flush."""
+    """A state machine of what may happen to the clients of one hub, in any order.
+
+    Each step runs only a few turns of the event loop, so the next step may come within a flush.
+    """
 
     runner: asyncio.Runner
     connections = Bundle("connections")
@@ -295,7 +299,7 @@ class Coming(RuleBasedStateMachine):
     def keep_alive(self, connection: Connection, turns: int) -> None:
         def maintain() -> None:
             now = asyncio.get_running_loop().time()
-            # Without this, a client whose connection is full would be dropped.
+            # `maintain` would drop a client whose connection is full.
             if not connection.flow.write_paused:
                 connection.client.maintain(now + 30, 15, self.world.settings)
 
@@ -332,7 +336,7 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-@pytest.mark.timeout(300)  # what fails is made smaller first
+@pytest.mark.timeout(300)  # Hypothesis shrinks a failing example before it reports it
 @examples(60)
 def test_each_client_gets_each_event_once_whatever_happens_to_the_others(
     runner: asyncio.Runner, count: int

@@ -1,4 +1,4 @@
-"""What an edge holds for its clients, and what becomes of those who do not read."""
+"""How much an edge keeps for its clients, and what happens to clients that do not read."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ async def test_all_rings_together_stay_within_their_limit_and_nobody_misses_anyt
         return all(reader.hub.closed for reader in readers)
 
     await eventually(all_ended)
-    # nobody has read by now: what was given up is read from the stream
+    # No client has read so far. The rings have given up older frames, so the clients read these
+    # from the stream.
     told = [await whole(reader) for reader in readers]
     assert most <= limit
     assert metric("penstock_ring_bytes") <= limit
@@ -91,7 +92,7 @@ async def test_all_rings_together_stay_within_their_limit_and_nobody_misses_anyt
 
 
 async def lazy(edge: Client, request: bytes) -> socket.socket:
-    """A connection that has asked for a stream, and does not read."""
+    """Open a connection that requests a stream and never reads."""
     loop = asyncio.get_running_loop()
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -125,7 +126,7 @@ async def dropped_after(before: float) -> None:
 async def test_who_replays_and_never_reads_is_given_one_piece_and_dropped_in_time(
     make_edge: MakeEdge, run: PretendRun, caplog: pytest.LogCaptureFixture, dialect: str
 ) -> None:
-    # a ring of 100 KB: what the client asks for stands in the stream alone
+    # The ring keeps only 100 KB, so the client's events must be read from the stream.
     edge = await make_edge(keep_alive_s=0.3, write_timeout_s=0.6, ring_bytes=100_000)
     await run.started()
     for _ in range(100):
@@ -136,7 +137,7 @@ async def test_who_replays_and_never_reads_is_given_one_piece_and_dropped_in_tim
         path = f"/v1/runs/{run.run_id}/events?dialect={dialect}"
         connection = await lazy(edge, get(path))
         await dropped_after(before)
-    # 20 MB stand there: the kernel's buffers and one piece were filled, and no more was read
+    # The stream has 20 MB. The edge read only enough to fill the kernel's buffers and one piece.
     assert metric("penstock_delivered_total", dialect=dialect) - given < 60
     assert any(run.run_id in message and "dropped" in message for message in caplog.messages)
     body = await rest(connection)

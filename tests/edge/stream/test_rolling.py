@@ -1,4 +1,4 @@
-"""Edges as processes: replaced one after another under load, stopped in the middle, run dry."""
+"""Edges as processes: they are replaced one by one under load, or stopped while they work."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def bus(fresh_nats: NatsServer) -> AsyncIterator[Bus]:
 
 @pytest.fixture
 async def penstock(fresh_nats: NatsServer, tmp_path: Path) -> AsyncIterator[Deployment]:
-    """No service yet; each that is started has `GRACE_S` to drain."""
-    await make_streams(fresh_nats.url)  # an edge may not
+    """Run no service yet; each service that a test starts has `GRACE_S` to drain."""
+    await make_streams(fresh_nats.url)  # an edge's user may not create streams
     config = tmp_path / "penstock.yaml"
     config.write_text("agents: []\n")
     environment = {"PENSTOCK_DRAIN_S": str(GRACE_S)}
@@ -48,18 +48,18 @@ async def penstock(fresh_nats: NatsServer, tmp_path: Path) -> AsyncIterator[Depl
 
 @dataclass
 class Follower:
-    """A client that follows a run over any number of edges, as an EventSource would."""
+    """A client that follows a run over any number of edges, as an EventSource does."""
 
     path: str
     told: list[int] = field(default_factory=list)
-    ended_at: list[float] = field(default_factory=list)  # its streams, but the last
+    ended_at: list[float] = field(default_factory=list)  # the ends of all its streams but the last
     asked_to_wait: int = 0
     last_id: str = ""
 
     async def follow(self, edges: list[int]) -> None:
-        """To the run's end. `edges`: the ports at which one may be."""
+        """Follow the run to its end; `edges` are the ports at which an edge may listen."""
         while True:
-            # what a load balancer does
+            # A load balancer also picks an edge at random.
             for port in random.sample(edges, len(edges)):
                 if (answer := await self._stream(port)) is not None:
                     break
@@ -88,7 +88,7 @@ class Follower:
             while size := int(await reader.readuntil(b"\r\n"), 16):
                 piece = (await reader.readexactly(size + 2))[:-2]
                 body += piece
-                # every write of the edge ends with a frame
+                # Each write of the edge ends with a frame, so a piece has whole frames.
                 self.told += [int(each) for each in re.findall(rb'"sequence":(\d+)', piece)]
                 for id in re.findall(rb"^id: (\S+)$", piece, re.MULTILINE):
                     self.last_id = id.decode()
@@ -147,7 +147,7 @@ async def test_edges_are_replaced_one_after_another_and_no_client_misses_or_repe
         over.set()
     for number, follower in enumerate(followers):
         assert follower.told == list(range(1, runs[number % RUNS].sequence + 1))
-    # none was cut: each that had to go was told when to come back
+    # No stream was cut: each client was told how long to wait before it reconnects.
     assert sum(each.asked_to_wait for each in followers) == sum(
         len(each.ended_at) for each in followers
     )

@@ -1,4 +1,4 @@
-"""A session over a WebSocket: one text message an event, and a close code that says why."""
+"""A session over a WebSocket: one text message per event, and a close code with the reason."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def ws(edge: Client, session_id: str) -> Open:
-    """Opens the session's WebSocket: `ws(dialect=…)`."""
+    """Return a function that opens the session's WebSocket: `ws(dialect=…)`."""
 
     @asynccontextmanager
     async def open(origin: str | None = None, **query: str) -> AsyncIterator[ClientConnection]:
@@ -78,7 +78,7 @@ async def receive(connection: ClientConnection) -> Any:
 
 
 async def closed(connection: ClientConnection) -> tuple[int | None, str | None]:
-    """The messages up to the close are read; its code and reason."""
+    """Read all messages up to the close; return the close code and reason."""
     await rest(connection)
     return connection.close_code, connection.close_reason
 
@@ -185,9 +185,9 @@ async def test_the_peer_is_pinged_as_often_as_streams_are_kept_alive(
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 101")
         ping = await reader.readexactly(2)
-        assert ping[0] == 0x89  # a whole ping frame
+        assert ping[0] == 0x89  # the ping comes in a single frame
         await reader.readexactly(ping[1])
-        # who does not answer is closed
+        # The edge closes a connection that does not answer the ping.
         close = await reader.readexactly(4)
     assert close[0] == 0x88
     assert int.from_bytes(close[2:]) == 1011
@@ -212,7 +212,7 @@ async def test_whoever_does_not_read_is_dropped_and_told_to_try_again(
         url(edge, session_id), sock=small, max_queue=1, compression=None, proxy=None
     ) as connection:
         await run.started()
-        await connection.recv()  # from here on it is live: a replay may take its time
+        await connection.recv()  # a live client from here on; a client in its replay gets more time
         for _ in range(40):
             await run.text("x" * 400_000)
 

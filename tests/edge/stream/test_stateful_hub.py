@@ -1,6 +1,7 @@
-"""Clients of one run: they come, go, come back with a cursor, and read at any pace.
+"""Clients of one run connect, leave, reconnect with a cursor, and read at any pace.
 
-Meanwhile the line loses and repeats what comes live, and the ring is too small for the slow.
+Meanwhile the connection to NATS loses and repeats live messages, and the ring is too small for slow
+clients.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from support.fakes.pretend import PretendRun
 from support.real.nats import NatsServer
 
 READ_S = 0.03
-RING_BYTES = 2_000  # some frames
+RING_BYTES = 2_000  # room for a few frames
 
 
 class Reader:
-    """A client over all its connections. `frames`: what it has, each once, it must hope."""
+    """A client over all its connections; `frames` has all frames that the client has received."""
 
     def __init__(self, hubs: Hubs, run: PretendRun, dialect: str) -> None:
         self._hubs, self._run, self.dialect = hubs, run, dialect
@@ -58,7 +59,7 @@ class Reader:
             self._client, self._parser = await self._hubs.join(seen, place), Parser()
 
     async def read(self, timeout_s: float = READ_S) -> bool:
-        """One write of the server; False at the stream's end."""
+        """Read one write of the server; return False at the stream's end."""
         await self.come()
         assert self._client is not None
         self._taking = self._taking or asyncio.create_task(self._client.take())
@@ -71,7 +72,7 @@ class Reader:
         return body is not None
 
     async def leave(self) -> None:
-        """What was on its way is lost; the client goes on after the last frame that it has."""
+        """Lose what was on its way; the next connection continues after the last received frame."""
         if self._taking is not None:
             self._taking.cancel()
             with suppress(asyncio.CancelledError):
@@ -83,7 +84,7 @@ class Reader:
 
 
 class Reading(RuleBasedStateMachine):
-    """The reference is a client that comes when all is over, and reads it whole."""
+    """A state machine whose reference is a client that reads the whole stream after its end."""
 
     world: World
     treat: list[str]
@@ -162,7 +163,7 @@ def world(nats_server: NatsServer) -> Iterator[World]:
     world.close()
 
 
-@pytest.mark.timeout(300)  # what fails is made smaller first
+@pytest.mark.timeout(300)  # Hypothesis shrinks a failing example before it reports it
 @examples(12)
 def test_each_client_gets_each_frame_once_and_in_order(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int
@@ -176,7 +177,7 @@ def test_each_client_gets_each_frame_once_and_in_order(
             take(self, msg)
 
     monkeypatch.setattr(Follow, "_on_live", on_live)
-    monkeypatch.setattr(Follow.__init__, "__defaults__", (0.1,))  # the probe
+    monkeypatch.setattr(Follow.__init__, "__defaults__", (0.1,))  # probe_s
     machine = type("Readers", (Reading,), {"world": world, "treat": treat})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=count, stateful_step_count=20)

@@ -1,4 +1,4 @@
-"""Who may do what, on every route of every service: one table, asked by everybody."""
+"""One table says which caller may use which route; it covers every route of every service."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def penstock(nats: NatsServer) -> AsyncIterator[Secured]:
 
 
 def check_shape(row: Row, answer: httpx.Response) -> None:
-    """The refusal is in the words of the surface."""
+    """Check that the refusal has the error shape of the surface."""
     body = answer.json()
     match row.operation.errors.name:
         case "problem":
@@ -172,7 +172,7 @@ async def test_a_scope_that_a_request_needs_is_one_that_its_operation_declares(r
     assert set(row.how.also) <= {*row.operation.sometimes, *row.operation.any_scope}
 
 
-# whose
+# ownership
 
 
 async def test_a_list_shows_ones_own_runs_only(penstock: Secured) -> None:
@@ -276,7 +276,7 @@ async def test_who_decides_is_who_calls(penstock: Secured) -> None:
 
 @dataclass(frozen=True)
 class Pause:
-    """A pause of Alice's, and who answers it."""
+    """A pause of Alice's, and the user who answers it."""
 
     run_id: str
     session_id: str
@@ -315,7 +315,7 @@ Answer = Callable[[Pause], tuple[str, dict[str, Any]]]
 
 
 async def _answered(penstock: Secured, answer: Answer, user: str, scope: str) -> httpx.Response:
-    """What the user is told who answers a pause of Alice's."""
+    """Have the user answer a pause of Alice's; return the response."""
     run = await penstock.live()
     approval_id = await penstock.approval(run)
     await run.say("lifecycle.paused", reason="approval_required", approval_id=approval_id)
@@ -415,11 +415,12 @@ async def test_a_stream_token_opens_streams_and_nothing_else(penstock: Secured) 
         if row.operation.public or row.route == "/v1/events":
             continue
         path = row.route.format(**await penstock.given(row))
-        query = {"token": made["token"], "until": "idle"}  # or a thread's stream would stay open
+        # without `until`, a thread's stream would stay open
+        query = {"token": made["token"], "until": "idle"}
         answer = await penstock.http.request(
             row.method, path, params=query, headers=row.how.headers
         )
-        # streams of single runs are other streams; everything else takes no token in its URL
+        # All other routes with streams accept the token; the rest accepts no token in the URL.
         streams = row.operation.takes_stream_token
         assert answer.status_code == (200 if streams else 401), row
 
@@ -453,7 +454,7 @@ async def test_a_stream_token_of_a_session_opens_that_session(penstock: Secured)
 
 
 async def _service_token(penstock: Secured, **asked: Any) -> str:
-    """A stream token of somebody who may act for others."""
+    """Return a stream token of a caller who may act for others."""
     headers = bearer("service", scope="read act-as")
     made = await penstock.http.post(
         "/v1/tokens", json={"subjects": ["*.*"], **asked}, headers=headers
@@ -494,7 +495,7 @@ async def test_a_stream_token_reaches_whom_it_names(
 
 
 async def test_views_of_different_reach_are_not_shared(penstock: Secured) -> None:
-    """Clients of one view share what is read: a user's id must not be taken for another's."""
+    """Clients of one view share its events, so views of different users must never be shared."""
     bobs, alices = await penstock.live("bob"), await penstock.live()
     tokens = [await _service_token(penstock, users=users) for users in (["bob"], "*", ["*b"])]
     wide = penstock.stream("/v1/events", token=tokens[1])
@@ -594,7 +595,7 @@ async def test_where_nobody_is_asked_only_loopback_is_bound(
             pass
 
 
-# nobody is asked
+# no authentication
 
 
 async def test_without_authentication_everybody_is_anonymous(nats: NatsServer) -> None:

@@ -1,4 +1,4 @@
-"""A body that is too large is 413 on every route, has no effect, and the client reads it."""
+"""A body that is too large gets 413 on every route and has no effect; the client reads the 413."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def penstock(nats: NatsServer) -> AsyncIterator[Secured]:
 
 
 async def status_of(penstock: Secured, row: Row, path: str, told: Told) -> int:
-    """What a client reads that sends all of its body before it reads, and wants to be let go."""
+    """Send the whole body before reading, with `Connection: close`; return the status."""
     headers = {
         **row.how.headers,
         **bearer(scope=ALL_SCOPES),

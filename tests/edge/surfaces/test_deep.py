@@ -1,4 +1,4 @@
-"""JSON that is nested too deeply is refused at every border: not all could write it again."""
+"""Every surface refuses deeply nested JSON, because it could not always be encoded again."""
 
 from __future__ import annotations
 

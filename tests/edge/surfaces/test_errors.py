@@ -1,4 +1,4 @@
-"""What clients read of a failure has no credential and no internal address, on every surface."""
+"""On every surface, an error that clients read has no credential and no internal address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.fakes.raw import agno
 from support.real.nats import NatsServer
 
 SERVICES = [ConnectorService, NormalizerService, EdgeService]
-OURS = "our-own-Credential-9f3"  # that the connector sends
+OURS = "our-own-Credential-9f3"  # the credential that the connector sends to the agent server
 PASSWORD, TOKEN, HOST = "hunter2-kept", "s3cret-bearer-0451", "db.prod.internal"
 WORDS = (
     f"cannot store: postgres://app:{PASSWORD}@{HOST}:5432/runs refused; "
@@ -76,7 +76,7 @@ def config(url: str) -> Config:
 
 
 async def refuses(answer: Answer) -> None:
-    """500 with the words, and with what it was called with."""
+    """Answer with 500 and a text that contains WORDS and the connector's credential."""
     told = {"detail": f"{WORDS}; the token {OURS} is not known to http://127.0.0.1:1/x"}
     await answer.whole(json.dumps(told).encode(), 500)
 
@@ -110,14 +110,14 @@ SAID = {
 
 
 def check_clean(text: str) -> None:
-    """None of what is private, and that something was taken out."""
+    """Check that the text has nothing private and that something was redacted."""
     found = [secret for secret in PRIVATE if secret in text]
     assert not found, text
     assert "[redacted]" in text or "[address]" in text, text
 
 
 async def failed(penstock: Pipeline, agent: str) -> str:
-    """A run of the agent, which has failed."""
+    """Start a run of the agent, which must fail; return its id."""
     run_id = await penstock.start_run(agent, "hello")
     *_, last = await penstock.ended(run_id)
     assert last.type == "lifecycle.failed"
@@ -126,7 +126,7 @@ async def failed(penstock: Pipeline, agent: str) -> str:
 
 
 async def check_every_dialect(http: httpx.AsyncClient, run_id: str) -> None:
-    """A client that follows the run reads nothing private, in whatever dialect."""
+    """Check that a client of the run reads nothing private in any dialect."""
     for dialect in READ:
         answer = await http.get(f"/v1/runs/{run_id}/events", params={"dialect": dialect})
         assert answer.status_code == 200, answer.text
@@ -167,7 +167,7 @@ async def test_what_an_upstream_answers_to_a_request(
     assert record.unredacted is not None
     assert PASSWORD in record.unredacted["error"]
     assert PASSWORD in caplog.text
-    # what we are known by upstream stands nowhere
+    # The connector's own credential appears nowhere.
     assert not any(OURS.encode() in frame.payload for frame in frames)
     assert OURS not in str(record.unredacted)
 

@@ -1,4 +1,4 @@
-"""executions-sse.md, seen from outside."""
+"""The executions surface as executions-sse.md describes it, seen by a client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trigger(edge: Client, headers: dict[str, str] | None = None, **body: Any) ->
 
 
 async def play(run: PretendRun) -> None:
-    """One event of every documented kind but the bad ends."""
+    """Play a run with one event of each documented kind, except the bad ends."""
     await run.started()
     await run.text("Analyzing ", "topology")
     await run.say("llm.reasoning", thought="the database first", reasoning_id="r")
@@ -317,7 +317,7 @@ async def test_a_cancel_with_a_bad_body_is_422(edge: Client, body: Any) -> None:
 
 @pytest.mark.parametrize("path", [TRIGGER, CANCEL, "/v1/runs"])
 async def test_a_body_that_does_not_say_it_is_json_is_415(edge: Client, path: str) -> None:
-    """A foreign web page can send such a request without being asked first."""
+    """A foreign web page can send such a request without a CORS preflight."""
     answer = await edge.post(path, content=b'{"topologyId": 123, "userMessage": "hi"}')
     assert answer.status_code == 415
 

@@ -1,4 +1,4 @@
-"""What official clients ask first, and Agno's runs in the background."""
+"""The first requests of official clients, and Agno's runs in the background."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config() -> Config:
 
 @pytest.fixture
 def agno_python() -> str:
-    """The interpreter that has Agno's own client."""
+    """Return the path of the Python interpreter that has Agno's own client."""
     if not AGNO.python.exists():
         reason = "no environment of the real Agno: run `make upstreams`"
         pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
@@ -73,7 +73,8 @@ async def test_each_listed_app_can_be_called_by_its_name(edge: Client) -> None:
         agent.agent if agent.protocol == "adk" else agent.id for agent in CONFIG.agents
     )
     for name in names:
-        # an ADK server's answer is its own; that of an unknown app would be 404 here
+        # For an ADK app, the edge passes on the answer of its server, or 502. An unknown app gets
+        # 404.
         answer = await edge.get(f"/apps/{name}/users/anonymous/sessions")
         assert answer.status_code in (200, 502), name
 

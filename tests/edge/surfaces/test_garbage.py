@@ -1,4 +1,4 @@
-"""Clients that send garbage: a cursor is refused, a WebSocket closed, and nobody else notices."""
+"""A garbage cursor is refused, a garbage WebSocket is closed, and other clients do not notice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALPHABET = "0123456789-- +.eEx\u0660\u00b2\t%/\\\"'<>"
 
 
 def garbage(rng: random.Random) -> str:
-    """A cursor of nobody's making, more or less like one."""
+    """Return random text that resembles a cursor more or less."""
     length = rng.choice((1, 3, 8, 40, 3000))
     return "".join(rng.choice(_ALPHABET) for _ in range(length))
 
@@ -46,7 +46,8 @@ async def cursors_are_refused(edge: Client, run: PretendRun, seed: str, count: i
         path, cursor = rng.choice(paths), garbage(rng)
         header = cursor.encode("utf-8", "replace")
         async with asyncio.timeout(20):
-            # a cursor that happens to be one may open a stream: its head is enough
+            # A cursor that happens to be valid may open a stream, so only the response's head is
+            # read.
             async with edge.stream("GET", path, headers={b"last-event-id": header}) as answer:
                 status = answer.status_code
         nothing_wrong = _is_cursor(cursor) or not cursor.strip()
@@ -76,7 +77,7 @@ async def test_chaos_no_garbage_for_a_cursor_is_an_error_of_ours(
 
 
 async def websocket_garbage(edge: Client, session_id: str, body: bytes) -> None:
-    """A right handshake, then these bytes; the server ends it in its own time."""
+    """Send a valid handshake and these bytes; wait until the server closes the connection."""
     host, port = edge.base_url.host, edge.base_url.port
     reader, writer = await asyncio.open_connection(host, port)
     key = base64.b64encode(random.Random(0).randbytes(16)).decode()
@@ -104,10 +105,10 @@ async def test_no_bytes_on_a_websocket_harm_the_others(edge: Client, run: Preten
     hostile = [
         b"\xff" * 20,  # reserved bits and opcode
         b"\x81\x05hello",  # without a mask
-        b"\x81\xff\x7f\xff\xff\xff\xff\xff\xff\xff",  # more than there can be
-        b"\x09\xfe\xff\xff" + bytes(300),  # a ping in pieces, and too long
-        b"\x88\x82\0\0\0\0\x03\xe7",  # a close code that is none
-        b"\x80\x80\0\0\0\0",  # goes on with nothing
+        b"\x81\xff\x7f\xff\xff\xff\xff\xff\xff\xff",  # a length beyond every limit
+        b"\x09\xfe\xff\xff" + bytes(300),  # a fragmented ping that is too long
+        b"\x88\x82\0\0\0\0\x03\xe7",  # a close code that does not exist
+        b"\x80\x80\0\0\0\0",  # a continuation of no message
         *(rng.randbytes(rng.randrange(1, 400)) for _ in range(6)),
     ]
     async with connect(other, proxy=None) as connection:

@@ -1,4 +1,4 @@
-"""Every recorded stream of ADK and of Agno, and ADK's document's own, as their clients get them."""
+"""Clients get every recorded stream of ADK and Agno, and that of ADK's document, unchanged."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ASKED = {
 
 
 def in_pieces(body: bytes) -> list[bytes]:
-    """Cut at places that are no frames' ends, the same in every run of the test."""
+    """Cut the body at places that are not frame ends; the same body is always cut alike."""
     cuts = sorted(random.Random(len(body)).sample(range(len(body) + 1), min(3, len(body))))
     edges = [0, *cuts, len(body)]
     return [body[start:end] for start, end in itertools.pairwise(edges) if start < end]
 
 
 async def passed(edge: Client, bus: Bus, recording: Path, path: str, **request: Any) -> bytes:
-    """What a client gets when the upstream answers with this recording."""
+    """Return the body that a client gets when the upstream sends this recording."""
     async with Stream(edge, "POST", path, **request) as stream:
         assert stream.response.status_code == 200
         await PretendRun(bus, stream.run_id).leg(*in_pieces(recording.read_bytes()))
@@ -70,7 +70,7 @@ async def test_every_recorded_stream_of_agno_passes_byte_for_byte(
 
 
 async def test_adks_own_kind_of_client_reads_what_we_read(edge: Client, bus: Bus) -> None:
-    """The document's client splits on blank lines and takes what follows `data: `."""
+    """The document's client splits on blank lines and takes the text after `data: `."""
     for recording in (DOCUMENT, *(GOLDEN / "adk/2.13.0").glob("*_stream.sse")):
         body = await passed(edge, bus, recording, "/run_sse", json=ASKED)
         split = [each.removeprefix(b"data: ") for each in body.split(b"\n\n") if each]

@@ -1,4 +1,4 @@
-"""What a start may pass: on every surface the same table, and 422 that names the field."""
+"""All surfaces check starts by the same table; a 422 names the refused field."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def config() -> Config:
 
 
 async def refused(edge: Client, path: str, body: Any) -> str:
-    """What a 422 says, as the surface says it."""
+    """Send a start that must get 422; return the text of the answer."""
     answer: httpx.Response = await edge.post(path, json=body)
     assert answer.status_code == 422, answer.text
     return answer.text
@@ -136,7 +136,7 @@ async def test_a_start_passes_nothing_that_is_not_named(
 async def test_a_conversation_does_not_end_in_what_would_answer_or_run_a_call(
     edge: Client, role: str
 ) -> None:
-    """Agno's AG-UI interface takes a result at the end for the answer to its pause."""
+    """Agno's AG-UI interface takes a tool result at the end as the answer to its pause."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     asked = {"id": "a", "role": "assistant", "toolCalls": [call]}
     said = [user("delete it"), asked, *([tool("c", '{"accepted": true}')] * (role == "tool"))]
@@ -144,14 +144,14 @@ async def test_a_conversation_does_not_end_in_what_would_answer_or_run_a_call(
     body = run_input("t", *said, shown)
     for path, request in (("/agui/graph", body), v1(messages=[*said, shown])):
         assert '"messages"' in await refused(edge, path, request) or path == "/v1/runs"
-    # once it is over, and in the middle of the conversation, it is history
+    # An answered call in the middle of the conversation is history, so the start is accepted.
     earlier = [*said, *([tool("c", "done")] * (role == "assistant")), user("and now?", "u2")]
     answer = await edge.post("/v1/runs", json=v1(messages=earlier)[1])
     assert answer.status_code == 202
 
 
 async def test_a_name_that_stands_twice_is_refused(edge: Client) -> None:
-    """Which of the two a server reads is its own affair."""
+    """A server may read either of two equal keys, so the edge could check the wrong one."""
     body = orjson.dumps(run_input("t"))[:-1] + b',"forwardedProps":{"command":{"resume":1}}'
     twice = body + b',"forwardedProps":{}}'
     headers = {"content-type": "application/json"}

@@ -1,4 +1,4 @@
-"""POST /run_sse and POST /run for agents that are no ADK agents, and /run for those that are."""
+"""POST /run_sse and POST /run for agents of other protocols, and POST /run for ADK agents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOTH = pytest.mark.parametrize("path", ["/run_sse", "/run"])
 
 
 def asked(**fields: Any) -> dict[str, Any]:
-    """A request for the Agno agent of the configuration."""
+    """Return the body of a request for the configuration's Agno agent."""
     return {
         "appName": "assistant",
         "userId": "user_123",
@@ -48,7 +48,7 @@ async def say_hello(run: PretendRun) -> None:
 
 
 def texts(events: list[Any]) -> list[tuple[str, bool | None]]:
-    """Each text, and whether it is partial."""
+    """Return each event's text and its `partial`."""
     return [
         (event["content"]["parts"][0]["text"], event.get("partial"))
         for event in events
@@ -66,7 +66,7 @@ async def test_another_protocols_agent_is_found_by_our_id_and_by_its_own_name(
         await stream.rest()
     assert (command["agent"], command["message"]) == ("assistant", "hello")
     assert (command["user_id"], command["session_id"]) == ("user_123", "s1")
-    # what an ADK server would be sent, no other server could read
+    # The body for an ADK server would be useless to a server of another protocol.
     assert "body" not in command
 
 
@@ -149,7 +149,7 @@ def test_a_stream_that_is_cut_by_us_says_so() -> None:
     assert orjson.loads(frame.removeprefix(b"data: "))["error_code"] == "STREAM_ERROR"
 
 
-# Pauses.
+# pauses
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ async def approvals(bus: Bus) -> PretendApprovals:
 
 
 async def pause(run: PretendRun, kind: str = "confirmation", **item: Any) -> None:
-    """The first leg: a call that waits, the request for it, and the pause."""
+    """Play the first leg: a call that waits, the request for its approval, and the pause."""
     call = {"tool": "delete_file", "tool_call_id": "F", "args": {"path": "/x"}}
     await run.started()
     await run.say("llm.tool_call", **call, pending=True)
@@ -170,7 +170,7 @@ async def pause(run: PretendRun, kind: str = "confirmation", **item: Any) -> Non
 
 
 async def go_on(run: PretendRun) -> None:
-    """The second leg, to the run's end."""
+    """Play the second leg, to the run's end."""
     run.leg_number = 2
     await run.say("lifecycle.resumed", approval_id="a")
     await run.say("llm.tool_result", tool="delete_file", tool_call_id="F", result={"ok": True})
@@ -179,7 +179,7 @@ async def go_on(run: PretendRun) -> None:
 
 @pytest.fixture
 async def paused(bus: Bus) -> PretendRun:
-    """A run of the Agno agent that waits for a confirmation, in a session of its own."""
+    """Return a run of the Agno agent that waits for a confirmation, in a session of its own."""
     run = PretendRun(bus)
     await run.record(session_id=run.run_id)
     await pause(run)
@@ -303,7 +303,7 @@ async def test_a_leg_that_a_policy_goes_on_from_is_followed(edge: Client, bus: B
     assert [next(iter(part)) for part in parts] == ["functionCall", "functionResponse", "text"]
 
 
-# Bad input, for both.
+# bad input, for agents of both kinds
 
 
 @BOTH
@@ -355,7 +355,7 @@ async def test_run_takes_posts_of_json_that_is_not_too_large(make_edge: MakeEdge
     assert all(set(each.json()) == {"detail"} for each in answers)
 
 
-# POST /run.
+# POST /run
 
 
 async def connector(bus: Bus, script: Any) -> None:
@@ -382,7 +382,7 @@ def of_adk(mark: str) -> dict[str, Any]:
 
 
 async def run_adk(edge: Client, bus: Bus, mark: str, *written: tuple[str, Any]) -> Any:
-    """POST /run for the ADK agent, whose upstream writes these frames."""
+    """Send POST /run for the ADK agent, whose upstream writes these frames; return the answer."""
 
     async def script(run: PretendRun, command: Any) -> None:
         if command.message != mark:

@@ -1,4 +1,4 @@
-"""adk-streaming.md, the legacy pair: POST starts a run of a session, GET streams it."""
+"""The legacy pair of adk-streaming.md: POST starts a run of a session, GET streams it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture
 def path() -> str:
-    """A session of the test's own, of the Agno agent."""
+    """Return the path of a session of the Agno agent that only this test uses."""
     return f"/apps/assistant/users/ann/sessions/{uuid.uuid4()}/run"
 
 
@@ -45,7 +45,7 @@ async def finish(run: PretendRun) -> None:
 
 
 def told(frames: list[Frame]) -> list[tuple[str | None, str]]:
-    """Each event's type, and its content."""
+    """Return each event's type and content."""
     events = zip(frames, contents(frames), strict=True)
     return [(frame.event, body["content"]) for frame, body in events]
 
@@ -222,7 +222,7 @@ async def test_a_run_without_a_report_ends_in_a_status(
         assert told(await seen.rest())[-1] == ("agent_status", content)
 
 
-# Bad input.
+# bad input
 
 
 @pytest.mark.parametrize("query", ["", " \n", None, 5, ["x"], "missing"])
@@ -257,7 +257,7 @@ async def test_a_cursor_that_is_not_of_the_session_is_refused(
 ) -> None:
     other = PretendRun(bus)
     await other.started()  # so that the stream is not empty
-    for _ in range(2):  # a session without runs, and one with
+    for _ in range(2):  # first a session without runs, then one with a run
         refused = await edge.get(path, headers={"last-event-id": cursor})
         assert (refused.status_code, set(refused.json())) == (status, {"detail"})
         await start(edge, bus, path)

@@ -1,4 +1,4 @@
-"""ADK's session endpoints: of ADK servers, and of agents whose server has none of ADK's."""
+"""ADK's session endpoints, for ADK servers and for agents of other protocols."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture
 def user() -> str:
-    """Somebody of the test's own: sessions stay in the bucket."""
+    """Return a user that no other test uses, because sessions stay in the bucket."""
     return f"user {uuid.uuid4()}"
 
 
@@ -32,7 +32,7 @@ def sessions(user: str, app: str = "assistant") -> str:
     return f"/apps/{app}/users/{user}/sessions"
 
 
-# Agents that are no ADK agents.
+# agents of other protocols
 
 
 async def test_a_new_session_is_as_adk_shows_it(edge: Client, user: str) -> None:
@@ -70,7 +70,7 @@ async def test_a_session_that_exists_is_not_created_again(edge: Client, user: st
 
 
 async def run_in(bus: Bus, user: str, session_id: str = "s1") -> PretendRun:
-    """A run of the session, taken by a connector, of which nothing is said yet."""
+    """Return a run of the session that a connector has taken and that has no events yet."""
     run = PretendRun(bus, session_id=session_id)
     await run.join(user_id=user)
     return run
@@ -119,7 +119,7 @@ async def test_a_deleted_session_is_gone(edge: Client, bus: Bus, user: str) -> N
     assert (deleted.status_code, deleted.json()) == (200, None)
     gone = await edge.get(f"{sessions(user)}/s1")
     assert (gone.status_code, gone.json()) == (404, {"detail": "Session not found"})
-    # as ADK: to delete what is not there is no mistake
+    # As with ADK, it is no error to delete a session that does not exist.
     assert (await edge.delete(f"{sessions(user)}/s1")).status_code == 200
 
 
@@ -148,7 +148,7 @@ async def test_what_no_other_agent_can_be_given_is_refused(
     assert (await edge.get(f"{sessions(user)}/s1")).status_code == 404
 
 
-# Sessions of ADK servers.
+# sessions of ADK servers
 
 
 @pytest.fixture(params=[False, True], ids=["2.13", "1.16"])
@@ -161,7 +161,7 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[AdkSessionsSer
 
 @pytest.fixture
 async def adk(make_edge: MakeEdge, server: AdkSessionsServer) -> Client:
-    """An edge with an agent `helper` of that server, where it is the app `vana`."""
+    """Run an edge with an agent `helper`, which is the app `vana` of that ADK server."""
     helper = AdkAgent(
         id="helper", protocol="adk", url=server.url, agent="vana", accepts=["events", "options"]
     )
@@ -280,7 +280,7 @@ async def test_an_answer_larger_than_the_limit_is_refused_before_it_is_read(
     assert sent < size / 2
 
 
-# Bad input, whatever the agent.
+# bad input, for any agent
 
 
 @pytest.mark.parametrize("app", ["assistant", "vana"])

@@ -1,4 +1,4 @@
-"""What `adk web` asks of a server, answered as the real ADK server behind the edge answers it."""
+"""The edge answers the requests of `adk web` as the real ADK server behind it does."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ async def edge(make_edge: MakeEdge, adk_server: Upstream) -> Client:
 
 @pytest.fixture
 async def direct(adk_server: Upstream) -> AsyncIterator[httpx.AsyncClient]:
-    """The real ADK server itself: what it answers is what the edge must answer."""
+    """Return a client of the real ADK server, whose answers the edge must repeat."""
     async with httpx.AsyncClient(base_url=adk_server.url, timeout=20, trust_env=False) as client:
         yield client
 
 
 @pytest.fixture
 async def session(direct: httpx.AsyncClient) -> str:
-    """The path of a session of the app `demo` in which two versions of an artifact were saved."""
+    """Return the path of a session of the app `demo` with two saved versions of an artifact."""
     user = f"user {uuid.uuid4()}"
     path = f"/apps/demo/users/{user}/sessions/s1"
     assert (await direct.post(path)).status_code == 200
@@ -104,7 +104,7 @@ async def test_the_name_of_an_artifact_leads_nowhere_else(
     edge: Client, session: str, way: str
 ) -> None:
     target = f"{session.replace(' ', '%20')}/artifacts/{way}/versions".encode()
-    # in a URL, httpx would resolve the dots before it sends the request
+    # The path is given as a raw target, because httpx would resolve the dots of a URL.
     answer = await edge.get("/", extensions={"target": target})
     assert (answer.status_code, answer.json()) == (404, {"detail": "Artifact not found"})
 

@@ -1,4 +1,4 @@
-"""adk-streaming.md, POST /run_sse, seen from outside."""
+"""POST /run_sse as adk-streaming.md describes it, seen by a client."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_a_silent_upstream_gets_no_comments_added(make_edge: MakeEdge, bus
 
 
 async def lost(stream: Stream, bus: Bus, body: bytes, **lost: Any) -> dict[str, Any]:
-    """Plays a leg that is cut; gives our error frame, which must be the last and alone."""
+    """Play a leg that is cut; return Penstock's error frame, which must follow the body alone."""
     run = PretendRun(bus, stream.run_id)
     await run.raw("open", {})
     if body:
@@ -342,7 +342,8 @@ async def test_parts_that_are_no_text_are_not_judged_as_text(edge: Client) -> No
 
 
 async def test_an_unknown_app_is_404(edge: Client) -> None:
-    for name in ("nobody", "helper"):  # an ADK agent is known by its upstream's name alone
+    # `helper` is Penstock's id of the ADK agent, which is known only by its upstream's name
+    for name in ("nobody", "helper"):
         answer = await edge.post("/run_sse", json=changed(appName=name))
         assert answer.status_code == 404
         assert name in answer.json()["detail"]
@@ -363,7 +364,7 @@ async def test_a_websocket_is_405_too(edge: Client) -> None:
     assert refused.value.response.headers["allow"] == "POST"
 
 
-# An answer to a pause is a decision, whatever it looks like.
+# An answer to a pause is a decision, whatever its form.
 
 
 @pytest.fixture
@@ -375,7 +376,7 @@ async def approvals(bus: Bus) -> PretendApprovals:
 
 @pytest.fixture
 async def paused(bus: Bus) -> PretendRun:
-    """A run of the ADK agent whose first leg has ended in a pause."""
+    """Return a run of the ADK agent whose first leg has ended in a pause."""
     run = PretendRun(bus)
     await run.record(agent="helper", session_id=run.run_id)
     await run.started()
@@ -540,7 +541,7 @@ async def test_an_answer_that_is_faster_than_the_record_of_its_request_is_waited
         asked = tasks.create_task(
             edge.post("/run_sse", json=answer(paused, {"confirmed": "not a boolean"}))
         )
-        await asyncio.sleep(0.2)  # the pause's record comes later
+        await asyncio.sleep(0.2)  # the pause is recorded after the answer has come
         await confirmation(approvals, paused)
     assert asked.result().status_code == 422
 
@@ -558,7 +559,10 @@ async def test_an_answer_comes_with_nothing_else(
 async def test_the_result_of_a_tool_that_nobody_waits_for_is_404_and_goes_nowhere(
     edge: Client, paused: PretendRun
 ) -> None:
-    """The server may wait for it, and we not know it yet: then it would answer a pause."""
+    """The ADK server may wait for this result although Penstock has not recorded the pause yet.
+
+    If the edge passed the result to the server, a start would answer a pause.
+    """
     body = answer(paused, {"ticket": 1}, name="create_ticket", id="L")
     refused = await edge.post("/run_sse", json=body)
     assert refused.status_code == 404

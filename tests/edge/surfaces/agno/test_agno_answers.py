@@ -1,4 +1,4 @@
-"""What an Agno client sends back of a pause, as decisions."""
+"""The answers of an Agno client to a pause are read as decisions."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ GATE: dict[str, Any] = {"item_id": "s1", "kind": "confirmation", "description": 
 
 
 def shown(item: dict[str, Any], **filled: Any) -> dict[str, Any]:
-    """The tool object that a client was given, with what it fills in."""
+    """Return the tool object that the client was given, with the filled-in fields."""
     return {**copy.deepcopy(pauses.waiting_tool(item, "a1")), **filled}
 
 
 def required(item: dict[str, Any], **filled: Any) -> dict[str, Any]:
-    """The requirement that a client was given."""
+    """Return the requirement that the client was given, with the filled-in fields."""
     return {**copy.deepcopy(pauses.requirement(item, shown(item), NOW)), **filled}
 
 
 def stepped(item: dict[str, Any], **filled: Any) -> dict[str, Any]:
-    """The step requirement that a client was given."""
+    """Return the step requirement that the client was given, with the filled-in fields."""
     return {**copy.deepcopy(pauses.step_requirement(item, shown(item), NOW)), **filled}
 
 
@@ -334,7 +334,7 @@ def test_dependencies_go_on_as_they_came() -> None:
     assert orjson.dumps(asked.forwarded()) == orjson.dumps({"dependencies": value})
 
 
-# whatever may come
+# any input
 
 _FIELDS = (
     *("tool_call_id", "tool_name", "tool_args", "confirmed", "confirmation_note", "result"),
@@ -360,7 +360,7 @@ _VALUES = st.recursive(
 def test_any_object_is_a_decision_or_is_refused_by_name(
     section: str, objects: list[dict[str, Any]], item: dict[str, Any]
 ) -> None:
-    for each in objects[:1]:  # one that is about something
+    for each in objects[:1]:  # at least one object names the item
         each |= {"tool_call_id": item["item_id"], "step_id": item["item_id"]}
     refusals: list[dict[str, Any]] = []
     taken: list[Decided] = []

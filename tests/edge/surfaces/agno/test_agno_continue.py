@@ -1,4 +1,4 @@
-"""agno-events.md at the edge: continuing a paused run is a decision, and cancelling one."""
+"""Continuing a paused run, which is a decision, and cancelling one, as agno-events.md says."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def go_on(edge: Client, waits: Paused, **fields: Any) -> Stream:
 
 
 async def refused(edge: Client, waits: Paused, **fields: Any) -> httpx.Response:
-    """The answer to a continue that must do nothing."""
+    """Send a continue that must be refused without effect; return the answer."""
     answer = await edge.post(path_of(waits), data=form(**fields))
     assert answer.status_code >= 400, answer.text
     assert set(answer.json()) == {"detail"}
@@ -87,7 +87,7 @@ async def refused(edge: Client, waits: Paused, **fields: Any) -> httpx.Response:
     return answer
 
 
-# the decision, and the leg that follows
+# the decision and the leg after it
 
 
 @pytest.mark.parametrize(("confirmed", "decision"), [(True, "approve"), (False, "reject")])
@@ -192,7 +192,7 @@ async def test_an_answer_to_the_next_pause_is_none_to_the_last_one(
 
 
 async def early(edge: Client, waits: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is looked at, then its pause is recorded."""
+    """Send an answer, and record its pause only after the edge has looked for it."""
     looked = asyncio.Event()
 
     async def look(bus: Bus, run_id: str) -> Stored | None:
@@ -285,7 +285,7 @@ async def test_answers_may_come_as_json(edge: Client, paused: Any) -> None:
     assert waits.sent == 1
 
 
-# what does nothing
+# requests without effect
 
 
 def without(tool: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -325,7 +325,8 @@ async def test_an_answer_that_does_not_fit_does_nothing(
 ) -> None:
     waits = await paused()
     assert (await refused(edge, waits, **fields)).status_code == status
-    async with go_on(edge, waits, tools=[TOOL]) as stream:  # and the run waits as before
+    # the run still waits, so the right answer continues it
+    async with go_on(edge, waits, tools=[TOOL]) as stream:
         assert stream.response.status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""agno-events.md at the edge: starting runs, their streams, and the run as one object."""
+"""Starts, streams and runs as one object, as agno-events.md describes them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def config() -> Config:
 
 
 def start(edge: Client, path: str = "/agents/assistant", **fields: Any) -> Stream:
-    """An urlencoded start, as the document has it."""
+    """Start a run with an urlencoded form, as the document does."""
     form = {"message": "hello", "stream": "true", **fields}
     return Stream(edge, "POST", f"{path}/runs", data=form)
 
 
 async def refused(edge: Client, **request: Any) -> httpx.Response:
-    """The answer to a start that must be refused, without anything sent to a connector."""
+    """Send a start that must be refused; return the answer, which names no run."""
     answer = await edge.post("/agents/assistant/runs", **request)
     assert "penstock-run-id" not in answer.headers
     assert set(answer.json()) == {"detail"}
@@ -59,14 +59,14 @@ async def say_hello(run: PretendRun) -> None:
 
 @pytest.fixture
 async def hello(bus: Bus) -> Any:
-    """Every run says hello."""
+    """Run a fake connector that says hello in every run."""
     connector = PretendConnector(bus, lambda run, _: say_hello(run))
     await connector.start()
     yield
     await connector.stop()
 
 
-# which agent, and what it is asked
+# the agent and the message
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -175,7 +175,7 @@ async def test_another_protocols_agent_takes_no_media(edge: Client) -> None:
     assert answer.json()["detail"][0]["loc"] == ["body", "images"]
 
 
-# what is refused
+# refused starts
 
 
 async def test_a_missing_or_empty_message_is_the_422_of_fastapi(edge: Client) -> None:
@@ -377,7 +377,7 @@ async def test_a_run_whose_end_was_told_ends_without_a_second_one(edge: Client, 
         await run.raw("open", {})
         await run.raw("bytes", agno_text("hi"))
         await run.started()
-        await run.completed("hi")  # and the connector has died
+        await run.completed("hi")  # the connector's process has ended before it wrote the leg's end
         await stream.rest()
     assert stream.body == agno_text("hi")
 
@@ -430,7 +430,7 @@ def test_the_stream_of_an_edge_that_stops_does_not_look_like_success(
     )
 
 
-# any other upstream's stream
+# streams of upstreams of other protocols
 
 
 async def test_another_protocols_run_is_told_in_agnos_frames(edge: Client, bus: Bus) -> None:

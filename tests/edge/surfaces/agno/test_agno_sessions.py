@@ -1,4 +1,4 @@
-"""Agno's session endpoints: whose they are, what is listed, and what each run shows."""
+"""Agno's session endpoints: whose the sessions are, what is listed, and what each run shows."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ async def edge(make_edge: MakeEdge) -> Client:
 
 @pytest.fixture
 def user() -> str:
-    """Somebody of the test's own: sessions stay in the bucket."""
+    """Return a user that no other test uses, because sessions stay in the bucket."""
     return f"user {uuid.uuid4()}"
 
 
 async def finished(
     bus: Bus, user: str, session_id: str, said: str = "hi", agent: str = "assistant"
 ) -> PretendRun:
-    """A run that has ended, with a call of a tool."""
+    """Return a run that has ended and in which a tool was called."""
     run = PretendRun(bus, session_id=session_id)
     await run.join(user_id=user, agent=agent, message=said, status="completed", summary="HI")
     await run.say("lifecycle.started", agent=agent, user_id=user, message=said)

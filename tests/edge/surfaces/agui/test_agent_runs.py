@@ -1,6 +1,6 @@
-"""agent-runs-sse.md, seen from outside: frames on the wire, silence, and what never leaves.
+"""The streams of agent-runs-sse.md, seen by a client: frames, keep-alives and hidden fields.
 
-How a thread's runs follow each other, and how one comes back to them, is in `test_threads.py`.
+`test_threads.py` tests the order of a thread's runs and the reconnection to a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def path(thread: str, what: str = "events?until=idle") -> str:
 
 
 async def play(run: PretendRun) -> None:
-    """A tool, an answer, and all that is counted meanwhile."""
+    """Play a run with a tool call, an answer, usage and metrics."""
     call = {"tool": "search", "tool_call_id": "c1"}
     await run.join()
     await run.started()
@@ -43,7 +43,7 @@ async def play(run: PretendRun) -> None:
 
 
 def keys(value: Any) -> set[str]:
-    """All names at any depth."""
+    """Return the names of all keys at any depth."""
     if isinstance(value, dict):
         return set(value).union(*(keys(each) for each in value.values()))
     if isinstance(value, list):

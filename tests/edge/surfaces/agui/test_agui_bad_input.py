@@ -1,4 +1,4 @@
-"""What AG-UI's endpoints refuse: with a status and `{detail}`, never a 500, and nothing is run."""
+"""AG-UI's endpoints refuse bad input with a status and `{detail}`, never 500, and start no run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /agui/{agent} that answers a pause: by `resume`, or by the message of a frontend's tool."""
+"""POST /agui/{agent} answers a pause by `resume` or by the message of a frontend's tool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config() -> Config:
 
 @pytest.fixture
 def paused(bus: Bus) -> MakePaused:
-    """Makes a run that waits for these items, as its thread's record has it."""
+    """Return a function that makes a run that waits for these items, with its thread's record."""
 
     async def make(*items: dict[str, Any], thread: str = "") -> Paused:
         waits = Paused(bus, "assistant", list(items))
@@ -52,12 +52,12 @@ def answer(waits: Paused, *entries: dict[str, Any], **fields: Any) -> dict[str, 
 
 
 def shown(waits: Paused, item: dict[str, Any] = PICK) -> str:
-    """The tool call's id as clients are told it."""
+    """Return the id of the tool call that clients are given."""
     return f"{waits.run.run_id[-12:]}.{item['tool_call_id']}"
 
 
 async def go_on(waits: Paused) -> None:
-    """The next leg, to its end."""
+    """Play the next leg, to the run's end."""
     waits.run.leg_number = 2
     await waits.run.say("lifecycle.resumed", approval_id=waits.approval_id)
     await waits.run.text("gone on")

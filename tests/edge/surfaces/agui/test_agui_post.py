@@ -1,4 +1,4 @@
-"""POST /agui/{agent}, seen from outside: a run is started, and its first leg streamed as AG-UI."""
+"""POST /agui/{agent} starts a run and streams its first leg as AG-UI."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def thread() -> str:
 
 
 async def play(bus: Bus, stream: Stream, thread: str) -> PretendRun:
-    """A run of two pieces of text."""
+    """Play a run with two pieces of text."""
     run = PretendRun(bus, stream.run_id, thread)
     await run.started()
     await run.text("Hello", " world")

@@ -1,4 +1,4 @@
-"""What the reading of a thread keeps of its runs."""
+"""A reader of a thread keeps encoders for open runs only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def _name(run_id: str, leg: int) -> str:
 
 @dataclass
 class Reading:
-    """A reading of a thread; what it has told is kept."""
+    """A reader of a thread that keeps all events that it has sent."""
 
     encoders: RunEncoders = field(
         default_factory=lambda: RunEncoders(

@@ -1,4 +1,4 @@
-"""A thread's streams: its runs in turn, resumed anywhere, restated for who comes back."""
+"""A thread's streams have its runs in turn, can be resumed, and restate what came before."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def new_run(bus: Bus, thread: str) -> Callable[[], PretendRun]:
 
 @pytest.fixture
 def follow(edge: Client, thread: str) -> Callable[..., Stream]:
-    """Opens the thread's stream of agent-runs-sse.md, until nothing is under way."""
+    """Return a function that opens the stream of agent-runs-sse.md.
+
+    The stream ends when no run is under way.
+    """
 
     def open(headers: dict[str, str] | None = None, **query: str) -> Stream:
         query = {"until": "idle", **query}
@@ -45,7 +48,10 @@ def follow(edge: Client, thread: str) -> Callable[..., Stream]:
 
 @pytest.fixture
 def come_back(edge: Client, thread: str) -> Callable[..., Stream]:
-    """Opens the thread's stream as AG-UI clients come back to it, until nothing is under way."""
+    """Return a function that opens the stream for reconnecting AG-UI clients.
+
+    The stream ends when no run is under way.
+    """
 
     def open(headers: dict[str, str] | None = None, **query: str) -> Stream:
         query = {"until": "idle", **query}
@@ -134,7 +140,8 @@ async def test_a_cut_at_every_frame_gives_the_rest(
 ) -> None:
     async with follow() as stream:
         frames = await stream.rest()
-    other = await make_edge(ring_bytes=1000)  # much of it is read from the stream again
+    # so small a ring that most frames are read from the stream again
+    other = await make_edge(ring_bytes=1000)
     assert len({frame.id for frame in frames}) == len(frames)
     for at, frame in enumerate(frames[:-1], 1):
         async with follow(after(frame)) as again:
@@ -158,7 +165,7 @@ async def test_a_thread_stays_open_and_tells_the_runs_that_are_started_later(
             orjson.loads(last.data)["runId"] != second.run_id
         ):
             pass
-    # who comes back to the end waits for what follows
+    # A client that reconnects at the end waits for later runs.
     async with Stream(edge, "GET", events_of(thread), headers=after(last)) as again:
         assert again.response.status_code == 200
         await play(third, "Once more")

@@ -1,4 +1,4 @@
-"""Whether agent servers answer: each is asked seldom, whoever wants to know."""
+"""The edge checks seldom whether an agent server answers, however many clients want to know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /v1/runs/{id}/events: cursors, resume, the end, the dialects."""
+"""GET /v1/runs/{id}/events: cursors, resumption, the end and the dialects."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def test_a_run_of_which_nothing_is_left_is_410(events: Events, run: Preten
 
 
 async def _age(bus: Bus, run: PretendRun, before: int) -> None:
-    """What a retention limit does: everything of the run below that place is gone."""
+    """Delete the run's messages before this position, as a retention limit does."""
     body = {"filter": f"*.*.{run.run_id}", "seq": before}
     await bus.api(f"STREAM.PURGE.{streams.EVENTS}", body)
 

@@ -1,4 +1,4 @@
-"""/v1/runs: start, list, show, cancel, and every way to ask wrongly."""
+"""/v1/runs: start, list, show and cancel runs, and refuse every wrong request."""
 
 from __future__ import annotations
 

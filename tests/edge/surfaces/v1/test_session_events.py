@@ -1,4 +1,4 @@
-"""GET /v1/sessions/{session_id}/events: all runs of a session, in every dialect made run by run."""
+"""GET /v1/sessions/{session_id}/events: a session's runs, in the dialects encoded run by run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def new_run(bus: Bus, session_id: str) -> Callable[[], PretendRun]:
 
 @pytest.fixture
 def follow(edge: Client, session_id: str) -> Callable[..., Stream]:
-    """Opens the session's stream: `follow(dialect=…, headers=…)`."""
+    """Return a function that opens the session's stream: `follow(dialect=…, headers=…)`."""
 
     def open(headers: dict[str, str] | None = None, **query: str) -> Stream:
         return Stream(edge, "GET", path(session_id), params=query, headers=headers)
@@ -54,7 +54,7 @@ async def play(run: PretendRun, *words: str) -> None:
 
 @pytest.fixture
 async def two_runs(new_run: Callable[[], PretendRun]) -> list[PretendRun]:
-    """Two runs, one after another, and what is said of the first when it is over."""
+    """Return two runs; an event of the first run comes after its end, during the second run."""
     first, second = new_run(), new_run()
     await play(first, "Hello", " world")
     await second.join()
@@ -66,7 +66,7 @@ async def two_runs(new_run: Callable[[], PretendRun]) -> list[PretendRun]:
 
 
 async def all_frames(bus: Bus, runs: list[PretendRun], dialect: str) -> list[tuple[str, Frame]]:
-    """The uncut stream, made by encoding each run by itself; with cursors."""
+    """Return the whole stream with cursors, made by encoding each run by itself."""
     frames = []
     for run in runs:
         encoder = CLIENT_DIALECTS[dialect].encoder()
@@ -243,7 +243,7 @@ async def test_until_idle_waits_for_the_run_under_way_and_the_ones_in_the_queue(
     first, second = new_run(), new_run()
     await first.join(waits=True)
     await first.started()
-    await second.record()  # started, and not taken by any connector yet
+    await second.record()  # the run has been started, but no connector has taken it
     async with follow(until="idle") as stream:
         assert (await stream.event())["run_id"] == first.run_id
         await first.completed()
@@ -277,7 +277,7 @@ async def test_who_comes_back_to_an_idle_session_is_told_not_to_come_again(
     last = max(place for run in two_runs for place in run.places)
     query = {"until": "idle", "after": f"{last}-0"}
     assert (await edge.get(path(session_id), params=query)).status_code == 204
-    # nor to a session of which nobody has heard
+    # A session that does not exist gets the same answer.
     assert (await edge.get(path("nobody's"), params={"until": "idle"})).status_code == 204
 
 
@@ -403,7 +403,7 @@ async def test_a_session_id_that_is_too_long_is_refused(edge: Client) -> None:
 async def test_a_first_event_that_does_not_tell_its_session_is_not_lost(
     bus: Bus, follow: Callable[..., Stream], new_run: Callable[[], PretendRun]
 ) -> None:
-    """One that is kept by reference: KV knows whose it is."""
+    """The first event is stored by reference, without the session id; the KV record has the id."""
     run = new_run()
     async with follow() as stream:
         await run.record()
