@@ -80,7 +80,7 @@ async def measure(arguments: argparse.Namespace, results: Results, folder: Path)
         )
         try:
             await PIECES[name].run(Session(options, results, folder / name))
-        except Exception as error:  # the other pieces are measured all the same
+        except Exception as error:  # the other pieces are still measured
             traceback.print_exc()
             results.skipped[name] = f"it failed: {error!r}"
 
@@ -108,8 +108,8 @@ def main() -> None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
-    os.environ.pop("PYTHONPATH", None)  # what is measured sees its own modules only
-    signal.signal(signal.SIGTERM, _ended)  # so that what is measured by then is kept
+    os.environ.pop("PYTHONPATH", None)  # the measured processes must import their own modules only
+    signal.signal(signal.SIGTERM, _ended)  # so that SIGTERM keeps the figures measured so far
     OUT.mkdir(parents=True, exist_ok=True)
     out = arguments.out or OUT / time.strftime("%Y%m%d-%H%M%S.json")
     results = Results(machine.described())

@@ -1,10 +1,11 @@
-"""Many clients of one edge, as a process of their own: bare sockets that check what they are given.
+"""Run many clients of one edge in a process of their own: bare sockets that check their streams.
 
-`python crowd.py PORT`, then on its standard input one line for each thing to be done: a JSON object
-with the fields of `Opening` opens streams and answers `{"open": n}`; `show` answers with the
-figures: events, gaps, repeats, comments, and the latency of the events that have a time in them;
-`measure` too, and begins anew. `load.py` uses it where there is no C compiler: it costs ten times
-the CPU of the C program, so that it delays what it measures earlier.
+`python crowd.py PORT`. Each line of its standard input is a command: a JSON object with the fields
+of `Opening` opens streams and answers `{"open": n}`. `show` answers with the figures: events, gaps,
+repeats, comments, and the latency of the events that have a time in their text. `measure` answers
+in the same way and then resets the figures. `load.py` uses this script where there is no C
+compiler: the script costs ten times the CPU of the C program, so it delays what it measures at a
+lower load.
 """
 
 from __future__ import annotations

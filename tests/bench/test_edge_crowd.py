@@ -38,7 +38,7 @@ SILENCE_S = 5  # after this silence, no more events are expected
 
 @dataclass
 class Crowd:
-    """The process of `crowd.py`."""
+    """The process of `crowd.py`, which holds the clients."""
 
     process: asyncio.subprocess.Process
 

@@ -77,7 +77,7 @@ async def test_a_run_whose_records_stay_garbage_ends_and_is_passed_by(
         said = orjson.dumps({"type": "system.warning", "data": {"message": "soon", "code": "w"}})
         stands_at = await approvals.write("event", said, leg=1)
         await bus.bucket(unreadable).put(run.run_id, b"garbage")
-        # without the earlier frames, the normalizer must read the stored pause
+        # the purge removes the earlier frames, so the normalizer must read the stored pause
         await bus.api("STREAM.PURGE.RAW", {"seq": stands_at})
         async with normalizer(fresh_nats.url, max_standing_s=2):
             await go_on(run, approval_id)

@@ -128,8 +128,8 @@ async def test_a_run_that_was_elsewhere_for_a_while_goes_on_with_all_of_its_fram
 ) -> None:
     """The number of partitions was changed and changed back: one owner misses a frame between.
 
-    The missed frame holds half an event, for which nothing is published. So no fence conflict tells
-    the owner that a frame is missing.
+    The missed frame holds an event or half an event. For half an event nothing is published, so no
+    fence conflict tells the owner that a frame is missing.
     """
 
     async def give_up(stored: Stored, error: Exception) -> None:

@@ -25,7 +25,7 @@ V3 = VER.startswith("3.")
 db = SqliteDb(db_file=os.environ.get("AGNO_DB", "agno.db"))
 
 def ran(tool: str, **args) -> None:
-    """One line per run of a tool that needed approval: tests count them. Env: TOOL_LOG."""
+    """Log a line for each run of a tool that needed approval; tests count them. Env: TOOL_LOG."""
     path = os.environ.get("TOOL_LOG")
     if path:
         with open(path, "a") as log:

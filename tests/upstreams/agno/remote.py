@@ -1,9 +1,9 @@
-"""Agno's own client against a server that calls itself Agno: what it makes of every answer.
+"""Run Agno's own client against a server that claims to be Agno; report the client's results.
 
-Each line of stdin asks for one action: `[URL, KIND, ID, ACTION, MESSAGE]`. The line of stdout that
-answers it is `{"steps": [...]}`; a step is a list of events, or one run output. Where the client
-raises, it is `{"error": "<traceback>"}`. Actions: run, stream, cancel, confirm, reject, confirm-run,
-name.
+Each line of stdin requests one action: `[URL, KIND, ID, ACTION, MESSAGE]`. The line of stdout that
+answers it is `{"steps": [...]}`; a step is a list of events, or one run output. If the client
+raises, the line is `{"error": "<traceback>"}`. Actions: run, stream, cancel, confirm, reject,
+confirm-run, name.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ async def steps(remote: Any, action: str, message: str) -> list[Any]:
             is_cancelled = False
             async for event in remote.arun(message, stream=True):
                 events.append(told(event))
-                # pieces that came before the run ended are still read; a second cancel is a 409
+                # Pieces that were sent before the run ended are still read. A second cancel would
+                # be a 409.
                 if event.event.endswith("RunContent") and event.content and not is_cancelled:
                     assert await remote.acancel_run(event.run_id)
                     is_cancelled = True

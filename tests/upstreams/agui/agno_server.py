@@ -52,5 +52,6 @@ app = AgentOS(
 app.mount('/model', scripted_openai.app)
 
 if __name__ == '__main__':
-    print('Uvicorn running on', URL, flush=True)  # it listens already; answers come in a moment
+    # the socket already accepts connections, and answers follow in a moment
+    print('Uvicorn running on', URL, flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level='warning')).run(sockets=[sock])

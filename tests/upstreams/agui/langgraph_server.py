@@ -1,8 +1,9 @@
 """LangGraph's AG-UI adapter with a graph that asks before it deletes: POST /delete, /delete_std.
 
-`ask` interrupts; `act` runs the tool (env TOOL_LOG) if the answer is a yes. What the thread holds is
-said in every other answer, so that a shared one shows. /delete_std says its interrupts in the outcome
-of RUN_FINISHED, /delete as it does by default: by a CUSTOM event.
+`ask` interrupts; `act` runs the tool (env TOOL_LOG) if the answer is a yes. The answer to a message
+that does not begin with `delete` repeats the thread's messages, so that a test sees whether two
+runs share a thread. /delete_std sends its interrupts in the outcome of RUN_FINISHED; /delete sends
+them in a CUSTOM event, which is the adapter's default.
 """
 import json, os, socket
 from typing import Annotated, Any

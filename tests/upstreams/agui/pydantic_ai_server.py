@@ -18,7 +18,7 @@ class Doc(BaseModel):
     items: list[str] = []
 
 def ran(tool: str, **args) -> None:
-    """One line per run of a tool that needed approval: tests count them. Env: TOOL_LOG."""
+    """Log a line for each run of a tool that needed approval; tests count them. Env: TOOL_LOG."""
     path = os.environ.get('TOOL_LOG')
     if path:
         with open(path, 'a') as log:
@@ -85,7 +85,7 @@ async def s_slow(messages, info):
         await asyncio.sleep(0.1)
 
 async def s_recall(messages, info):
-    """What the server was told that the user has said, and the state."""
+    """Answer with the user prompts that the server was sent."""
     yield ' | '.join(prompts(messages))
 
 def mk(fn, **kw):

@@ -1,4 +1,4 @@
-"""A start creates missing streams and buckets as declared, and never changes existing ones."""
+"""A start creates streams and buckets and migrates older ones; it keeps their retention."""
 
 from __future__ import annotations
 

@@ -186,7 +186,10 @@ async def test_a_burst_is_delivered_in_slices_between_which_the_loop_does_other_
 
 @asynccontextmanager
 async def deaf_server(takes: int) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that greets, takes so many bytes, and then no more. Yields its URL and the bytes."""
+    """Run a server that sends INFO, reads this many bytes, and then reads no more.
+
+    Yields the server's URL and the bytes that it has read.
+    """
     taken: list[bytes] = []
     done = asyncio.Event()
 

@@ -517,7 +517,7 @@ async def test_the_number_of_parts_changes_while_members_work(bus: Bus, group: s
 async def test_beside_a_member_that_learns_nothing_every_part_has_a_taker(
     bus: Bus, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The older member learns no number of parts: it keeps dividing 16 and notes no number."""
+    """Simulate an older member, which keeps dividing 16 parts and notes no number of parts."""
 
     async def nothing(parts: Entry | None) -> None:
         return

@@ -289,7 +289,7 @@ async def test_a_cancelled_publish_leaves_nothing_waiting(
         (503, 10077, StreamFull),
         (500, 10023, StreamFull),
         (400, 10054, MessageTooLarge),
-        (400, 10176, BusUnavailable),  # the server restarted within a batch
+        (400, 10176, BusUnavailable),  # the server restarted in the middle of a batch
         (429, 10210, BusUnavailable),
         (503, 10008, BusUnavailable),  # the stream has no leader
         (400, 10060, BusError),

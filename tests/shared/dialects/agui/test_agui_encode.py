@@ -184,7 +184,10 @@ def test_whose_a_message_is_follows_the_history() -> None:
 
 
 def test_an_entity_stays_whose_it_was_over_a_pause() -> None:
-    """A client that joins later has both in one AG-UI run, and rejects another subagent's event."""
+    """A client that joins after the pause has the call and its result in one AG-UI run.
+
+    Such a client rejects a result that names another subagent than the call.
+    """
     run = a_run().say("llm.tool_call", subrun="a", tool_call_id="c1", tool="t", args={})
     run.pause().resume()
     run.say("llm.tool_result", subrun="b", tool_call_id="c1", tool="t", result=1, outcome="ok")

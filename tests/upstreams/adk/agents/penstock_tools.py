@@ -41,7 +41,7 @@ def start_export(dataset: str, tool_context: ToolContext) -> dict:
 
 
 def ran(tool, tool_context, **args):
-    """One line per run of a tool that needed approval: tests count them by session."""
+    """Log a line for each run of a tool that needed approval: tests count them by session."""
     path = os.environ.get('TOOL_LOG')
     if path:
         with open(path, 'a') as log:
