@@ -19,7 +19,8 @@ from support.real.up import Up
 
 KILLS = 10
 WITHIN_S = 5.0  # the limit for the median, in seconds; the slowest restart may take twice as long
-# No lease and no acknowledgement wait ends during the tests, so no recovery depends on one.
+# With these settings, no lease and no acknowledgement wait ends during a test, so no recovery
+# depends on one.
 LONG = {
     "PENSTOCK_POD_TTL_S": "120",
     "PENSTOCK_PARTITION_TTL_S": "120",

@@ -150,7 +150,7 @@ def test_while_it_drains_connections_are_refused_and_kept_ones_are_closed(
         with kept.stream("POST", "/v1/runs", json=body, headers=accept) as stream:
             pieces = stream.iter_raw()
             next(pieces)
-            # the connection is idle after this request
+            # The connection is idle after this request.
             assert kept.get("/v1/runs").status_code == 200
             up.process.send_signal(signal.SIGTERM)
 

@@ -246,7 +246,7 @@ def test_a_demo_with_a_key_wants_tokens_and_says_how_to_make_one(
     for name in (up_module.OPEN_TO_ALL, *up_module.KEYS):
         monkeypatch.setenv(name, "")  # monkeypatch restores the variable after the test
         monkeypatch.delenv(name)
-    # a value that is already set must stay
+    # A value that is already set must stay.
     monkeypatch.setenv("ENABLE_ADK_CANONICAL_STREAM", "false")
     up_module._switch_on_the_demo()
     assert not AuthConfig(**AuthSettings().model_dump()).asks

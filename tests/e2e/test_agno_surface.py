@@ -376,7 +376,7 @@ class AgnosClient:
         self._process.stdin.write(json.dumps(what).encode() + b"\n")
         answer = json.loads(await self._process.stdout.readline())
         assert "error" not in answer, answer["error"]
-        # the client logged that it could not read something
+        # The client logged that it could not read something.
         assert self._log.stat().st_size == logged, self._log.read_text()[logged:]
         steps: list[Any] = answer["steps"]
         return steps

@@ -99,7 +99,7 @@ class Site:
         )
 
     async def told(self, run_id: str, who: str = "alice") -> str:
-        """Return all events of the run as its owner reads them."""
+        """Return the run's events, in one text, as its owner reads them."""
         path = f"/v1/runs/{run_id}/events"
         headers = {"accept": "application/json"}
         answer = await self.ask("GET", path, who, scope="read", headers=headers)

@@ -52,7 +52,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "approved": Scenario("approval.requested", decision="approve"),
     "rejected": Scenario("approval.requested", decision="reject"),
     "error": Scenario(ends="failed"),
-    # an Agno workflow reports the failed step and continues
+    # An Agno workflow reports the failed step and continues.
     "step error": Scenario("workflow.step_failed"),
     "cancel": Scenario("llm.stream", ends="cancelled", cancelled=True),
 }
@@ -192,7 +192,7 @@ def unified(bodies: Sequence[Body], legs: int) -> Told:
 
 
 def agui(bodies: Sequence[Body], legs: int) -> Told:
-    """Read AG-UI, in which each leg is a run and only the last leg ends the stream."""
+    """Read AG-UI, in which each leg is a run; all legs but the last one end in an interrupt."""
     assert agui_rules.faults(bodies) == agui_rules.faults(bodies, old=True) == []
     said = [(body["type"], body) for body in bodies]
     types = [type for type, _ in said]
@@ -256,7 +256,7 @@ def agno(bodies: Sequence[Body], legs: int) -> Told:
     refused = [
         tool
         for tool in asked
-        # a confirmation that is about no tool is named `confirmation`
+        # A confirmation that is about no tool is named `confirmation`.
         if tool["tool_call_id"] not in ids and tool["tool_name"] != "confirmation"
     ]
     answered = [name for name, _ in said if name in ("ToolCallCompleted", "ToolCallError")]

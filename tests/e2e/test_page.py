@@ -78,7 +78,10 @@ async def says(page: Page, card: str, words: str) -> None:
 
 
 def is_clean(page: Page, url: str) -> None:
-    """Check that all requests stayed on the origin and the browser logged no error."""
+    """Check that all requests stayed on the origin and that the browser logged nothing.
+
+    The browser would log exceptions and violations of the content security policy (CSP).
+    """
     assert {urlsplit(each).netloc for each in page.requested} == {urlsplit(url).netloc}
     assert page.logged == []
 

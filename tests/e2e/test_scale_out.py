@@ -184,7 +184,7 @@ async def legs(bus: Bus) -> list[int]:
 
 
 async def held(bus: Bus, count: int) -> list[int]:
-    """Return the same list, once the connectors hold `count` legs in all."""
+    """Return what `legs` returns, once the connectors hold `count` legs in all."""
 
     async def are() -> list[int] | None:
         found = await legs(bus)

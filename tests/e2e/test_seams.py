@@ -62,6 +62,6 @@ async def test_starts_that_wait_at_a_killed_connector_begin_at_another_and_their
     said = [call.form["message"] for call in upstream.calls]
     assert len(said) == len(set(said)) == RUNS + 1  # each message was sent once
     lost = {end.data.get("code", "") for end in ends if end.type == "lifecycle.failed"}
-    # Only runs whose connection the killed connector held may fail, with one of these codes.
+    # Only runs whose connection the killed connector held may fail, and only with these codes.
     assert lost <= {"outcome_unknown", "upstream_lost"}
     assert [end.type for end in ends].count("lifecycle.completed") == RUNS - LEGS

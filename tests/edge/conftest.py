@@ -42,7 +42,7 @@ CONFIG = Config(
 
 
 class Edges:
-    """Edges that are started with an HTTP client each, and stopped at the end."""
+    """Starts edges, each with an HTTP client of its own, and stops all of them."""
 
     def __init__(self, stack: AsyncExitStack, nats: NatsServer) -> None:
         self._stack = stack

@@ -302,7 +302,7 @@ async def test_a_header_that_is_nested_deeply_is_refused(guarded: Guarded) -> No
     refused(await guarded.as_bearer(forged(b"[" * 5000)))
 
 
-# what is no token at all -----------------------------------------------------------------------
+# malformed tokens ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

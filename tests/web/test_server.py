@@ -30,7 +30,7 @@ APP = "https://app.example"
 COOKIE = "__Host-penstock_token"
 
 
-# each surface's own words ----------------------------------------------------------------------
+# error shapes ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", SURFACES)
@@ -239,7 +239,7 @@ async def test_a_stream_ends_when_its_token_expires(make_guarded: MakeGuarded) -
     assert time.time() >= expires_at
 
 
-# nobody is asked -------------------------------------------------------------------------------
+# no authentication -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ async def test_not_asking_is_loud(
     assert "NOBODY IS ASKED WHO THEY ARE" in caplog.text
 
 
-# the bind --------------------------------------------------------------------------------------
+# the bind address ------------------------------------------------------------------------------
 
 
 LOOPBACK = ["127.0.0.1", "127.8.9.1", "::1", "localhost"]

@@ -184,7 +184,7 @@ async def test_a_stream_goes_on_while_nobody_can_say_whether_its_token_holds(
         assert await anext(text) == "data: held\n\n"
 
 
-# whose they are --------------------------------------------------------------------------------
+# ownership -------------------------------------------------------------------------------------
 
 
 async def test_another_users_token_is_neither_listed_nor_revoked(guarded: Guarded) -> None:
@@ -363,7 +363,7 @@ async def test_a_token_says_whose_runs_it_reaches(guarded: Guarded) -> None:
 async def test_whom_a_caller_does_not_reach_its_token_does_not_either(
     guarded: Guarded, users: Any
 ) -> None:
-    for user in ("alice", "*"):  # a user whose name is `*` does not reach all users by it
+    for user in ("alice", "*"):  # the name `*` does not reach all users
         refused = await create(guarded, {**ALL, "users": users}, {"sub": user})
         assert refused.status_code == 403, refused.text
         assert "act-as or administer" in refused.json()["detail"]

@@ -183,7 +183,7 @@ async def test_a_deleted_run_and_a_run_that_has_aged_out_are_left_out(
     made = [await put(bus, user) for _ in range(6)]
     await listed.index.caught_up()
     await bus.bucket("runs").delete(made[5])
-    # The server removes the two records without a delete marker, as it does when they expire.
+    # These two records go without a delete marker, as an expired record does.
     await bus.api("STREAM.PURGE.KV_runs", {"filter": f"$KV.runs.{made[3]}"})
     await bus.api("STREAM.PURGE.KV_runs", {"filter": f"$KV.runs.{made[0]}"})
     assert await pages(listed, {user}, 2) == [[made[4], made[2]], [made[1]]]

@@ -390,7 +390,7 @@ async def test_neither_a_leg_nor_a_socket_without_cursors_becomes_too_old(
         connect(base, proxy=None) as socket,
         connect(f"{base}?cursors=on", proxy=None) as old,
     ):
-        # this connection is the youngest, so the other two are at least as old
+        # This connection is the youngest, so the other two are at least as old.
         error = await closed(old)
         playing = PretendRun(bus, leg.run_id)
         await playing.leg(b'data: {"a": 1}\n\n')

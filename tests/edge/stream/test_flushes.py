@@ -1,4 +1,4 @@
-"""A quiet hub is flushed at once; for a busy edge, frames are joined for a limited time."""
+"""A quiet edge flushes at once; a busy edge joins the frames of fast runs for a limited time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_the_time_grows_with_the_deliveries_and_is_short_again_when_it_is_
         await eventually(changed)
 
     assert to.join_s == 0
-    # so many that even a measurement that comes a minute late exceeds FULL_RATE
+    # The count is so high that even a measurement that comes a minute late exceeds FULL_RATE.
     to.delivered("canonical", int(2 * FULL_RATE * 60))
     await measured()
     assert to.join_s == JOIN_S

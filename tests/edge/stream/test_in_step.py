@@ -152,7 +152,7 @@ async def test_the_end_of_the_run_ends_each_response(world: World) -> None:
     assert {each.client.end for each in connections} == {End.COMPLETE}
     assert not world.hubs.streams
     await until(lambda: world.sources[0].is_stopped)
-    # the connection stays open for the next request
+    # The connection stays open for the next request.
     assert not any(each.is_closed for each in connections)
 
 

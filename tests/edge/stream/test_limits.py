@@ -88,7 +88,7 @@ async def test_all_rings_together_stay_within_their_limit_and_nobody_misses_anyt
     assert metric("penstock_ring_bytes") == 0
 
 
-# who does not read -------------------------------------------------------------------------------
+# clients that do not read ------------------------------------------------------------------------
 
 
 async def lazy(edge: Client, request: bytes) -> socket.socket:

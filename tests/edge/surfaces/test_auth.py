@@ -415,7 +415,7 @@ async def test_a_stream_token_opens_streams_and_nothing_else(penstock: Secured) 
         if row.operation.public or row.route == "/v1/events":
             continue
         path = row.route.format(**await penstock.given(row))
-        # without `until`, a thread's stream would stay open
+        # Without `until`, a thread's stream would stay open.
         query = {"token": made["token"], "until": "idle"}
         answer = await penstock.http.request(
             row.method, path, params=query, headers=row.how.headers

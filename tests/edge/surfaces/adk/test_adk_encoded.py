@@ -66,7 +66,8 @@ async def test_another_protocols_agent_is_found_by_our_id_and_by_its_own_name(
         await stream.rest()
     assert (command["agent"], command["message"]) == ("assistant", "hello")
     assert (command["user_id"], command["session_id"]) == ("user_123", "s1")
-    # The body for an ADK server would be useless to a server of another protocol.
+    # The command has no body: a body for an ADK server would be useless to a server of another
+    # protocol.
     assert "body" not in command
 
 

@@ -325,7 +325,7 @@ async def test_an_answer_that_does_not_fit_does_nothing(
 ) -> None:
     waits = await paused()
     assert (await refused(edge, waits, **fields)).status_code == status
-    # the run still waits, so the right answer continues it
+    # The run still waits, so the right answer continues it.
     async with go_on(edge, waits, tools=[TOOL]) as stream:
         assert stream.response.status_code == 200
 

@@ -100,7 +100,10 @@ async def resume(run: PretendRun) -> None:
 
 @pytest.fixture
 async def three_runs(new_run: Callable[[], PretendRun]) -> list[PretendRun]:
-    """One that pauses; one meanwhile; and the third that is queued while the first goes on."""
+    """Return three runs: the first pauses, and the second runs meanwhile.
+
+    The third run is queued while the first continues.
+    """
     first, second, third = new_run(), new_run(), new_run()
     await play(first, "I must ask", end=False)
     await pause(first)
@@ -140,7 +143,7 @@ async def test_a_cut_at_every_frame_gives_the_rest(
 ) -> None:
     async with follow() as stream:
         frames = await stream.rest()
-    # so small a ring that most frames are read from the stream again
+    # The ring is so small that most frames are read from the stream again.
     other = await make_edge(ring_bytes=1000)
     assert len({frame.id for frame in frames}) == len(frames)
     for at, frame in enumerate(frames[:-1], 1):
