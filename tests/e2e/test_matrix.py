@@ -367,5 +367,5 @@ async def test_a_run_is_whole_in_order_and_ends_once_in_every_dialect(
 
 
 def told_by(frames: Sequence[Frame]) -> list[tuple[bytes, str | None]]:
-    """Return data and event name of the frames, without ids, which Penstock replaces by its own."""
+    """Return data and event name of each frame, without the id, which Penstock replaces."""
     return [(frame.data, frame.event) for frame in frames]

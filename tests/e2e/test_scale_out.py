@@ -178,7 +178,7 @@ async def test_normalizers_that_flap_put_no_run_out_of_order(
 
 
 async def legs(bus: Bus) -> list[int]:
-    """Return how many legs each connector holds that holds any, in ascending order."""
+    """Return the number of legs of each connector that holds any, in ascending order."""
     keys = await bus.bucket("claims").keys("active.>")
     return sorted(Counter(key.split(".")[1] for key in keys).values())
 

@@ -79,7 +79,7 @@ async def test_shards_are_added_under_runs_and_kill_9_and_all_runs_are_right(
 async def test_the_command_may_be_killed_at_any_time_and_is_completed_by_the_next(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
-    """The command waits 12 s until all edges know the shards, so each kill comes before its end."""
+    """The command waits 12 s until all edges know the shards, so each kill comes earlier."""
     async with (
         connected(fresh_nats.url) as bus,
         deployment(fresh_nats.url, tmp_path, [], {"normalizer": 1}, **FAST),

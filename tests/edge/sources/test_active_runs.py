@@ -16,7 +16,7 @@ from support.fakes.pretend import PretendRun
 
 
 async def of(active_runs: ActiveRuns, bus: Bus, *runs: PretendRun) -> list[str]:
-    """Return the ids of those of these runs that are under way."""
+    """Return which of these runs are under way, by their ids."""
     ids = {run.run_id for run in runs}
     return [each.run_id for each in await active_runs.now(bus) if each.run_id in ids]
 

@@ -134,8 +134,8 @@ async def test_since_a_time_begins_with_what_was_stored_then(
     follow: Callable[..., Stream], runs: list[PretendRun]
 ) -> None:
     await runs[0].started()
-    # The NATS server runs on this machine, so its clock is the same; the 2 ms separate the messages
-    # before and after `since`.
+    # The NATS server runs on this machine, so both use the same clock. The 2 ms put `since` after
+    # the first run's message and before the other messages.
     since = datetime.now(UTC) + timedelta(milliseconds=2)
     await eventually(lambda: _past(since), what="the time to pass")
     cursors = await play(runs[1:])

@@ -21,7 +21,7 @@ _ALPHABET = "0123456789-- +.eEx\u0660\u00b2\t%/\\\"'<>"
 
 
 def garbage(rng: random.Random) -> str:
-    """Return random text that resembles a cursor more or less."""
+    """Return random text of characters that may resemble a cursor."""
     length = rng.choice((1, 3, 8, 40, 3000))
     return "".join(rng.choice(_ALPHABET) for _ in range(length))
 

@@ -31,7 +31,7 @@ ASKED = {
 
 
 def in_pieces(body: bytes) -> list[bytes]:
-    """Cut the body at places that are not frame ends; the same body is always cut alike."""
+    """Cut the body at random places, mostly within frames; the same body is always cut alike."""
     cuts = sorted(random.Random(len(body)).sample(range(len(body) + 1), min(3, len(body))))
     edges = [0, *cuts, len(body)]
     return [body[start:end] for start, end in itertools.pairwise(edges) if start < end]
