@@ -48,7 +48,7 @@ class Mortal:
         self.fuse: tuple[int, bool] | None = None
 
     def bucket(self, name: str) -> Bucket:
-        return Bucket(self, name)  # type: ignore[arg-type]  # it has all that a bucket needs
+        return Bucket(self, name)  # type: ignore[arg-type]  # a bucket needs no more
 
     async def publish(self, message: Message, *options: Any) -> int:
         if self.fuse is None:

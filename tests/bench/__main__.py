@@ -56,7 +56,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _asked(names: Sequence[str], long: bool) -> dict[str, frozenset[str]]:
-    """Each piece that is asked for, with its workloads: none means all."""
+    """Return each requested piece with its requested workloads.
+
+    An empty set means all workloads of the piece.
+    """
     found: dict[str, set[str]] = {}
     for name in names or by_default(long):
         piece, _, workload = name.partition(".")

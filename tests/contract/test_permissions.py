@@ -110,7 +110,7 @@ async def refusals(client: Client, refused: list[str], count: int) -> set[tuple[
 async def test_what_is_forbidden_to_the_reader_is_answered_to_the_operator(
     guarded: Guarded,
 ) -> None:
-    """If the operator were refused as well, the refusals above would prove nothing."""
+    """If the operator were also refused, the reader's refusals would prove nothing."""
     await guarded.bus.jetstream.nats.add_consumer("EVENTS", ConsumerConfig(durable_name=OTHER))
     for what in ("look at another durable", "look at the stream", "list the consumers"):
         answer = await guarded.bus.client.request(FORBIDDEN[what], b"", timeout=5)

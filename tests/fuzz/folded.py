@@ -30,7 +30,7 @@ UNHEARD_OF: Mapping[str, str] = {
     "adk": 'data: {"author": "a", "told": "%s"}\n\n',
     "agui": 'data: {"type": "UNHEARD_OF", "told": "%s"}\n\n',
 }
-# For a decoder without a row in UNHEARD_OF: a frame of any other kind.
+# The frame for a protocol that UNHEARD_OF does not have.
 ANY_FRAME = "event: unheard\ndata: %s\n\n"
 
 _FRAME_END = re.compile(rb"(?<=\n\n)|(?<=\r\r)|(?<=\r\n\r\n)")

@@ -55,7 +55,7 @@ class Unwritable:
 
 
 def test_an_end_that_cannot_be_written_is_a_failure_with_all_that_one_has() -> None:
-    fold = RunFold(RUN_ID, {"agno": Unwritable})  # type: ignore[dict-item]  # of it only `open`
+    fold = RunFold(RUN_ID, {"agno": Unwritable})  # type: ignore[dict-item]  # only `open` is called
     events = fold.feed(Frames("agno").open())
     folded.check(events)
     body = orjson.loads(events[-1].body)

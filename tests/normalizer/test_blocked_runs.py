@@ -197,7 +197,7 @@ async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_fold
 async def test_a_run_goes_on_after_a_failure_outside_of_its_frames(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No other normalizer would continue the run while this one holds the partition."""
+    """A run that stopped would not continue elsewhere while this normalizer holds its partition."""
     first = Backlog.first
     failures = [RuntimeError("a defect")]
 

@@ -251,7 +251,10 @@ def test_a_frame_of_tiny_events_is_folded_piece_by_piece() -> None:
 async def test_a_run_that_has_ended_leaves_memory_before_one_that_is_idle(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise all of 5,000 short runs in a minute would still be in memory at its end."""
+    """An ended run that stayed as long as an idle run would need memory.
+
+    All of 5,000 short runs in a minute would still be in memory at its end.
+    """
     monkeypatch.setattr("penstock_normalizer.partitions.open_runs.ENDED_IDLE_S", 0.1)
 
     async with pipeline(

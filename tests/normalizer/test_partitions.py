@@ -242,7 +242,7 @@ async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
         async def hold(stored: Stored) -> None:
             held.append(stored)
 
-        take, zombie._hand_out = zombie._hand_out, hold  # type: ignore[method-assign]  # it hangs here
+        take, zombie._hand_out = zombie._hand_out, hold  # type: ignore[method-assign]  # the zombie hangs
         task = asyncio.create_task(zombie.work())
         async with normalizer(fresh_nats.url):
             await run.open()

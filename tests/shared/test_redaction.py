@@ -1,4 +1,4 @@
-"""Redacted error texts have no credentials and internal addresses, and keep the useful rest."""
+"""Redacted error texts contain no credentials and no internal addresses, and keep the rest."""
 
 from __future__ import annotations
 

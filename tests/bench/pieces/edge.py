@@ -61,7 +61,7 @@ FOLLOWED: Final = {
 }
 IDLE: Final = {"w4": Workload(10, 10_000, 0), "w4-each": Workload(10_000, 10_000, 0)}
 REPLAYED: Final = {"w5-cold": Workload(1, 1000, 0), "w5-warm": Workload(1, 1000, 0)}
-REPLAY: Final = 1000  # events
+REPLAY: Final = 1000  # the number of events that a replay has
 REPLAY_S: Final = 10.0  # the most time that a replay should take
 
 

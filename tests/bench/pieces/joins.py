@@ -1,4 +1,4 @@
-"""Measure 1,000 clients that join during 10,000 events/s; each reads its run's past first.
+"""Measure 1,000 clients that join while 10,000 events/s flow; each first reads its run's past.
 
 The latency is that of events that were sent after their client had requested the stream.
 """

@@ -29,7 +29,8 @@ def test_whoever_comes_new_gets_as_much_as_those_who_flood() -> None:
     new = [0]
     fill(budget, new, 1)
     assert all(195 <= each <= 205 for each in held)
-    assert 95 <= new[0] <= 105  # the new holder gets half of the rest until the others have drained
+    # the new holder gets half of what was left, until the other holders have drained
+    assert 95 <= new[0] <= 105
 
 
 def test_who_holds_nothing_may_take_even_when_all_is_used_up() -> None:

@@ -195,7 +195,7 @@ async def test_a_user_may_listen_to_what_the_table_says_and_nothing_else(
 
 
 async def test_the_operator_is_refused_nothing(server: NatsServer) -> None:
-    """If the operator were refused as well, the refusals above would prove nothing."""
+    """If the operator were also refused, the refusals of other users would prove nothing."""
     async with client_of(server, OPERATOR) as (client, refused):
         for subject in SUBSCRIBE:
             await client.subscribe(subject)

@@ -63,7 +63,7 @@ def test_what_nobody_has_tried_since_is_forgotten(health: Health, clock: Clock, 
 
     So it would not try again, and a reason that needs a try to end would never end.
     """
-    health.refused(kind, "COMMANDS")  # type: ignore[arg-type]  # of the parametrization
+    health.refused(kind, "COMMANDS")  # type: ignore[arg-type]  # the parametrization gives a `str`
     clock.now += FORGOTTEN_S - 1
     assert health.reasons
     clock.now += 2
@@ -72,7 +72,7 @@ def test_what_nobody_has_tried_since_is_forgotten(health: Health, clock: Clock, 
 
 @pytest.mark.parametrize("kind", ["unheard", "lost"])
 def test_what_is_known_for_certain_stays(health: Health, clock: Clock, kind: str) -> None:
-    health.refused(kind, "live", "why")  # type: ignore[arg-type]  # of the parametrization
+    health.refused(kind, "live", "why")  # type: ignore[arg-type]  # the parametrization gives a `str`
     clock.now += 3600
     assert len(health.reasons) == 1
 

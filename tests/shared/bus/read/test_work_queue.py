@@ -135,7 +135,7 @@ async def test_a_command_that_cannot_be_handled_now_comes_again(commands: Comman
 
 
 async def test_to_wait_is_no_failed_attempt(commands: Commands) -> None:
-    """A command that waited for long and then fails once has failed once, and is not given up."""
+    """Seven attempts end in a wait and one fails: one failure is no reason to give up a command."""
 
     async def handle(stored: Stored) -> None:
         await commands.note(stored)

@@ -213,8 +213,8 @@ async def test_the_row_of_a_value_that_went_without_a_marker_is_dropped_when_it_
     bucket = bus.bucket("rules")
     revisions = [await bucket.put(key, b"x") for key in keys]
     await index.caught_up()
-    # The purge leaves no marker. An expiry, or a deletion whose marker was removed while this
-    # process had no connection, leaves none either.
+    # The purge leaves no marker, like an expiry, or like a deletion whose marker was removed while
+    # this process had no connection.
     await bus.api("STREAM.PURGE.KV_rules", {"filter": f"$KV.rules.{keys[0]}"})
     found = await index.values(keys)
     assert {key: entry.revision for key, entry in found.items()} == dict(

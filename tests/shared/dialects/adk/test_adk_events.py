@@ -367,7 +367,8 @@ def test_no_secret_of_a_credential_request_gets_into_drafts_pause_or_snapshot() 
     assert (item.kind, item.tool, item.tool_call_id) == ("credential", "cal", "F")
     assert item.args is not None
     assert item.args["auth_uri"] == "https://idp"
-    assert "adk.requestedAuthConfigs" in run.custom()  # the request of G, which no pause asks for
+    # the credential request of G, for which no pause asks
+    assert "adk.requestedAuthConfigs" in run.custom()
 
 
 def test_a_credential_in_the_session_state_is_redacted() -> None:

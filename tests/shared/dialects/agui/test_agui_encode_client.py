@@ -125,7 +125,7 @@ def test_who_joins_after_any_event_ends_up_with_what_a_client_that_stayed_has(
             assert joined.errors == [], (name, cut)
             assert agents_words(joined) == agents_words(stayed), (name, cut)
             assert joined.state == stayed.state, (name, cut)
-            # after an error, the client that stayed keeps interrupts that were answered
+            # After an error, the client that stayed also has interrupts that were already answered.
             if stayed.terminals[-1] != "error":
                 assert joined.pendingInterrupts == stayed.pendingInterrupts, (name, cut)
 

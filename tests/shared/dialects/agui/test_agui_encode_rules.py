@@ -248,7 +248,7 @@ any_run = st.lists(any_event, max_size=25)
 
 
 def test_what_is_made_up_covers_the_contract() -> None:
-    """Check that the generated events have every type that the encoder handles in its own way."""
+    """The generated events have every type that the encoder handles in a way of its own."""
     assert {name for name in _EVENTS if name in CATALOGUE} >= TERMINAL | {
         name for name in CATALOGUE if name.split(".")[0] in ("llm", "state", "custom")
     } - {"llm.tool_progress"}
