@@ -13,7 +13,7 @@ Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class StartRequest(BaseModel):
-    """The body of POST /v1/runs. `user_id` is the caller, unless it may act for others."""
+    """The body of POST /v1/runs. Naming another user in `user_id` requires the scope `act-as`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
