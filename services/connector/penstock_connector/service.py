@@ -128,7 +128,7 @@ class ConnectorService(Service):
 
     async def _take_no_more(self) -> None:
         self._commands.waiting.close()
-        await self.cancel("share", "start", "continue", "peers", "watch", "reaper")
+        await self.cancel("share", "start", "continue", "peers", "watch", "reaper", "watchdog")
         if self._taking_up:
             await asyncio.wait(self._taking_up)
         await self._commands.handover.refuse()

@@ -18,6 +18,7 @@ from penstock_connector.service import ConnectorService
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.succession import reaper, watchdog
 from penstock_normalizer.service import NormalizerService
+from support.drive.bus import connected
 from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline
 from support.drive.waiting import eventually
 from support.fakes.misbehaving import Misbehaving, agents, plays, stalls
@@ -55,6 +56,16 @@ async def test_a_run_whose_start_was_lost_ends_and_is_not_begun_by_what_comes_la
     assert "start the run again" in last.data["error"]
     assert [call.form["run_id"] for call in upstream.calls] == [after]
     assert found("never_started") == before + 1
+
+
+async def test_a_connector_that_stops_gives_the_lease_of_the_watchdog_back(
+    fresh_nats: NatsServer, upstream: Misbehaving
+) -> None:
+    async with connected(fresh_nats.url) as bus:
+        leases = bus.bucket("leases")
+        async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN):
+            await eventually(lambda: leases.get("watchdog"), 10, "the lease of the watchdog")
+        assert await leases.get("watchdog") is None
 
 
 async def test_an_open_leg_that_a_dead_connector_has_not_noted_is_ended(
