@@ -134,7 +134,7 @@ class _Batches:
         async with self._turn:
             try:
                 await self._handle(batch)
-            except Exception:
+            except Exception:  # without this, the fetching loop would end with its first failure
                 log.exception("%d messages are handled again", len(batch))
                 for each in batch:
                     await each.give_back(AGAIN_S)

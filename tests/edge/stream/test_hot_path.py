@@ -134,7 +134,7 @@ async def test_a_client_in_step_has_no_task() -> None:
 
 
 async def test_the_garbage_collector_tracks_no_event_of_a_ring() -> None:
-    """With two tracked objects per event, 10,000 events/s caused a full collection after 4 s."""
+    """Each object that the cycle collector tracks brings the next full collection closer."""
     world = World()
     connection = await world.join()
     world.say("first")

@@ -55,7 +55,7 @@ class Matching:
         """Match one event for the rules with an order."""
         try:
             await self._all([taken], ordered=True)
-        except Exception:
+        except Exception:  # without this, the event would wait until `ack_wait` has passed
             log.exception("%s is matched again", taken.stored.subject)
             await taken.give_back(AGAIN_S)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from starlette.requests import HTTPConnection
 
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.web.problems import Problem
 from penstock_edge.views.cursor import Cursor
+
+T = TypeVar("T")
 
 MAX_LISTED: Final = 100
 IDLE: Final = "idle"
@@ -28,11 +31,22 @@ def cursor_of(request: HTTPConnection) -> Cursor | None:
     Raises:
         Problem: 400 if the text is not a cursor.
     """
+    return parsed_cursor(request, Cursor.parse)
+
+
+def parsed_cursor(request: HTTPConnection, parse: Callable[[str], T]) -> T | None:
+    """Return the cursor of the request as `parse` reads it; None if the request has no cursor.
+
+    `parse` raises ValueError for a text that is not a cursor.
+
+    Raises:
+        Problem: 400 if the text is not a cursor.
+    """
     text = cursor_text(request)
     if not text:
         return None
     try:
-        return Cursor.parse(text)
+        return parse(text)
     except ValueError as error:
         raise Problem(400, str(error)) from error
 

@@ -35,7 +35,14 @@ from penstock_edge.stream.response import Prefaced
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.described import STREAM_OR_PAGE
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.query import cursor_of, cursor_text, listed, number, switch, wants_page
+from penstock_edge.surfaces.query import (
+    cursor_of,
+    listed,
+    number,
+    parsed_cursor,
+    switch,
+    wants_page,
+)
 from penstock_edge.surfaces.responses import json_response
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.framing import PageItems, Sse
@@ -136,7 +143,7 @@ class EventsOfAllRuns:
     ) -> ASGIApp:
         """Respond with the events of all shards. The cursor has a position for each shard."""
         edge, shards = self._edge, range(self._edge.bus.shards.made)
-        after = _shard_cursor_of(request)
+        after = parsed_cursor(request, ShardCursor.parse)
         if after is not None and len(after.positions) > len(shards):
             raise Problem(503, "this edge does not know all shards of the cursor yet; try again")
         since = _time(request)
@@ -227,21 +234,6 @@ async def _start_after(bus: Bus, after: Cursor, shard: int) -> StartPosition:
     state = (await bus.api(f"STREAM.INFO.{events_of(shard)}"))["state"]
     first = max(int(state["first_seq"]), 1)
     return StartPosition(first, first, truncated=first > 1)
-
-
-def _shard_cursor_of(request: HTTPConnection) -> ShardCursor | None:
-    """Return the cursor of the request; None if the request has no cursor.
-
-    Raises:
-        Problem: 400 if the text is not a cursor.
-    """
-    text = cursor_text(request)
-    if not text:
-        return None
-    try:
-        return ShardCursor.parse(text)
-    except ValueError as error:
-        raise Problem(400, str(error)) from error
 
 
 def subjects_of(request: HTTPConnection) -> list[str]:
