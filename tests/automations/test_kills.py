@@ -18,7 +18,7 @@ from penstock.bus.read import direct
 from penstock.settings import Config
 from penstock_automations.rules.store import RuleStore
 from penstock_normalizer.service import NormalizerService
-from support.drive.automations import Automations, DrivenRun, rule
+from support.drive.automations import Automations, DrivenRun, rule, user
 from support.drive.pipeline import pipeline
 from support.drive.waiting import eventually
 from support.fakes.receiver import OK, Behaviour, answers, late, receiver, resets
@@ -53,7 +53,7 @@ async def test_a_kill_at_any_step_of_a_delivery_leaves_one_outcome(
     fresh_nats: NatsServer, write: int
 ) -> None:
     async with without_service(fresh_nats.url) as made:
-        await made.store.apply(rule("hook", made.receiver.url(), "lifecycle.started"), "u1")
+        await made.store.apply(rule("hook", made.receiver.url(), "lifecycle.started"), user("u1"))
         async with automations_process(fresh_nats.url, dies_before=write) as victim:
             run = await made.run()
             await run.open()
@@ -81,7 +81,7 @@ async def test_a_kill_at_any_step_of_an_ordered_delivery_leaves_one_outcome_and_
 ) -> None:
     async with without_service(fresh_nats.url) as made:
         hook = rule("hook", made.receiver.url(), "llm.tool_call", order="run")
-        await made.store.apply(hook, "u1")
+        await made.store.apply(hook, user("u1"))
         async with automations_process(fresh_nats.url, dies_before=write) as victim:
             run = await made.run()
             await run.open()
@@ -102,7 +102,7 @@ async def test_a_kill_at_any_step_of_an_ordered_delivery_leaves_one_outcome_and_
 
 async def test_a_kill_before_a_retry_is_scheduled_loses_no_retry(fresh_nats: NatsServer) -> None:
     async with without_service(fresh_nats.url) as made:
-        await made.store.apply(rule("hook", made.receiver.url(), "lifecycle.started"), "u1")
+        await made.store.apply(rule("hook", made.receiver.url(), "lifecycle.started"), user("u1"))
         made.receiver.plans["/hook"] = [answers(500)]
         delays = [1, 1, 1]
         # the job, automation.triggered, the record, and now the schedule
@@ -123,7 +123,7 @@ async def test_sigterm_cuts_no_delivery_and_makes_none_twice(fresh_nats: NatsSer
         made.receiver.usual["/hook"] = late(1.0)
         webhook = {"concurrency": 32}
         await made.store.apply(
-            rule("hook", made.receiver.url(), "lifecycle.started", webhook=webhook), "u1"
+            rule("hook", made.receiver.url(), "lifecycle.started", webhook=webhook), user("u1")
         )
         async with automations_process(fresh_nats.url, drain_s=15) as first:
             runs = [await made.run() for _ in range(16)]
@@ -186,7 +186,7 @@ async def storm(
                 webhook=wide,
             ),
         ):
-            await made.store.apply(each, "u1")
+            await made.store.apply(each, user("u1"))
         processes = [await stack.enter_async_context(_kept(fresh_nats.url)) for _ in range(2)]
         driven = [await made.run() for _ in range(runs)]
         writing = asyncio.gather(*(weather.events(run, calls) for run in driven))

@@ -20,7 +20,7 @@ from penstock_automations.matching.facts import RunFacts
 from penstock_automations.matching.match import matches, may_act
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.model import MANY, Rule, types_of
-from penstock_automations.rules.records import CompiledRule, RuleRecord, compile_rule
+from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord, compile_rule
 from penstock_automations.rules.secrets import check_secret, new_secret
 from support.fakes.receiver import SECRET
 
@@ -256,7 +256,7 @@ def compiled(owner: str = "u1", **fields: Any) -> CompiledRule:
     record = RuleRecord(
         rule=read_rule({**GOOD, **fields}, Rule),
         uid="1",
-        owner=owner,
+        owner=Owner(user_id=owner),
         all_users=all_users,
         begins={"EVENTS": 10},
         created_at="",
@@ -331,3 +331,9 @@ def test_a_job_is_read_as_it_was_written_and_anything_else_is_refused() -> None:
     for payload in (b"", b"[]", b"null", b"{}", job.dump().replace(b"44", b'"x"')):
         with pytest.raises(ValueError, match="not a job"):
             Job.parse(payload)
+
+
+def test_a_record_of_an_earlier_version_has_an_owner_without_rights() -> None:
+    written = compiled().record.model_dump() | {"owner": "u1"}
+    owner = RuleRecord.model_validate(written).owner
+    assert (owner.user_id, owner.scopes, owner.may("start")) == ("u1", [], False)

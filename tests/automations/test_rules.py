@@ -11,11 +11,13 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.settings import ConfigurationError
+from penstock.web.auth.scopes import DEFAULT
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules.file import apply_file, read_rules
+from penstock_automations.rules.records import Owner
 from penstock_automations.rules.secrets import check_secret
 from penstock_automations.rules.store import Conflict, CurrentRules, RuleStore
-from support.drive.automations import rule
+from support.drive.automations import rule, user
 from support.drive.bus import connected, event, new_run_id
 from support.drive.waiting import eventually
 from support.fakes.receiver import SECRET
@@ -47,15 +49,15 @@ async def stored(server: NatsServer) -> AsyncIterator[tuple[Bus, RuleStore]]:
 async def test_a_change_is_a_new_version_and_keeps_the_secret(nats_server: NatsServer) -> None:
     async with stored(nats_server) as (_, store):
         plain = rule("hook", URL, "lifecycle.completed", webhook={"secrets": []})
-        first = await store.apply(plain, "u1")
+        first = await store.apply(plain, user("u1"))
         [secret] = first.rule.action.webhook.secrets
         check_secret(secret)
         changed = rule("hook", URL, "lifecycle.failed", webhook={"secrets": []})
-        second = await store.apply(changed, "u1")
+        second = await store.apply(changed, user("u1"))
         assert (first.version, second.version) == (1, 2)
         assert second.rule.action.webhook.secrets == [secret]
         assert second.uid == first.uid
-        other = await store.apply(changed, "u2")
+        other = await store.apply(changed, user("u2"))
         assert other.uid != first.uid
         assert other.rule.action.webhook.secrets != [secret], "another owner must not sign with it"
 
@@ -64,7 +66,7 @@ async def test_of_two_changes_at_once_one_is_refused(nats_server: NatsServer) ->
     async with stored(nats_server) as (_, store):
         made = rule("hook", URL, "lifecycle.completed")
         results = await asyncio.gather(
-            *(store.apply(made, "u1") for _ in range(4)), return_exceptions=True
+            *(store.apply(made, user("u1")) for _ in range(4)), return_exceptions=True
         )
         refused = [each for each in results if isinstance(each, BaseException)]
         assert len(refused) == 3
@@ -79,10 +81,12 @@ async def test_a_rule_begins_after_its_making_and_after_its_pause(nats_server: N
             return await bus.publisher.publish(event(new_run_id(), 1, type="lifecycle.completed"))
 
         before = await publish()
-        first = await store.apply(made, "u1")
+        first = await store.apply(made, user("u1"))
         assert first.begins["EVENTS"] == before
         await publish()
-        assert (await store.apply(made, "u1")).begins == first.begins, "a change loses no event"
+        assert (await store.apply(made, user("u1"))).begins == first.begins, (
+            "a change loses no event"
+        )
         assert await store.pause("hook", "why", "u1")
         assert not await store.pause("hook", "again", "u1")
         during = await publish()
@@ -103,7 +107,7 @@ async def test_changes_are_followed_and_a_record_that_cannot_be_read_harms_no_ot
         current = CurrentRules(bus)
         following = asyncio.create_task(current.follow())
         await bus.bucket("rules").put("broken", b'{"rule": {"id": "broken"}}')
-        await store.apply(rule("hook", URL, "lifecycle.completed"), "u1")
+        await store.apply(rule("hook", URL, "lifecycle.completed"), user("u1"))
 
         async def known() -> bool:
             return bool(current.of_type("lifecycle.completed"))
@@ -132,7 +136,7 @@ async def test_processes_that_change_consumers_at_once_leave_the_subjects_of_all
         types = ["lifecycle.completed", "lifecycle.failed", "llm.tool_call", "state.delta"]
 
         async def add(number: int) -> None:
-            await store.apply(rule(f"r{number}", URL, types[number]), "u1")
+            await store.apply(rule(f"r{number}", URL, types[number]), user("u1"))
             await processes[number].update()
 
         await asyncio.gather(*map(add, range(4)))
@@ -154,7 +158,7 @@ async def test_a_file_makes_changes_and_deletes_its_rules_and_no_others(
 ) -> None:
     monkeypatch.setenv("HOOK_SECRET", SECRET)
     async with stored(nats_server) as (_, store):
-        await store.apply(rule("mine", URL, "lifecycle.completed"), "u1")
+        await store.apply(rule("mine", URL, "lifecycle.completed"), user("u1"))
         path = write(tmp_path, FILE.format(url=URL))
         await apply_file(path, store)
         await apply_file(path, store)
@@ -166,7 +170,8 @@ async def test_a_file_makes_changes_and_deletes_its_rules_and_no_others(
         }
         assert found["first"].rule.action.webhook.secrets == [SECRET]
         assert (found["first"].all_users, found["second"].all_users) == (True, False)
-        assert found["second"].owner == "alice"
+        assert found["second"].owner == Owner(user_id="alice", scopes=sorted(DEFAULT))
+        assert found["first"].owner.may("act-as")
         head, _, _ = FILE.partition("  - id: second")
         write(tmp_path, head.format(url=f"{URL}/changed"))
         await apply_file(path, store)

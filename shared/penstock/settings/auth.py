@@ -32,7 +32,7 @@ _BY_SECRET = frozenset({"HS256", "HS384", "HS512"})
 _BY_PUBLIC_KEY = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
-_SCOPES = frozenset({"start", "read", "raw", "decide", "act-as", "administer", "none"})
+_SCOPES = frozenset({"start", "read", "raw", "decide", "automate", "act-as", "administer", "none"})
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 
 
@@ -136,7 +136,7 @@ class AuthSettings(BaseSettings):
     default_scopes: Words = Field(
         (),
         description="The scopes of a token that names none: `start`, `read`, `raw`, `decide`, "
-        "`act-as`, `administer`, or `none`. Default: `start read raw decide`.",
+        "`automate`, `act-as`, `administer`, or `none`. Default: `start read raw decide`.",
     )
     allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,

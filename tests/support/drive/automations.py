@@ -11,10 +11,11 @@ import orjson
 
 from penstock.bus import Bus, RawWriter
 from penstock.settings import Config
+from penstock.web.auth.scopes import DEFAULT
 from penstock_automations.delivery.records import DeliveryRecord
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
-from penstock_automations.rules.records import RuleRecord
+from penstock_automations.rules.records import Owner, RuleRecord
 from penstock_automations.rules.store import RuleStore
 from penstock_automations.service import AutomationsService
 from penstock_normalizer.service import NormalizerService
@@ -34,6 +35,11 @@ def rule(id: str, url: str, *subjects: str, **fields: Any) -> Rule:
     return read_rule(
         {"id": id, "subjects": list(subjects), "action": {"webhook": webhook}, **fields}, Rule
     )
+
+
+def user(user_id: str) -> Owner:
+    """Return the owner of a rule that a user with the default scopes makes."""
+    return Owner(user_id=user_id, scopes=sorted(DEFAULT | {"automate"}))
 
 
 @dataclass
@@ -90,7 +96,7 @@ class Automations:
 
     async def apply(self, made: Rule, owner: str = "u1", *, all_users: bool = False) -> RuleRecord:
         """Store a rule, and return when the service matches events against it."""
-        record = await self.store.apply(made, owner, all_users=all_users)
+        record = await self.store.apply(made, user(owner), all_users=all_users)
         await self.settled()
         return record
 

@@ -115,7 +115,7 @@ async def _tried(bus: Bus, facts: Facts, rule: CompiledRule, stored: Stored) -> 
     """Return what the rule would do with an event; None if its owner may not see the run."""
     type_, _, run_id = stored.subject.rpartition(".")
     of_run = await facts.of(run_id)
-    if of_run is None or not (rule.record.all_users or of_run.owner == rule.record.owner):
+    if of_run is None or not (rule.record.all_users or of_run.owner == rule.record.owner.user_id):
         return None
     try:
         payload = await objects.unwrap(bus, stored.payload)

@@ -72,7 +72,7 @@ def may_act(rule: CompiledRule, facts: RunFacts, body: Mapping[str, Any]) -> boo
     event to which MAX_DEPTH rules led triggers nothing, whatever its rules say.
     """
     record = rule.record
-    if not record.all_users and facts.owner != record.owner:
+    if not record.all_users and facts.owner != record.owner.user_id:
         return False
     if depth_of(facts, body) >= MAX_DEPTH:
         return False

@@ -12,8 +12,10 @@ import yaml
 from pydantic import Field
 
 from penstock.settings import ConfigurationError
+from penstock.web.auth.scopes import DEFAULT, SCOPES
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.model import Rule
+from penstock_automations.rules.records import Owner
 from penstock_automations.rules.store import Conflict, RuleStore
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ async def apply_file(path: Path, store: RuleStore) -> None:
     known = {rule.id: rule for rule in await store.all()}
     for rule in wanted:
         plain = Rule.model_validate(rule.model_dump(exclude={"owner"}))
-        owner, everybody = rule.owner or "", rule.owner is None
+        owner, everybody = _owner(rule), rule.owner is None
         earlier = known.get(rule.id)
         if earlier is not None and earlier.record.source == "api":
             log.error("rule %s of %s is left out: a rule made over HTTP has its id", rule.id, path)
@@ -83,6 +85,13 @@ async def apply_file(path: Path, store: RuleStore) -> None:
         if known[rule_id].record.source == "file":
             log.info("rule %s is deleted: %s does not have it any more", rule_id, path)
             await store.delete(rule_id)
+
+
+def _owner(rule: FileRule) -> Owner:
+    """Return the owner of a rule: the operator, or the named user with the default scopes."""
+    if rule.owner is None:
+        return Owner(user_id="", scopes=sorted(SCOPES))
+    return Owner(user_id=rule.owner, scopes=sorted(DEFAULT))
 
 
 def _same(wanted: Rule, found: Rule, secrets: list[str]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.bus.records import Record
 from penstock.expressions import Condition, Conditions, ExpressionError
@@ -23,12 +23,28 @@ class Pause(Record):
     at: str
 
 
+class Owner(Record):
+    """The maker of a rule, with the rights that the maker had when the rule was written.
+
+    A rule acts with these rights, never with more. A rule of a file that names no user has an empty
+    `user_id`: it is the operator's, and has all scopes.
+    """
+
+    user_id: str
+    roles: list[str] = Field([])
+    scopes: list[str] = Field([])
+
+    def may(self, scope: str) -> bool:
+        """Return whether the maker had the scope."""
+        return scope in self.scopes
+
+
 class RuleRecord(Record):
     """KV `rules`, key rule id. It holds the rule's secrets; no API shows them."""
 
     rule: Rule
     uid: str = Field(description="Tells the rule from an earlier rule with the same id")
-    owner: str = Field(description="The user with whose rights the rule acts")
+    owner: Owner = Field(description="The user with whose rights the rule acts")
     all_users: bool = Field(False, description="Whether the rule sees the runs of all users")
     version: int = 1
     source: Literal["api", "file"] = "api"
@@ -38,6 +54,15 @@ class RuleRecord(Record):
     paused: Pause | None = None
     created_at: str
     updated_at: str
+
+    @field_validator("owner", mode="before")
+    @classmethod
+    def _of_an_earlier_version(cls, owner: Any) -> Any:
+        return {"user_id": owner} if isinstance(owner, str) else owner
+
+    def has_rights_of(self, owner: Owner, *, all_users: bool) -> bool:
+        """Return whether a rule of this owner would see the same runs as this rule."""
+        return (self.owner.user_id, self.all_users) == (owner.user_id, all_users)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from penstock.bus import Bus, Stored
 from penstock.bus.read.reader import Reader
 from penstock.bus.streams import events_of
 from penstock_automations.rules.model import Rule
-from penstock_automations.rules.records import CompiledRule, Pause, RuleRecord, compile_rule
+from penstock_automations.rules.records import CompiledRule, Owner, Pause, RuleRecord, compile_rule
 from penstock_automations.rules.secrets import new_secret
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class RuleStore:
         return record
 
     async def apply(
-        self, rule: Rule, owner: str, *, all_users: bool = False, source: str = "api"
+        self, rule: Rule, owner: Owner, *, all_users: bool = False, source: str = "api"
     ) -> RuleRecord:
         """Store a rule: a new one, or a new version of the rule with its id.
 
@@ -76,8 +76,8 @@ class RuleStore:
             BusError: nothing was stored, or it is unknown whether the rule was stored.
         """
         earlier = await self.get(rule.id)
-        same_rights = earlier is not None and (
-            (earlier.record.owner, earlier.record.all_users) == (owner, all_users)
+        same_rights = earlier is not None and earlier.record.has_rights_of(
+            owner, all_users=all_users
         )
         uid = earlier.record.uid if earlier is not None and same_rights else secrets.token_hex(8)
         now = self._bus.clock.stamp()
