@@ -11,8 +11,8 @@ import pytest
 from penstock.bus import Message, streams, subjects
 from penstock.bus.admin import replay
 from penstock.bus.state import deadletters
+from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.delivery import deliverer
-from penstock_automations.delivery.request import Sender
 from support.drive.automations import automations, rule
 from support.drive.waiting import eventually
 from support.fakes.receiver import (

@@ -10,12 +10,24 @@ import orjson
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from penstock_automations.delivery.answers import Answer, NoAnswer, verdict
-from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s, retry_after_s
-from penstock_automations.delivery.breaker import FAILURES, MAX_OPEN_S, PROBE_S, Breaker, Rate
-from penstock_automations.delivery.payload import body_of
-from penstock_automations.delivery.signing import signed
-from penstock_automations.jobs.job import Job
+from penstock_automations.actions.webhook.answers import (
+    Answer,
+    NoAnswer,
+    is_up,
+    retry_after_s,
+    verdict,
+)
+from penstock_automations.actions.webhook.breaker import (
+    FAILURES,
+    MAX_OPEN_S,
+    PROBE_S,
+    Breaker,
+    Rate,
+)
+from penstock_automations.actions.webhook.payload import body_of
+from penstock_automations.actions.webhook.signing import signed
+from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s
+from penstock_automations.jobs.job import EventSource, Job, TriggerSource
 from penstock_automations.matching.facts import RunFacts
 from penstock_automations.matching.match import matches, may_act
 from penstock_automations.rules.check import InvalidRule, read_rule
@@ -156,7 +168,7 @@ def test_a_body_carries_the_event_byte_for_byte_or_a_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "outcome", "code", "is_up"),
+    ("result", "outcome", "code", "up"),
     [
         (Answer(200, {}, b"ok"), "delivered", "", True),
         (Answer(204, {}, b"ok"), "delivered", "", True),
@@ -175,10 +187,10 @@ def test_a_body_carries_the_event_byte_for_byte_or_a_reference() -> None:
     ],
 )
 def test_only_a_complete_2xx_answer_with_the_expected_text_delivers(
-    result: Answer | NoAnswer, outcome: str, code: str, is_up: bool
+    result: Answer | NoAnswer, outcome: str, code: str, up: bool
 ) -> None:
     meant = verdict(result, "ok", 0)
-    assert (meant.outcome, meant.code, meant.is_up) == (outcome, code, is_up)
+    assert (meant.outcome, meant.code, is_up(result)) == (outcome, code, up)
 
 
 @pytest.mark.parametrize(
@@ -321,16 +333,66 @@ def test_a_rule_acts_with_its_owners_rights_and_in_no_loop(
     assert may_act(rule, facts, body) is may
 
 
-def test_a_job_is_read_as_it_was_written_and_anything_else_is_refused() -> None:
-    job = Job("rule", 2, RUN_ID, 3, "llm.tool_call", 44, 40, "u", ordered=True, attempt=2)
+EVENT_JOB = Job(
+    "rule",
+    2,
+    "u",
+    "llm.tool_call",
+    EventSource(RUN_ID, 3, event=44, raw=40),
+    ordered=True,
+    attempt=2,
+)
+HOOK_JOB = Job(
+    "rule",
+    1,
+    "u",
+    "hook.received",
+    TriggerSource("hook", "hook-5f", {"timestamp": "t", "event": {}, "data": {"n": 1}}),
+)
+
+
+@pytest.mark.parametrize("job", [EVENT_JOB, HOOK_JOB])
+def test_a_job_is_read_as_it_was_written(job: Job) -> None:
     assert Job.parse(job.dump()) == job
     assert Job.parse(orjson.dumps({**orjson.loads(job.dump()), "later": 1})) == job
     ids = {job.message_id, job.next_attempt().message_id, job.deferred().message_id}
     assert len(ids | {job.again().message_id}) == 4
     assert job.webhook_id == job.again().next_attempt().webhook_id
-    for payload in (b"", b"[]", b"null", b"{}", job.dump().replace(b"44", b'"x"')):
-        with pytest.raises(ValueError, match="not a job"):
-            Job.parse(payload)
+
+
+def test_a_job_of_the_version_before_triggers_is_read() -> None:
+    stored = (
+        b'{"rule":"rule","version":2,"run_id":"%s","sequence":3,"type":"llm.tool_call","event":44,'
+        b'"raw":40,"uid":"u","ordered":true,"attempt":2}'
+    ) % RUN_ID.encode()
+    assert Job.parse(stored) == EVENT_JOB
+    assert EVENT_JOB.webhook_id == f"rule.{RUN_ID}.3"
+    assert EVENT_JOB.subject == f"delivery.rule.{RUN_ID}-3"
+
+
+def test_the_id_of_a_triggers_job_is_the_rule_and_the_triggers_id() -> None:
+    assert HOOK_JOB.webhook_id == "rule.hook-5f"
+    assert HOOK_JOB.subject == "delivery.rule.hook-5f"
+    assert HOOK_JOB.run_id is None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{}",
+        EVENT_JOB.dump().replace(b"44", b'"x"'),
+        EVENT_JOB.dump().replace(b'"event"', b'"other"'),
+        EVENT_JOB.dump().replace(RUN_ID.encode(), b"no-run"),
+        HOOK_JOB.dump().replace(b"hook-5f", b"a.b"),
+        HOOK_JOB.dump().replace(b'"body":{', b'"body":[{').replace(b"}}}", b"}}]}"),
+    ],
+)
+def test_what_is_no_job_is_refused(payload: bytes) -> None:
+    with pytest.raises(ValueError, match="not a job"):
+        Job.parse(payload)
 
 
 def test_a_record_of_an_earlier_version_has_an_owner_without_rights() -> None:

@@ -10,16 +10,19 @@ from penstock import telemetry
 from penstock.bus import BusError, Stored, streams, subjects
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock_automations.actions.carrier import Carrier
+from penstock_automations.actions.webhook.carrier import WebhookCarrier
+from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.broker import Broker, Consumer, declare
 from penstock_automations.delivery.deliverer import Deliverer, Limits
 from penstock_automations.delivery.due import Due
 from penstock_automations.delivery.replay import replay
-from penstock_automations.delivery.request import Sender
 from penstock_automations.guard.backend import Guard
 from penstock_automations.jobs.order import Order
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.matching.matching import Matching
 from penstock_automations.rules.file import apply_file
+from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.store import CurrentRules, RuleStore
 from penstock_automations.settings import AutomationsSettings
 
@@ -43,6 +46,8 @@ class AutomationsService(Service):
         self._rules = CurrentRules(self.bus)
         order = Order(self.bus)
         guard = Guard(settings.webhook_allow_hosts, settings.webhook_allow_networks)
+        webhooks = WebhookCarrier(self.bus, Sender(guard), settings.webhook_max_bytes)
+        carriers: dict[ActionKind, Carrier] = {"webhook": webhooks}
         self._matching = Matching(self.bus, self._rules, self._store, order, self.give_up)
         self._deliverer = Deliverer(
             self.bus,
@@ -50,12 +55,9 @@ class AutomationsService(Service):
             self._rules,
             self._store,
             order,
-            Sender(guard),
+            carriers,
             Limits(
-                settings.deliveries_at_once,
-                settings.deliver_ack_wait_s,
-                settings.retry_delays_s,
-                settings.webhook_max_bytes,
+                settings.deliveries_at_once, settings.deliver_ack_wait_s, settings.retry_delays_s
             ),
             self.give_up,
         )
@@ -65,7 +67,7 @@ class AutomationsService(Service):
         self._shards = 0  # how many shards have subscribers
         self._changed = asyncio.Event()
         self._rules.on_change = self._changed.set
-        telemetry.BREAKERS_OPEN.set_function(self._deliverer.endpoints.open_breakers)
+        telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 
     async def start(self) -> None:
         """Load the rules, then begin to deliver, then begin to match."""

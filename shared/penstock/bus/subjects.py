@@ -144,7 +144,12 @@ def replay_of(service: str, run_id: str) -> str:
 
 def delivery(rule: str, run_id: str, sequence: int) -> str:
     """Return the subject of the job to deliver the run's event of this sequence for a rule."""
-    return f"delivery.{rule}.{run_id}-{sequence}"
+    return delivery_of(f"{rule}.{run_id}-{sequence}")
+
+
+def delivery_of(key: str) -> str:
+    """Return the subject of a job of automations; `key` is two tokens: the rule and its trigger."""
+    return f"delivery.{key}"
 
 
 def schedule(service: str, key: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import orjson
@@ -27,6 +28,19 @@ DELIVERY: Final = "Penstock-Delivery"
 _LOCKS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Where a delivery is announced: after the position `raw` in RAW of a run, in one of its legs.
+
+    A delivery of an event is announced on the event's run. A delivery of a trigger is announced on
+    the run that it has started.
+    """
+
+    run_id: str
+    raw: int = 0
+    leg: int = 1
+
+
 class Announcements:
     """Writes the source events of one process of the automations service."""
 
@@ -38,7 +52,12 @@ class Announcements:
         self._turns = [asyncio.Lock() for _ in range(_LOCKS)]
 
     async def once(
-        self, job: Job, what: Literal["triggered", "outcome"], type_: str, data: Mapping[str, Any]
+        self,
+        timeline: Timeline,
+        job: Job,
+        what: Literal["triggered", "outcome"],
+        type_: str,
+        data: Mapping[str, Any],
     ) -> bool:
         """Write a source event unless the delivery has written this kind of event before.
 
@@ -49,28 +68,28 @@ class Announcements:
         """
         key = f"{job.webhook_id} {job.replay} {what}"
         payload = orjson.dumps({"type": type_, "data": data})
-        async with self._turns[hash(job.run_id) % _LOCKS]:
+        async with self._turns[hash(timeline.run_id) % _LOCKS]:
             while True:
-                found, last = await self._look(job, key)
+                found, last = await self._look(timeline, key)
                 if found:
                     return False
                 connection = f"{self._pod}/{next(self._number)}"
-                writer = RawWriter(self._bus, job.run_id, WRITER, connection, last)
+                writer = RawWriter(self._bus, timeline.run_id, WRITER, connection, last)
                 try:
-                    await writer.write("event", payload, leg=job.leg, headers={DELIVERY: key})
+                    await writer.write("event", payload, leg=timeline.leg, headers={DELIVERY: key})
                     return True
                 except FenceConflict:
                     continue  # another process wrote about this run: look again
 
-    async def _look(self, job: Job, key: str) -> tuple[bool, int]:
+    async def _look(self, timeline: Timeline, key: str) -> tuple[bool, int]:
         """Return whether the event was written, and the sequence of this writer's last frame."""
-        stream, pattern = raw_for(job.run_id), raw_stored(job.run_id, WRITER)
+        stream, pattern = raw_for(timeline.run_id), raw_stored(timeline.run_id, WRITER)
         while True:
             last = await tail(self._bus, stream, pattern)
-            if last is None or last.sequence <= job.raw:
+            if last is None or last.sequence <= timeline.raw:
                 return False, last.sequence if last else 0
             seen = 0
-            async for stored in direct.replay(self._bus, stream, pattern, job.raw + 1):
+            async for stored in direct.replay(self._bus, stream, pattern, timeline.raw + 1):
                 if stored.headers.get(DELIVERY) == key:
                     return True, 0
                 seen = stored.sequence

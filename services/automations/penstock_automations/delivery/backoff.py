@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 
 MAX_RETRY_AFTER_S = 24 * 3600.0
 _SPREAD = 0.1
@@ -24,17 +22,3 @@ def delay_s(
     if retry_after_s is not None:
         return min(max(retry_after_s, 0.0), MAX_RETRY_AFTER_S)
     return delays_s[attempt - 1] * (1 + _SPREAD * (2 * random - 1))
-
-
-def retry_after_s(value: str | None, unix_s: float) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for; None for none or an unusable one."""
-    if value is None:
-        return None
-    text = value.strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:9])
-    try:
-        at = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return max((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - unix_s, 0.0)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
+
+import orjson
 
 from penstock import telemetry
 from penstock.bus import Bus, BusError, NeverFinished, ObjectGone, Stored
@@ -16,19 +17,17 @@ from penstock.bus.state import deadletters
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
 from penstock.bus.write.schedules import schedule
+from penstock_automations.actions.carrier import Attempted, Carrier, Occurrence
 from penstock_automations.broker import Taken
-from penstock_automations.delivery.announcements import Announcements
-from penstock_automations.delivery.answers import Answer, Verdict, verdict
+from penstock_automations.delivery.announcements import Announcements, Timeline
 from penstock_automations.delivery.backoff import delay_s
-from penstock_automations.delivery.breaker import State
-from penstock_automations.delivery.endpoints import Endpoint, Endpoints, admitted
 from penstock_automations.delivery.outcomes import dead_letter, outcome, triggered
-from penstock_automations.delivery.preparing import Request, request_of
 from penstock_automations.delivery.records import Attempt, DeliveryRecord, Records
-from penstock_automations.delivery.request import Sender
-from penstock_automations.jobs.job import Job
+from penstock_automations.jobs.deferrals import growing_s
+from penstock_automations.jobs.job import EventSource, Job, TriggerSource
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
+from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
 
@@ -41,9 +40,8 @@ AGAIN_S = 5.0  # before a job is tried again whose handling failed unexpectedly
 MAX_FAILURES = 5  # deliveries by NATS after which such a job is given up
 MAX_UNFINISHED = 20  # deliveries by NATS after which a job is given up that no process finished
 MAX_DEFERRALS = 10_000
-# The first and the longest wait of a delivery that is put off, since its rule is paused or its
-# endpoint is busy. Each wait is twice the one before.
-PAUSED_S, BUSY_S = (10.0, 3600.0), (1.0, 60.0)
+# The first and the longest wait of a delivery that is put off, since its rule is paused.
+PAUSED_S = (10.0, 3600.0)
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
@@ -55,7 +53,6 @@ class Limits:
     at_once: int
     ack_wait_s: float
     delays_s: tuple[float, ...]
-    max_bytes: int
 
 
 class Deliverer:
@@ -68,7 +65,7 @@ class Deliverer:
         rules: CurrentRules,
         store: RuleStore,
         order: Order,
-        sender: Sender,
+        carriers: Mapping[ActionKind, Carrier],
         limits: Limits,
         give_up: GiveUp,
     ) -> None:
@@ -77,14 +74,13 @@ class Deliverer:
         self._rules = rules
         self._store = store
         self._order = order
-        self._sender = sender
+        self._carriers = carriers
         self._limits = limits
         self._give_up = give_up
         self._announcements = Announcements(bus, pod)
         self._records = Records(bus)
         self._places = asyncio.Semaphore(limits.at_once)
         self._working: set[asyncio.Task[None]] = set()
-        self.endpoints = Endpoints()
 
     async def take(self, taken: Taken) -> None:
         """Begin to carry out a job, as soon as there is a place for it.
@@ -182,87 +178,61 @@ class Deliverer:
             text = f"put off {job.deferrals} times: the rule is paused, or the receiver away"
             return await self._fail(job, stored, record, "put_off_too_often", text)
         if rule.record.paused is not None or not rule.record.rule.enabled:
-            return await self._defer(job, _growing(PAUSED_S, job.deferrals))
-        endpoint = self.endpoints.of(rule.record.rule.action.webhook)
-        if wait_s := await admitted(endpoint):
-            if endpoint.breaker.state is State.CLOSED:
-                wait_s = max(wait_s, _growing(BUSY_S, job.deferrals))
-            return await self._defer(job, wait_s)
-        endpoint.busy += 1
-        try:
-            await self._attempt(job, stored, record, rule, endpoint)
-        finally:
-            endpoint.busy -= 1
+            return await self._defer(job, growing_s(PAUSED_S, job.deferrals))
+        carrier = self._carriers[rule.record.rule.action.kind]
+        async with carrier.place(rule, job) as wait_s:
+            if wait_s:
+                return await self._defer(job, wait_s)
+            await self._attempt(carrier, rule, job, stored, record)
 
     async def _attempt(
         self,
+        carrier: Carrier,
+        rule: CompiledRule,
         job: Job,
         stored: Stored,
         record: DeliveryRecord,
-        rule: CompiledRule,
-        endpoint: Endpoint,
     ) -> None:
-        webhook = rule.record.rule.action.webhook
-        found = await self._persist(lambda: self._event(job))
-        if found is None:
+        occurrence = await self._persist(lambda: self._occurrence(job))
+        if occurrence is None:
             text = "the event has expired or was deleted before it was delivered"
             return await self._fail(job, stored, record, "event_expired", text)
         if job.attempt == 1:
-            said = triggered(job, record.name)
-            await self._persist(
-                lambda: self._announcements.once(job, "triggered", "automation.triggered", said)
-            )
-        async with endpoint.turn():
-            request = self._request(rule, job, *found)
-            begun, at = time.monotonic(), self._bus.clock.stamp()
-            result = await self._sender.post(
-                request.url, request.headers, request.body, webhook.timeout_s
-            )
-        seconds = time.monotonic() - begun
-        meant = verdict(result, webhook.expect, self._bus.clock.time())
-        if meant.is_up:
-            endpoint.breaker.succeeded()
-        else:
-            endpoint.breaker.failed(time.monotonic())
-        telemetry.DELIVERY_SECONDS.observe(seconds)
+            await self._announce_trigger(job, record)
+        attempted = await self._persist(lambda: carrier.attempt(rule, job, occurrence))
+        await self._judge(job, stored, record, attempted)
+
+    async def _judge(
+        self, job: Job, stored: Stored, record: DeliveryRecord, attempted: Attempted
+    ) -> None:
+        meant, now = attempted.verdict, self._bus.clock.time()
         telemetry.DELIVERY_ATTEMPTS.labels(meant.code or "delivered").inc()
-        record.request = request.head
+        record.request = attempted.request
+        record.started_run_id = attempted.run_id or record.started_run_id
         record.attempts.append(
             Attempt(
                 number=job.attempt,
                 replay=job.replay,
-                at=at,
-                seconds=round(seconds, 3),
+                at=attempted.at,
+                seconds=round(attempted.seconds, 3),
                 status=meant.status,
                 code=meant.code,
                 text=meant.text,
-                answer=result.shown if isinstance(result, Answer) else "",
+                final=meant.outcome in ("final", "gone"),
+                answer=attempted.answer,
             )
         )
-        await self._judge(job, stored, record, meant)
-
-    def _request(
-        self, rule: CompiledRule, job: Job, event: bytes, traceparent: str | None
-    ) -> Request:
-        now = self._bus.clock.time()
-        return request_of(rule.record.rule, job, event, traceparent, now, self._limits.max_bytes)
-
-    async def _judge(
-        self, job: Job, stored: Stored, record: DeliveryRecord, meant: Verdict
-    ) -> None:
-        now = self._bus.clock.time()
         record.made = job.attempt
         wait_s = delay_s(job.attempt, self._limits.delays_s, meant.retry_after_s, random.random())
         if meant.outcome == "delivered":
             record.status, record.ended_at = "delivered", now
-        elif meant.outcome == "gone" or wait_s is None:
+        elif meant.outcome != "failed" or wait_s is None:
             record.status, record.ended_at = "failed", now
         else:
             record.status, record.next_at = "waiting", now + wait_s
         if meant.outcome != "delivered":
             log.warning(
-                "run %s: rule %s: attempt %d failed: %s",
-                *(job.run_id, job.rule, job.attempt, meant.text),
+                "%s: rule %s: attempt %d failed: %s", job.about, job.rule, job.attempt, meant.text
             )
         await self._settle_new(job, stored, record)
         if meant.outcome == "gone":
@@ -274,7 +244,15 @@ class Deliverer:
         """End a delivery that no attempt can complete."""
         at = self._bus.clock.stamp()
         record.attempts.append(
-            Attempt(number=job.attempt, replay=job.replay, at=at, seconds=0, code=code, text=text)
+            Attempt(
+                number=job.attempt,
+                replay=job.replay,
+                at=at,
+                seconds=0,
+                code=code,
+                text=text,
+                final=code != "internal",
+            )
         )
         record.status, record.ended_at = "failed", self._bus.clock.time()
         record.made = max(record.made, job.attempt - 1)
@@ -294,20 +272,47 @@ class Deliverer:
         if record.status == "failed" and job.failure is None:
             letter = dead_letter(self._pod, job, stored, record)
             await self._persist(lambda: deadletters.bury(self._bus, letter))
-        type_, data = outcome(job, record)
-        if await self._persist(lambda: self._announcements.once(job, "outcome", type_, data)):
+        if await self._announce_outcome(job, record):
             telemetry.DELIVERIES.labels(record.status).inc()
             if record.status == "failed" and job.failure is None:
                 telemetry.DEADLETTERS.labels("automations").inc()
                 log.error(
-                    "run %s: rule %s: delivery %s has failed: %s",
-                    *(job.run_id, job.rule, job.webhook_id, data["result"]),
+                    "%s: rule %s: delivery %s has failed: %s",
+                    *(job.about, job.rule, job.webhook_id, outcome(job, record)[1]["result"]),
                 )
         if job.ordered:
             following_job = await self._persist(lambda: self._order.done(job))
             if following_job is not None:
                 first = following_job
                 await self._persist(lambda: publish(self._bus, first))
+
+    async def _announce_trigger(self, job: Job, record: DeliveryRecord) -> None:
+        timeline = _timeline(job, record)
+        if timeline is not None:
+            data = triggered(job, record.name)
+            await self._persist(
+                lambda: self._announcements.once(
+                    timeline, job, "triggered", "automation.triggered", data
+                )
+            )
+
+    async def _announce_outcome(self, job: Job, record: DeliveryRecord) -> bool:
+        """Write the outcome on the timeline, if there is one; return False for a repeated call.
+
+        Without a timeline the outcome is in the delivery's record, the log and the metrics. The
+        return value is then always True.
+        """
+        timeline = _timeline(job, record)
+        type_, data = outcome(job, record)
+        if timeline is None:
+            log.info("%s: rule %s: %s: %s", job.about, job.rule, type_, data["result"])
+            return True
+        if job.run_id is None:
+            # The run did not exist before the attempt, so the rule is announced on it only now.
+            await self._announce_trigger(job, record)
+        return await self._persist(
+            lambda: self._announcements.once(timeline, job, "outcome", type_, data)
+        )
 
     async def _defer(self, job: Job, wait_s: float) -> None:
         """Put a job off without using an attempt."""
@@ -318,28 +323,33 @@ class Deliverer:
     async def _schedule(self, job: Job, at: float) -> None:
         await schedule(self._bus, job.schedule_subject, job.due_subject, at, job.dump())
 
-    async def _event(self, job: Job) -> tuple[bytes, str | None] | None:
-        """Return the canonical event and its trace context; None if it does not exist any more."""
-        stored = await self._bus.at(events_for(job.run_id), job.event)
-        if stored is None or not stored.subject.endswith(job.run_id):
+    async def _occurrence(self, job: Job) -> Occurrence | None:
+        """Return what the job is about; None for an event that does not exist any more."""
+        source = job.source
+        if isinstance(source, TriggerSource):
+            return Occurrence(orjson.dumps(source.body))
+        stored = await self._bus.at(events_for(source.run_id), source.event)
+        if stored is None or not stored.subject.endswith(source.run_id):
             return None
         try:
             payload = await objects.unwrap(self._bus, stored.payload)
         except ObjectGone:
             return None
-        return payload, stored.headers.get("traceparent")
+        return Occurrence(payload, stored.headers.get("traceparent"))
 
     def _new_record(self, job: Job, earlier: DeliveryRecord | None) -> DeliveryRecord:
         return DeliveryRecord(
             id=job.webhook_id,
             rule=job.rule,
             name=earlier.name if earlier is not None else job.rule,
+            source=job.source.kind,
             run_id=job.run_id,
-            sequence=job.sequence,
+            sequence=job.source.sequence if isinstance(job.source, EventSource) else None,
             type=job.type,
             status="waiting",
             replay=job.replay,
             attempts=earlier.attempts if earlier is not None else [],
+            started_run_id=earlier.started_run_id if earlier is not None else None,
             began_at=self._bus.clock.time(),
         )
 
@@ -353,6 +363,8 @@ class Deliverer:
                 await asyncio.sleep(RETRY_S)
 
 
-def _growing(bounds_s: tuple[float, float], deferrals: int) -> float:
-    first_s, longest_s = bounds_s
-    return min(first_s * 2.0 ** min(deferrals, 20), longest_s)
+def _timeline(job: Job, record: DeliveryRecord) -> Timeline | None:
+    """Return where the delivery is announced: on its event's run, else on the run it started."""
+    if isinstance(job.source, EventSource):
+        return Timeline(job.source.run_id, job.source.raw, job.source.leg)
+    return Timeline(record.started_run_id) if record.started_run_id is not None else None

@@ -11,9 +11,6 @@ from penstock.bus.state.deadletters import DeadLetter, letter_about
 from penstock_automations.delivery.records import DeliveryRecord
 from penstock_automations.jobs.job import Job
 
-# Errors after which another attempt would be in vain.
-_FINAL = frozenset({"condition", "rule_deleted", "event_expired", "http_410", "put_off_too_often"})
-
 
 class NotDelivered(Exception):
     """A delivery has failed for good."""
@@ -37,7 +34,7 @@ def outcome(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
         "automation": record.rule,
         "workflow": record.name,
         "delivery_id": record.id,
-        "result": "delivered",
+        "result": (last.text if last is not None else "") or "delivered",
         "depth": job.depth,
         "attempts": record.made,
         "duration_s": round((record.ended_at or record.began_at) - record.began_at, 3),
@@ -47,8 +44,9 @@ def outcome(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
     if record.status == "delivered":
         return "automation.completed", data
     code, text = (last.code, last.text) if last is not None else ("unknown", "")
+    is_final = last is not None and last.final
     data["result"] = text or "given up"
-    data["error"] = {"code": code, "message": text, "retryable": code not in _FINAL}
+    data["error"] = {"code": code, "message": text, "retryable": not is_final}
     if last is not None and last.status is not None:
         data["error"]["status_code"] = last.status
     return "automation.failed", data
@@ -64,7 +62,8 @@ def dead_letter(pod: str, job: Job, stored: Stored, record: DeliveryRecord) -> D
             # Every process computes the same id, so each delivery, and each replay of a delivery,
             # has at most one dead letter.
             "traceback_id": subjects.traceback_id(job.webhook_id, job.replay),
-            "run_id": job.run_id,
+            # Dead letters have a run or, for a trigger that belongs to no run, the kind of trigger.
+            "run_id": job.run_id or job.source.kind,
             "delivery": orjson.loads(record.dump()),
         }
     )

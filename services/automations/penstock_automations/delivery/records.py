@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 
 from penstock.bus import Bus
 from penstock.bus.records import Record
-from penstock_automations.jobs.job import Job
+from penstock_automations.actions.carrier import RequestHead
+from penstock_automations.jobs.job import Job, SourceKind
 
 KEPT_ATTEMPTS = 30
 
@@ -26,33 +27,27 @@ class Attempt(Record):
     seconds: float
     status: int | None = Field(None, description="The HTTP status; none without an answer")
     code: str = Field("", description="The error's short name; empty after success")
-    text: str = ""
+    text: str = Field("", description="For people")
+    final: bool = Field(False, description="Whether no further attempt can succeed")
     answer: str = Field("", description="The first KiB of the answer")
 
 
-class RequestHead(Record):
-    """The last request, without its query, its signature and its credentials."""
-
-    method: str = "POST"
-    url: str
-    headers: dict[str, str]
-    body_bytes: int
-
-
 class DeliveryRecord(Record):
-    """KV `deliveries`, key `<rule>.<run>-<sequence>`."""
+    """KV `deliveries`, key `<rule>.<run>-<sequence>`, or `<rule>.<id>` for a trigger."""
 
     id: str = Field(description="The delivery's id, the same for all attempts and replays")
     rule: str
     name: str = Field(description="The rule's name")
-    run_id: str
-    sequence: int
+    source: SourceKind = "event"
+    run_id: str | None = Field(None, description="The run of the event; none for a trigger")
+    sequence: int | None = Field(None, description="The sequence of the event in its run")
     type: str
     status: Literal["waiting", "delivered", "failed"]
     replay: int = 0
     made: int = Field(0, description="The number of attempts of this replay")
     attempts: list[Attempt] = Field([], description="The attempts, also of earlier replays")
     request: RequestHead | None = None
+    started_run_id: str | None = Field(None, description="The run that the delivery has started")
     began_at: float = Field(description="When the first attempt of this replay began, Unix seconds")
     ended_at: float | None = None
     next_at: float | None = Field(None, description="When the next attempt is due, Unix seconds")

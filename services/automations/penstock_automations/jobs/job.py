@@ -1,32 +1,86 @@
-"""Jobs: one event for one rule, on its way to a receiver. Pure."""
+"""Jobs: what a rule is to do about one event or trigger. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+import re
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Literal, Self
 
 import orjson
 
 from penstock.bus import subjects
 
+TriggerKind = Literal["schedule", "hook"]
+SourceKind = Literal["event", TriggerKind]
+
+_TRIGGER_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """An event that matched. The event is named by its stream sequence in the stream of its run.
+
+    `raw` is the position in RAW of the event's source frame: what this service writes about the
+    delivery comes after it.
+    """
+
+    kind: ClassVar[SourceKind] = "event"
+
+    run_id: str
+    sequence: int
+    event: int
+    raw: int
+    leg: int = 1
+
+    @property
+    def token(self) -> str:
+        """The source's part of the job's subjects and keys."""
+        return f"{self.run_id}-{self.sequence}"
+
+    @property
+    def id(self) -> str:
+        """The source's part of the delivery's id."""
+        return f"{self.run_id}.{self.sequence}"
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the source, as jobs have them."""
+        return {"source": self.kind, **_without_defaults(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSource:
+    """A time of a schedule, or a request to an inbound webhook. It belongs to no run.
+
+    `id` is unique within the rule, and the same each time that the same trigger is handled. `body`
+    is a small JSON object in the form of an event: `timestamp`, `event` and `data`.
+    """
+
+    kind: TriggerKind
+    id: str
+    body: dict[str, Any]
+
+    @property
+    def token(self) -> str:
+        """The source's part of the job's subjects and keys."""
+        return self.id
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the source, as jobs have them."""
+        return {"source": self.kind, "id": self.id, "body": self.body}
+
+
+Source = EventSource | TriggerSource
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A delivery of one event for one rule, as DELIVERIES, SCHEDULES and dead letters carry it.
-
-    The event is named by its stream sequence in the stream of its run. `raw` is the position in RAW
-    of the event's source frame: what this service writes about the delivery comes after it.
-    """
+    """A delivery for one rule, as DELIVERIES, SCHEDULES and dead letters carry it."""
 
     rule: str
     version: int
-    run_id: str
-    sequence: int
-    type: str
-    event: int
-    raw: int
     uid: str  # of the rule: a later rule with the same id has another one
-    leg: int = 1
+    type: str  # the event's type, or `<category>.<action>` of the trigger's body
+    source: Source
     ordered: bool = False  # the run's deliveries of this rule are made one after another
     depth: int = 0  # how many rules led to the event
     attempt: int = 1  # the next attempt
@@ -35,14 +89,25 @@ class Job:
     failure: str | None = None  # why the rule failed while it was matched; nothing is sent then
 
     @property
+    def run_id(self) -> str | None:
+        """The run of the event; None for a trigger."""
+        return self.source.run_id if isinstance(self.source, EventSource) else None
+
+    @property
+    def about(self) -> str:
+        """The run or the trigger that the job is about, for log lines."""
+        what = "run" if self.run_id is not None else self.source.kind
+        return f"{what} {self.run_id or self.source.id}"
+
+    @property
     def key(self) -> str:
-        """The key of the delivery: rule, run and sequence."""
-        return f"{self.rule}.{self.run_id}-{self.sequence}"
+        """The key of the delivery: the rule, and the run and sequence or the trigger's id."""
+        return f"{self.rule}.{self.source.token}"
 
     @property
     def webhook_id(self) -> str:
-        """The id that receivers see, the same for all attempts and replays."""
-        return f"{self.rule}.{self.run_id}.{self.sequence}"
+        """The delivery's id that receivers see, the same for all attempts and replays."""
+        return f"{self.rule}.{self.source.id}"
 
     @property
     def message_id(self) -> str:
@@ -52,7 +117,7 @@ class Job:
     @property
     def subject(self) -> str:
         """The subject of the job in DELIVERIES."""
-        return subjects.delivery(self.rule, self.run_id, self.sequence)
+        return subjects.delivery_of(self.key)
 
     @property
     def schedule_subject(self) -> str:
@@ -84,7 +149,7 @@ class Job:
 
     def dump(self) -> bytes:
         """Return the job as JSON, without fields that have their default."""
-        return orjson.dumps({k: v for k, v in asdict(self).items() if v != _DEFAULTS.get(k, _NONE)})
+        return orjson.dumps({**_without_defaults(self), **self.source.fields()})
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
@@ -95,16 +160,37 @@ class Job:
         """
         try:
             fields: dict[str, Any] = orjson.loads(payload)
-            job = cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
-        except (TypeError, AttributeError, orjson.JSONDecodeError) as error:
-            raise ValueError(f"not a job of automations: {error}") from error
-        numbers = (job.sequence, job.event, job.attempt)
-        if not subjects.is_run_id(job.run_id) or not all(isinstance(n, int) for n in numbers):
-            raise ValueError("not a job of automations: a field has another type")
-        return job
+            source = _SOURCES[fields.get("source", "event")](fields)
+            known = {name: fields[name] for name in cls.__slots__ if name in fields}
+            job = cls(**{**known, "source": source})
+            if not isinstance(job.attempt, int):
+                raise ValueError("attempt is no number")
+            return job
+        except (TypeError, AttributeError, LookupError, ValueError) as error:
+            raise ValueError(f"not a job of automations: {error!r}") from error
 
 
-_NONE = object()
-_DEFAULTS: dict[str, Any] = {
-    name: field.default for name, field in Job.__dataclass_fields__.items()
-}
+def _event_source(fields: dict[str, Any]) -> EventSource:
+    source = EventSource(**{n: fields[n] for n in EventSource.__slots__ if n in fields})
+    numbers = (source.sequence, source.event, source.raw, source.leg)
+    if not subjects.is_run_id(source.run_id) or not all(isinstance(n, int) for n in numbers):
+        raise ValueError("a field of the event has another type")
+    return source
+
+
+def _trigger_source(fields: dict[str, Any]) -> TriggerSource:
+    source = TriggerSource(fields["source"], fields["id"], fields["body"])
+    if not _TRIGGER_ID.fullmatch(source.id) or not isinstance(source.body, dict):
+        raise ValueError("a field of the trigger has another type")
+    return source
+
+
+_SOURCES: Final = {"event": _event_source, "schedule": _trigger_source, "hook": _trigger_source}
+
+
+def _without_defaults(value: Job | EventSource) -> dict[str, Any]:
+    return {
+        name: each
+        for name, field in value.__dataclass_fields__.items()
+        if (each := getattr(value, name)) != field.default
+    }

@@ -26,8 +26,8 @@ class Order:
         """
         while True:
             queue, revision = await self._queue(job)
-            if any(each.sequence == job.sequence for each in queue):
-                return queue[0].sequence == job.sequence
+            if any(each.key == job.key for each in queue):
+                return queue[0].key == job.key
             queue.append(job)
             if await self._write(job, queue, revision):
                 return len(queue) == 1
@@ -42,7 +42,7 @@ class Order:
         """
         while True:
             queue, revision = await self._queue(job)
-            left = [each for each in queue if each.sequence != job.sequence]
+            left = [each for each in queue if each.key != job.key]
             if len(left) == len(queue) or await self._write(job, left, revision):
                 return left[0] if left else None
 

@@ -16,7 +16,7 @@ from penstock.bus import Bus, BusError, ObjectGone, Stored, messages
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
 from penstock_automations.broker import AGAIN_S, Taken
-from penstock_automations.jobs.job import Job
+from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
 from penstock_automations.matching.facts import Facts
@@ -124,13 +124,15 @@ class Matching:
                 Job(
                     rule=rule.id,
                     version=rule.record.version,
-                    run_id=run_id,
-                    sequence=body["sequence"],
-                    type=type_,
-                    event=stored.sequence,
-                    raw=int(stored.headers.get(messages.RAW_POSITION, 0)),
                     uid=rule.record.uid,
-                    leg=body.get("leg", 1),
+                    type=type_,
+                    source=EventSource(
+                        run_id,
+                        body["sequence"],
+                        event=stored.sequence,
+                        raw=int(stored.headers.get(messages.RAW_POSITION, 0)),
+                        leg=body.get("leg", 1),
+                    ),
                     ordered=rule.is_ordered,
                     depth=depth_of(facts, body),
                     failure=match.failure,

@@ -120,10 +120,18 @@ class Webhook(_Part):
         return secrets
 
 
+ActionKind = Literal["webhook"]
+
+
 class Action(_Part):
     """What a rule does. In this version it sends a webhook."""
 
     webhook: Webhook
+
+    @property
+    def kind(self) -> ActionKind:
+        """The kind of the action."""
+        return "webhook"
 
 
 class Rule(_Part):

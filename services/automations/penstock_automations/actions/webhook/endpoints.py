@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-from penstock_automations.delivery.breaker import Breaker, Rate, State
+from penstock_automations.actions.webhook.breaker import Breaker, Rate, State
 from penstock_automations.rules.model import Webhook
 
 MAX_KNOWN = 1000

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Literal
 
-from penstock_automations.delivery.backoff import retry_after_s
+from penstock_automations.actions.carrier import Verdict
 
 KEPT_BYTES = 1024  # how much of an answer records and dead letters keep
 # Answers by which an endpoint says that it cannot work now. They count for the circuit breaker.
@@ -35,26 +37,10 @@ class NoAnswer:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The meaning of one attempt's result.
-
-    `outcome`: "delivered"; "gone", the receiver wants no more; "failed", another attempt may
-    succeed. `is_up`: whether the endpoint works, as far as the attempt shows.
-    """
-
-    outcome: Literal["delivered", "gone", "failed"]
-    code: str = ""
-    text: str = ""
-    status: int | None = None
-    is_up: bool = True
-    retry_after_s: float | None = None
-
-
 def verdict(result: Answer | NoAnswer, expect: str | None, unix_s: float) -> Verdict:
     """Return what the result of an attempt means. Only a 2xx answer delivers; no redirect does."""
     if isinstance(result, NoAnswer):
-        return Verdict("failed", result.code, result.text, is_up=result.code == "refused_address")
+        return Verdict("failed", result.code, result.text)
     status = result.status
     if 200 <= status < 300:
         if expect is None or expect.encode() in result.body:
@@ -66,9 +52,29 @@ def verdict(result: Answer | NoAnswer, expect: str | None, unix_s: float) -> Ver
     text = f"the receiver answered {status} {_phrase(status)}".rstrip()
     if 300 <= status < 400:
         text += "; redirects are not followed"
-    is_up = status < 500 and status not in _OVERLOADED
     after_s = retry_after_s(result.headers.get("retry-after"), unix_s)
-    return Verdict("failed", f"http_{status}", text, status, is_up, after_s)
+    return Verdict("failed", f"http_{status}", text, status, after_s)
+
+
+def is_up(result: Answer | NoAnswer) -> bool:
+    """Return whether the endpoint works, as far as the result of an attempt shows."""
+    if isinstance(result, NoAnswer):
+        return result.code == "refused_address"
+    return result.status < 500 and result.status not in _OVERLOADED
+
+
+def retry_after_s(value: str | None, unix_s: float) -> float | None:
+    """Return the seconds that a `Retry-After` header asks for; None for none or an unusable one."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        at = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - unix_s, 0.0)
 
 
 def _phrase(status: int) -> str:

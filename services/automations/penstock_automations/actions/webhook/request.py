@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import httpcore
 import httpx
 
-from penstock_automations.delivery.answers import Answer, NoAnswer
+from penstock_automations.actions.webhook.answers import Answer, NoAnswer
 from penstock_automations.guard.backend import AddressRefused, Guard, GuardedBackend
 
 READ_BYTES = 64 * 1024  # how much of an answer is read

@@ -6,9 +6,9 @@ import base64
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
-from penstock_automations.delivery.payload import body_of
-from penstock_automations.delivery.records import RequestHead
-from penstock_automations.delivery.signing import signed
+from penstock_automations.actions.carrier import Occurrence, RequestHead
+from penstock_automations.actions.webhook.payload import body_of
+from penstock_automations.actions.webhook.signing import signed
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.model import Rule, WebhookAuth
 
@@ -24,22 +24,23 @@ class Request:
 
 
 def request_of(
-    rule: Rule, job: Job, event: bytes, traceparent: str | None, unix_s: float, max_bytes: int
+    rule: Rule, job: Job, occurrence: Occurrence, unix_s: float, max_bytes: int
 ) -> Request:
-    """Return the request for an event, signed for this time."""
+    """Return the request for an event or a trigger, signed for this time."""
     webhook = rule.action.webhook
-    body = body_of(job.type, event, rule.payload, max_bytes)
+    body = body_of(job.type, occurrence.payload, rule.payload, max_bytes)
     shown = {
         "content-type": "application/json",
         "user-agent": "Penstock",
         "webhook-id": job.webhook_id,
         "webhook-timestamp": str(int(unix_s)),
-        "penstock-run-id": job.run_id,
         "penstock-attempt": str(job.attempt),
         "penstock-depth": str(job.depth),
     }
-    if traceparent:
-        shown["traceparent"] = traceparent
+    if job.run_id is not None:
+        shown["penstock-run-id"] = job.run_id
+    if occurrence.traceparent:
+        shown["traceparent"] = occurrence.traceparent
     headers = {
         **shown,
         **signed(webhook.secrets, job.webhook_id, unix_s, body),

@@ -1,0 +1,1 @@
+"""Carries out the actions of rules, one module for each kind of action."""
