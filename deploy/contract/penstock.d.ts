@@ -745,6 +745,8 @@ export interface ApprovalDecided extends Envelope {
     outcome: string;
     /** The user who decided. */
     by: string;
+    /** The other user for whom `by` decided, if there is one. */
+    on_behalf_of?: string | null;
     /** True where a policy decided instead of a person. */
     automatic: boolean;
     /** A note of the decider. */

@@ -52,7 +52,8 @@ async def test_a_decision_answers_with_the_decided_request(penstock: Pipeline) -
     assert answer.json() == (await penstock.http.get(path)).json()
     assert answer.json()["status"] == "decided"
     decision = answer.json()["decision"]
-    assert (decision["outcome"], decision["by"], decision["note"]) == ("approved", "ada", "ok")
+    assert (decision["outcome"], decision["note"]) == ("approved", "ok")
+    assert (decision["by"], decision["decider"]["on_behalf_of"]) == ("anonymous", "ada")
     later = await penstock.http.post(f"{path}/decision", json=YES)
     assert "decided already" in problem(later, 409)
 

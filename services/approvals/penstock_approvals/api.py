@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import BusError, ObjectGone
-from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
+from penstock.bus.records import ApprovalRecord, Channel, DecideReply, DecideRequest
 from penstock.bus.state.bucket_index import StillReading
+from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity, act_as, check_owner, identity_of
 from penstock.web.bodies import read_model
 from penstock.web.leaving import while_there
@@ -60,7 +61,9 @@ class DecisionBody(BaseModel):
     items: list[ItemBody]
     note: str | None = None
     by: str | None = Field(
-        None, description="The user who decides; another than the caller needs the scope act-as"
+        None,
+        description="The user for whom the caller decides, if it is another: this needs the scope "
+        "act-as, and the record names both",
     )
     digest: str | None = Field(
         None, description="The digest of the request that was shown to the person who decides"
@@ -160,7 +163,9 @@ class Api:
         who = identity_of(request)
         approval_id = (await self._found(request)).approval_id
         body = await read_model(request, DecisionBody)
-        given = body.model_dump() | {"by": act_as(who, body.by)}
+        acts_for = act_as(who, body.by)
+        decider = decider_of(who, _channel(request, who), acts_for)
+        given = body.model_dump() | {"by": acts_for, "decider": decider}
         reply = await _asked(self._decide(approval_id, DecideRequest.model_validate(given)))
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
@@ -189,6 +194,17 @@ class Api:
             raise Problem(404, f"there is no approval {approval_id}")
         check_owner(identity_of(request), record.user_id, f"approval {approval_id}")
         return record
+
+
+def _channel(request: Request, who: Identity) -> Channel:
+    """Return the way by which a decision came: only our own pages use the cookie.
+
+    The CLI names itself, so `cli` is what the caller says, and it gives no right.
+    """
+    if who.kind == "cookie":
+        return "page"
+    is_cli = request.headers.get("user-agent", "").startswith("penstock-cli/")
+    return "cli" if is_cli else "api"
 
 
 def _is_key(text: str) -> bool:

@@ -219,7 +219,8 @@ class Approvals:
         now = self._bus.clock.stamp()
         decision = Decision(
             outcome=outcome(request.items),
-            by=request.by,
+            by=request.made_by.name,
+            decider=request.decider,
             at=now,
             note=request.note,
             items=request.items,
@@ -257,7 +258,8 @@ def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
     if (
         decision is not None
         and key is not None
-        and (decision.idempotency_key, decision.by) == (key, request.by)
+        and decision.idempotency_key == key
+        and decision.made_by.is_same(request.made_by)
     ):
         if _content(decision) == _content(request):
             return DecideReply(status=200, approval=record)

@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from penstock import telemetry
 from penstock.bus import Bus, BusError, Entry, Message, ObjectGone
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records import ApprovalRecord, Decision
 from penstock.bus.subjects import command
 from penstock.bus.write import objects
 from penstock_approvals.announcements import Announcements
@@ -71,6 +71,7 @@ class Outbox:
                 "approval_id": approval_id,
                 "outcome": decision.outcome,
                 "by": decision.by,
+                **_acted_for(decision),
                 "automatic": decision.automatic,
                 **({"note": decision.note} if decision.note else {}),
                 "items": [item.model_dump(exclude_none=True) for item in decision.items],
@@ -143,6 +144,11 @@ class Outbox:
             if held.record.status == "pending" and not await self._records.touch(held):
                 return
         await self._bucket.delete(entry.key, entry.revision)
+
+
+def _acted_for(decision: Decision) -> dict[str, str]:
+    acts_for = decision.decider.on_behalf_of if decision.decider is not None else None
+    return {"on_behalf_of": acts_for} if acts_for is not None else {}
 
 
 def _written_s(entry: Entry) -> float:

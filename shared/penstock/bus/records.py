@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 RunStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 ClaimState = Literal["held", "cancelled"]
+# The ways by which a decision can come.
+Channel = Literal["api", "link", "page", "agui", "adk", "agno", "cli", "automation", "policy"]
 SendingState = Literal["claimed", "done", "refused", "outcome_unknown"]
 ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
@@ -160,11 +162,40 @@ class PauseRecord(Record):
     resume: dict[str, Any] = Field(description="The upstream's own objects, verbatim")
 
 
+class DeciderLimits(Record):
+    """What a service token may decide. An empty list limits nothing."""
+
+    agents: list[str] = Field([], description="Ids of agents")
+    tools: list[str] = Field([], description="Names of tools, `*` for any text, as `get_*`")
+    rules: list[str] = Field([], description="Ids of the policy's rules")
+
+
+class Decider(Record):
+    """The caller that decides, as the caller has authenticated."""
+
+    name: str = Field(description="The caller itself, whoever it acts for")
+    roles: list[str] = Field([], description="The caller's roles at that time")
+    scopes: list[str] = Field([], description="The caller's scopes at that time")
+    channel: Channel = Field("api", description="The way by which the decision came")
+    on_behalf_of: str | None = Field(
+        None, description="The other user for whom the caller decides, if there is one"
+    )
+    limits: DeciderLimits | None = Field(None, description="The limits of a service token")
+    token_id: str | None = Field(None, description="The id of a service token or a link")
+
+    def is_same(self, other: Decider) -> bool:
+        """Return whether the other is the same caller, acting for the same user."""
+        return (self.name, self.on_behalf_of) == (other.name, other.on_behalf_of)
+
+
 class Decision(Record):
     """The decision of an approval: its author, time and content."""
 
     outcome: Literal["approved", "rejected", "mixed"]
-    by: str
+    by: str = Field(description="The caller that decided, or `policy`")
+    decider: Decider | None = Field(
+        None, description="The caller as it was then; decisions of older versions have none"
+    )
     at: str
     automatic: bool = False
     note: str | None = None
@@ -173,6 +204,11 @@ class Decision(Record):
     invocation_id: str | None = Field(
         None, description="ADK: the invocation that the decision named"
     )
+
+    @property
+    def made_by(self) -> Decider:
+        """The caller that decided; of a decision of an older version, only the name."""
+        return self.decider or Decider(name=self.by)
 
 
 class ApprovalRecord(Record):
@@ -215,7 +251,10 @@ class ApprovalRecord(Record):
 class DecideRequest(Record):
     """Core request `decide.<approval id>`."""
 
-    by: str = "anonymous"
+    by: str = Field("anonymous", description="For approvals services without `decider`")
+    decider: Decider | None = Field(
+        None, description="The caller that decides; edges of older versions send only `by`"
+    )
     note: str | None = None
     digest: str | None = Field(None, description="If given, must be the request's")
     items: list[Decided]
@@ -227,6 +266,15 @@ class DecideRequest(Record):
         description="ADK: the invocation that the decision names. It is sent upstream only if it "
         "is the pause's own",
     )
+
+    @property
+    def made_by(self) -> Decider:
+        """The caller that decides.
+
+        An edge of an older version has checked that the caller is the requester, or may act for the
+        requester, and that the caller has the scope `decide`. It sends only the name.
+        """
+        return self.decider or Decider(name=self.by, scopes=["decide"])
 
 
 class DecideReply(Record):

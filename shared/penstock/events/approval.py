@@ -109,6 +109,9 @@ class Decided(Data, title="Approval decided"):
     approval_id: str = Field(description="The approval's id.")
     outcome: str = Field(description="The outcome of all items: `approved`, `rejected` or `mixed`.")
     by: str = Field(description="The user who decided.")
+    on_behalf_of: str | None = Field(
+        default=None, description="The other user for whom `by` decided, if there is one."
+    )
     automatic: bool = Field(description="True where a policy decided instead of a person.")
     note: str | None = Field(default=None, description="A note of the decider.")
     items: list[DecidedItem] = Field(description="The decision on each item.")

@@ -138,6 +138,12 @@ class AuthSettings(BaseSettings):
         description="The scopes of a token that names none: `start`, `read`, `raw`, `decide`, "
         "`automate`, `act-as`, `administer`, or `none`. Default: `start read raw decide`.",
     )
+    roles_claim: str = Field(
+        "roles",
+        min_length=1,
+        description="The claim with the caller's roles, a list of texts or one text. A path into "
+        "nested claims has dots, as `realm_access.roles`.",
+    )
     allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,
         validation_alias="ALLOW_UNAUTHENTICATED_SSE",

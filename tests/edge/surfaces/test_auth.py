@@ -270,8 +270,9 @@ async def test_who_decides_is_who_calls(penstock: Secured) -> None:
     mine = await decided(None, bearer())
     assert mine.json()["decision"]["by"] == "alice"
     assert (await decided("bob", bearer())).status_code == 403
-    acting = await decided("bob", bearer("service", scope="decide act-as"))
-    assert acting.json()["decision"]["by"] == "bob"
+    acting = (await decided("bob", bearer("service", scope="decide act-as"))).json()["decision"]
+    assert acting["by"] == acting["decider"]["name"] == "service"
+    assert acting["decider"]["on_behalf_of"] == "bob"
 
 
 @dataclass(frozen=True)
@@ -338,6 +339,49 @@ async def test_an_answer_to_a_pause_needs_the_right_to_decide(
 async def test_another_users_pause_cannot_be_answered(penstock: Secured, answer: Answer) -> None:
     answered = await _answered(penstock, answer, "bob", "start read raw decide")
     assert answered.status_code == 404, answered.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "channel", "names_a_user"),
+    [
+        (_to_approvals, "api", False),
+        (_to_adk, "adk", True),
+        (_to_agno, "agno", False),
+        (_to_agui, "agui", False),
+    ],
+)
+async def test_the_record_says_who_decided_by_which_way_and_for_whom(
+    penstock: Secured, answer: Answer, channel: str, names_a_user: bool
+) -> None:
+    run = await penstock.live()
+    approval_id = await penstock.approval(run)
+    await run.say("lifecycle.paused", reason="approval_required", approval_id=approval_id)
+    path, body = answer(Pause(run.run_id, run.session_id, approval_id, "alice"))
+    headers = bearer("service", scope="read raw decide act-as", roles=["ops", "finance"])
+    sending = asyncio.create_task(penstock.http.post(path, json=body, headers=headers))
+    decision = await penstock.decision(approval_id)
+    await run.completed("done")
+    assert (await sending).status_code == 200
+    assert decision["by"] == "service"
+    assert decision["decider"] == {
+        "name": "service",
+        "roles": ["finance", "ops"],
+        "scopes": ["act-as", "decide", "raw", "read"],
+        "channel": channel,
+    } | ({"on_behalf_of": "alice"} if names_a_user else {})
+
+
+@pytest.mark.parametrize(
+    ("agent", "channel"), [("penstock-cli/1.2", "cli"), ("curl/8", "api"), ("", "api")]
+)
+async def test_the_command_line_is_a_way_of_its_own(
+    penstock: Secured, agent: str, channel: str
+) -> None:
+    run = await penstock.live()
+    path, body = _to_approvals(Pause(run.run_id, "", await penstock.approval(run), "alice"))
+    headers = bearer() | {"user-agent": agent}
+    answer = await penstock.http.post(path, json=body, headers=headers)
+    assert answer.json()["decision"]["decider"]["channel"] == channel
 
 
 # streams

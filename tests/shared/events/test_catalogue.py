@@ -45,7 +45,7 @@ VOCABULARY = {
     "retrieval.started": "retrieval_id query",
     "retrieval.result": "retrieval_id? documents",
     "approval.requested": "approval_id digest expires_at? policy? deciders_required items",
-    "approval.decided": "approval_id outcome by automatic note? items",
+    "approval.decided": "approval_id outcome by on_behalf_of? automatic note? items",
     "approval.expired": "approval_id reason",
     "approval.withdrawn": "approval_id reason",
     "automation.triggered": "depth? automation trigger delivery_id workflow",

@@ -20,6 +20,7 @@ from penstock_approvals.service import ApprovalsService
 from penstock_edge.service import EdgeService
 from support.drive.access import Row
 from support.drive.clients import Stream
+from support.drive.waiting import eventually
 from support.fakes.issuer import SECRET, token
 from support.fakes.pretend import PretendConnector, PretendRun
 from support.real.ports import free_port
@@ -152,6 +153,16 @@ class Secured:
         """Check that the approval is still pending."""
         answer = await self.http.get(f"/v1/approvals/{approval_id}", headers=bearer())
         assert answer.json()["status"] == "pending"
+
+    async def decision(self, approval_id: str) -> dict[str, Any]:
+        """Wait until the approval is decided; return the decision of its record."""
+
+        async def decided() -> dict[str, Any] | None:
+            answer = await self.http.get(f"/v1/approvals/{approval_id}", headers=bearer())
+            found: dict[str, Any] | None = answer.json().get("decision")
+            return found
+
+        return await eventually(decided)
 
     async def token(self, user: str = "alice", **limits: Any) -> dict[str, Any]:
         """Make a stream token of the user; return the answer of POST /v1/tokens."""

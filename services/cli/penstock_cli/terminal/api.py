@@ -11,6 +11,7 @@ import ipaddress
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -24,6 +25,8 @@ STREAM_READ_TIMEOUT_S = 45.0  # in this time, three keep-alive comments should c
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the last pause is repeated
 GIVE_UP_S = 120.0
 CALL_GIVE_UP_S = 10.0
+# The approvals service records by this that a decision came from the command line.
+USER_AGENT = f"penstock-cli/{version('penstock-cli')}"
 _TRY_AGAIN = frozenset({502, 503, 504})
 CONFLICT = 409
 MAX_PAGE = 1000  # the most entries that the services put on a page
@@ -62,7 +65,8 @@ class Api:
             self._http = httpx.Client(
                 base_url=self.url,
                 timeout=REQUEST_TIMEOUT_S,
-                headers={"authorization": f"Bearer {token}"} if token else None,
+                headers={"user-agent": USER_AGENT}
+                | ({"authorization": f"Bearer {token}"} if token else {}),
                 trust_env=not _is_loopback(
                     self.url
                 ),  # a proxy cannot reach this machine's loopback

@@ -140,6 +140,7 @@ class Auth:
             "bearer" if credential.kind == "bearer" else "cookie",
             claims.expires_at,
             session=hashlib.sha256(credential.value.encode()).hexdigest(),
+            roles=claims.roles,
         )
 
     async def _of_stream_token(self, credential: Credential) -> Identity:
@@ -186,6 +187,7 @@ def _verifier(config: AuthConfig) -> Verifier | None:
         "audience": config.audience,
         "leeway_s": config.leeway_s,
         "default_scopes": frozenset(config.default_scopes or DEFAULT) - {"none"},
+        "roles_claim": config.roles_claim,
     }
     if config.jwt_secret is not None:
         return Verifier(Secret(config.jwt_secret), config.pinned, **rules)

@@ -37,6 +37,7 @@ class AuthConfig:
     allow_unauthenticated_sse: bool = False
     hosts: tuple[str, ...] = ()
     default_scopes: tuple[str, ...] = ()
+    roles_claim: str = "roles"
 
     @property
     def configured(self) -> bool:

@@ -30,6 +30,7 @@ class Identity:
     expires_at: float | None = None
     grant: Grant | None = None  # the limits of a stream token
     session: str = ""  # a hash of the credential; CSRF tokens are bound to this hash
+    roles: frozenset[str] = frozenset()  # the roles that the issuer of the JWT has given
 
     def may(self, permission: Permission) -> bool:
         """Return whether the caller has the scope."""

@@ -11,6 +11,7 @@ import jwt
 
 from penstock.web.auth.errors import Refused, invalid_token
 from penstock.web.auth.identity import ANONYMOUS_USER
+from penstock.web.auth.roles import roles_of
 from penstock.web.auth.scopes import DEFAULT, granted
 
 MAX_TOKEN_CHARS: Final = 16 * 1024
@@ -66,6 +67,7 @@ class Claims:
     user_id: str
     scopes: frozenset[str]
     expires_at: float
+    roles: frozenset[str] = frozenset()
 
 
 class Verifier:
@@ -80,8 +82,10 @@ class Verifier:
         audience: str | None = None,
         leeway_s: float = 0.0,
         default_scopes: frozenset[str] = DEFAULT,
+        roles_claim: str = "roles",
     ) -> None:
-        """`default_scopes`: the scopes of a token without a scope claim."""
+        """`default_scopes`: the scopes of a token without a scope claim. See `roles.roles_of`."""
+        self._roles_claim = roles_claim
         self._default_scopes = default_scopes
         self._keys = keys
         self._algorithms = frozenset(algorithms)
@@ -125,6 +129,7 @@ class Verifier:
             user_id,
             granted(claims, self._default_scopes),
             float(int(claims["exp"])) + self._leeway_s,
+            roles_of(claims, self._roles_claim),
         )
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from penstock import starts
 from penstock.bus.records import ApprovalRecord, DecideRequest
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.adk.encode.shapes import item_ids
+from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import read_body, require_json
@@ -106,7 +107,7 @@ class Legs:
         aliases = await self._pending(who, agent, asked, answers)
         if aliases:
             require(who, "decide")
-            return asked, await self._decide(agent, asked, answers, aliases)
+            return asked, await self._decide(who, agent, asked, answers, aliases)
         require(who, "start")
         with named_in_422():
             if agent.protocol == ADK:
@@ -193,6 +194,7 @@ class Legs:
 
     async def _decide(
         self,
+        who: Identity,
         agent: AgentConfig,
         asked: RunAgentRequest,
         answers: Sequence[Answer],
@@ -215,7 +217,12 @@ class Legs:
         if invocation_id is not None:
             await self._check_invocation(run_id, approval_id, invocation_id)
         position = await start_of_next_leg(edge.bus, run_id, frames=native)
-        request = DecideRequest(by=asked.user_id, items=decisions, invocation_id=invocation_id)
+        request = DecideRequest(
+            by=asked.user_id,
+            decider=decider_of(who, "adk", asked.user_id),
+            items=decisions,
+            invocation_id=invocation_id,
+        )
         await forward_decision(edge.bus, approval_id, request)
         return OpenedLeg(agent, run_id, aliases[0].leg + 1, position)
 

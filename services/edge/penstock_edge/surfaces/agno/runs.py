@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from penstock import starts
 from penstock.bus.records import DecideRequest, RunRecord
+from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import ignore_body
@@ -206,7 +207,12 @@ class Runs:
         items = agno_answers.decided(pause.items, pause.shown, answers)
         native = is_native(agent) and asked.stream
         place = await start_of_next_leg(edge.bus, run_id, frames=native)
-        decision = DecideRequest(by=user_id, digest=approval.digest, items=items)
+        decision = DecideRequest(
+            by=user_id,
+            decider=decider_of(who, "agno", user_id),
+            digest=approval.digest,
+            items=items,
+        )
         await forward_decision(edge.bus, approval.approval_id, decision)
         return await self._leg(agent, run_id, approval.leg + 1, place, stream=asked.stream)
 

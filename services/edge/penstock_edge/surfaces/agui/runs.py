@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from penstock import starts
 from penstock.bus.records import DecideRequest
+from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, identity_of, require
 from penstock.web.bodies import read_body, require_json
@@ -114,7 +115,12 @@ class Runs:
         edge, approval = self._edge, answer.approval
         run_id, leg = approval.run_id, approval.leg + 1
         place = await start_of_next_leg(edge.bus, run_id)
-        decision = DecideRequest(by=who.user_id, digest=approval.digest, items=answer.items)
+        decision = DecideRequest(
+            by=who.user_id,
+            decider=decider_of(who, "agui"),
+            digest=approval.digest,
+            items=answer.items,
+        )
         named = await self._call(run_id, leg, asked)
         try:
             await forward_decision(edge.bus, approval.approval_id, decision)

@@ -1,0 +1,23 @@
+"""Describes the caller of a request as the decider of an approval."""
+
+from __future__ import annotations
+
+from penstock.bus.records import Channel, Decider
+from penstock.web.auth import Identity
+
+
+def decider_of(who: Identity, channel: Channel, acts_for: str | None = None) -> Decider:
+    """Return the caller as the decider of an approval.
+
+    Args:
+        who: the caller.
+        channel: the way by which the decision came.
+        acts_for: the user for whom the caller decides; the caller itself is no other user.
+    """
+    return Decider(
+        name=who.user_id,
+        roles=sorted(who.roles),
+        scopes=sorted(who.scopes),
+        channel=channel,
+        on_behalf_of=acts_for if acts_for != who.user_id else None,
+    )
