@@ -31,6 +31,7 @@ from penstock_automations.jobs.job import EventSource, Job, TriggerSource
 from penstock_automations.matching.facts import RunFacts
 from penstock_automations.matching.match import matches, may_act
 from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import MANY, Rule, types_of
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord, compile_rule
 from penstock_automations.rules.secrets import check_secret, new_secret
@@ -65,7 +66,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     ("path", "value", "field", "reason"),
     [
         ("id", "Not A Token", "id", "pattern"),
-        ("subjects", [], "subjects", "at least 1 item"),
+        ("subjects", [], "subjects", "exactly one trigger"),
         ("subjects", ["llm.nope"], "subjects", "there are no events 'llm.nope'"),
         ("subjects", ["llm"], "subjects", "category.action"),
         ("subjects", ["*.*"], "subjects", "there are no events"),
@@ -112,6 +113,70 @@ def test_a_wrong_rule_is_refused_with_field_and_reason(
     assert problem["field"].removesuffix(".0") == field
     assert reason in problem["reason"]
     assert "secret'" not in str(refused.value), "the input may be a secret"
+
+
+TOKEN = "pht_0123456789abcdefghijklmn"
+
+
+@pytest.mark.parametrize(
+    ("trigger", "field", "reason"),
+    [
+        ({}, "subjects", "exactly one trigger of subjects, schedule, hook"),
+        ({"subjects": ["llm.*"], "hook": {}}, "subjects", "exactly one trigger"),
+        ({"schedule": {"cron": "* * * * *"}, "hook": {}}, "subjects", "exactly one trigger"),
+        ({"hook": {}, "order": "run"}, "order", "only events of runs have an order"),
+        ({"schedule": {"cron": "* * * * * *"}}, "schedule", "five fields"),
+        ({"schedule": {"cron": "0 9 * *"}}, "schedule", "this has 4"),
+        ({"schedule": {"cron": "0 25 * * *"}}, "schedule", "Bad hour"),
+        ({"schedule": {"cron": "@daily"}}, "schedule", "five fields"),
+        ({"schedule": {"cron": "0 0 31 2 *"}}, "schedule", "Bad day-of-month"),
+        ({"schedule": {"cron": "* * * * *" + " " * 200}}, "schedule.cron", "at most 200"),
+        (
+            {"schedule": {"cron": "0 9 * * *", "timezone": "Rome"}},
+            "schedule",
+            "no time zone 'Rome'",
+        ),
+        ({"schedule": {"cron": "0 9 * * *", "timezone": "Europe"}}, "schedule", "no time zone"),
+        ({"schedule": {"cron": "0 9 * * *", "timezone": ""}}, "schedule", "no time zone"),
+        ({"schedule": {"cron": "0 9 * * *", "timezone": "../UTC"}}, "schedule", "no time zone"),
+        ({"schedule": {"cron": "0 9 * * *", "catch_up_s": -1}}, "schedule.catch_up_s", "greater"),
+        ({"hook": {"secrets": ["whsec_AAAA"]}}, "hook.secrets", "24 to 64 bytes"),
+        ({"hook": {"secrets": [SECRET], "tokens": [TOKEN]}}, "hook", "not both"),
+        ({"hook": {"secrets": [SECRET], "token_in_url": True}}, "hook", "for tokens"),
+        ({"hook": {"tokens": ["short"]}}, "hook.tokens.0", "at least 24"),
+        ({"hook": {"tokens": ["a token with spaces in the middle"]}}, "hook.tokens.0", "pattern"),
+    ],
+)
+def test_a_rule_has_exactly_one_trigger_and_a_wrong_one_is_refused(
+    trigger: dict[str, Any], field: str, reason: str
+) -> None:
+    fields = {name: value for name, value in GOOD.items() if name != "subjects"}
+    with pytest.raises(InvalidRule) as refused:
+        read_rule({**fields, **trigger}, Rule)
+    [problem] = refused.value.problems
+    assert problem["field"] == field
+    assert reason in problem["reason"]
+    for secret in (SECRET, TOKEN):
+        assert secret not in str(refused.value)
+
+
+def test_a_hook_without_secrets_gets_one_and_keeps_what_it_has() -> None:
+    def hooked(**fields: Any) -> Rule:
+        return read_rule({"id": "h", "hook": fields, "action": {"webhook": WEBHOOK}}, Rule)
+
+    made = with_secrets(hooked(), None)
+    assert made.hook is not None
+    [secret] = made.hook.secrets
+    check_secret(secret)
+    assert with_secrets(hooked(), made) == made
+    with_token = with_secrets(hooked(token_in_url=True), None)
+    assert with_token.hook is not None
+    assert with_token.hook.secrets == []
+    assert len(with_token.hook.tokens[0]) >= 24
+    assert with_secrets(hooked(token_in_url=True), with_token) == with_token
+    # A stored rule is parsed again as it was stored.
+    for each in (made, with_token):
+        assert Rule.model_validate(each.model_dump()) == each
 
 
 def test_a_condition_that_cannot_be_compiled_has_a_position() -> None:

@@ -14,8 +14,9 @@ from pydantic import Field
 from penstock.settings import ConfigurationError
 from penstock.web.auth.scopes import DEFAULT, SCOPES
 from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
-from penstock_automations.rules.records import Owner
+from penstock_automations.rules.records import Owner, RuleRecord
 from penstock_automations.rules.store import Conflict, RuleStore
 
 log = logging.getLogger(__name__)
@@ -72,11 +73,8 @@ async def apply_file(path: Path, store: RuleStore) -> None:
         if earlier is not None and earlier.record.source == "api":
             log.error("rule %s of %s is left out: a rule made over HTTP has its id", rule.id, path)
             continue
-        record = earlier.record if earlier is not None else None
-        if record is not None and (record.owner, record.all_users) == (owner, everybody):
-            secrets = record.rule.action.webhook.secrets
-            if _same(plain, record.rule, secrets):
-                continue
+        if earlier is not None and _is_stored(plain, owner, everybody, earlier.record):
+            continue
         try:
             await store.apply(plain, owner, all_users=everybody, source="file")
         except Conflict:
@@ -94,11 +92,11 @@ def _owner(rule: FileRule) -> Owner:
     return Owner(user_id=rule.owner, scopes=sorted(DEFAULT))
 
 
-def _same(wanted: Rule, found: Rule, secrets: list[str]) -> bool:
-    wanted_fields, found_fields = wanted.model_dump(), found.model_dump()
-    if not wanted_fields["action"]["webhook"]["secrets"]:
-        wanted_fields["action"]["webhook"]["secrets"] = secrets
-    return wanted_fields == found_fields
+def _is_stored(wanted: Rule, owner: Owner, all_users: bool, found: RuleRecord) -> bool:
+    """Return whether storing the wanted rule would change nothing."""
+    if not found.has_rights_of(owner, all_users=all_users):
+        return False
+    return with_secrets(wanted, found.rule).model_dump() == found.rule.model_dump()
 
 
 def _expanded(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """The form of a rule, as people write it, and its checks. Pure.
 
-A rule names the types of events that it waits for, may have a condition, and has an action. All
-models refuse unknown fields, so that a misspelt field is an error and not a rule that does more
-than its author meant.
+A rule has a trigger (types of events, a schedule, or an inbound webhook), may have a condition, and
+has an action. All models refuse unknown fields, so that a misspelt field is an error and not a rule
+that does more than its author meant.
 """
 
 from __future__ import annotations
@@ -10,10 +10,18 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from penstock.events import CATALOGUE
 from penstock_automations.rules.secrets import check_secret
+from penstock_automations.rules.triggers import Hook, Schedule
 
 # These events are many, and few rules want them. A pattern such as `llm.*` leaves them out; a rule
 # that wants them names them.
@@ -21,6 +29,8 @@ _TYPES: Final = frozenset(CATALOGUE)
 MANY: Final = frozenset({"llm.stream", "llm.tool_args"})
 MAX_SUBJECTS = 50
 MAX_TIMEOUT_S = 60.0
+
+TRIGGERS: Final = ("subjects", "schedule", "hook")
 
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
@@ -139,16 +149,22 @@ class Rule(_Part):
 
     id: RuleId = Field(description="The rule's id: lower-case letters, digits, `-` and `_`.")
     name: str = Field("", max_length=200, description="The name that people see. Default: `id`.")
+    schedule: Schedule | None = Field(None, description="The times at which the rule fires.")
+    hook: Hook | None = Field(
+        None, description="How callers of `POST /v1/hooks/{id}`, which fires the rule, are checked."
+    )
+    # This field comes after the other triggers, because its validator reads them.
     subjects: list[str] = Field(
-        min_length=1,
+        [],
         max_length=MAX_SUBJECTS,
+        validate_default=True,
         description="The types of events: `category.action`, or `category.*` for all of a category "
-        "except `llm.stream` and `llm.tool_args`.",
+        "except `llm.stream` and `llm.tool_args`. A rule has subjects, a schedule or a hook.",
     )
     where: str | None = Field(
         None,
-        description="A condition in CEL over `event`, the canonical event with `type` added. A "
-        "condition that reads a missing field does not hold.",
+        description="A condition in CEL over `event`, the canonical event with `type` added, or "
+        "the firing of a schedule or hook. A condition that reads a missing field does not hold.",
     )
     action: Action
     payload: Literal["full", "reference"] = Field(
@@ -165,14 +181,25 @@ class Rule(_Part):
         description="Whether the rule also sees its own `automation.*` events and the events of "
         "runs that it started.",
     )
-    enabled: bool = Field(True, description="Whether the rule matches events.")
+    enabled: bool = Field(True, description="Whether the trigger fires the rule.")
 
     @field_validator("subjects")
     @classmethod
-    def _are_known(cls, subjects: list[str]) -> list[str]:
+    def _are_known(cls, subjects: list[str], info: ValidationInfo) -> list[str]:
         for subject in subjects:
             types_of(subject)
+        if {"schedule", "hook"} <= info.data.keys():  # else one of them has a problem of its own
+            given = [bool(subjects), info.data["schedule"], info.data["hook"]]
+            if sum(map(bool, given)) != 1:
+                raise ValueError(f"give exactly one trigger of {', '.join(TRIGGERS)}")
         return subjects
+
+    @field_validator("order")
+    @classmethod
+    def _has_runs(cls, order: str, info: ValidationInfo) -> str:
+        if order == "run" and not info.data.get("subjects"):
+            raise ValueError("only events of runs have an order; leave it out")
+        return order
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -180,8 +207,13 @@ class Rule(_Part):
         return self
 
     @property
+    def trigger(self) -> Literal["subjects", "schedule", "hook"]:
+        """The name of the field that has the rule's trigger."""
+        return "schedule" if self.schedule else "hook" if self.hook else "subjects"
+
+    @property
     def types(self) -> frozenset[str]:
-        """The types of events that the rule waits for."""
+        """The types of events that the rule waits for; none with another trigger."""
         return frozenset[str]().union(*map(types_of, self.subjects))
 
 

@@ -51,6 +51,11 @@ class RuleRecord(Record):
     begins: dict[str, int] = Field(
         {}, description="For each stream of events, the last sequence that the rule does not see"
     )
+    since: float = Field(
+        0.0,
+        description="When the rule's schedule came into force, Unix seconds. Earlier times, such "
+        "as those of a pause, are not fired",
+    )
     paused: Pause | None = None
     created_at: str
     updated_at: str
@@ -87,7 +92,7 @@ class CompiledRule:
 
     @property
     def matches_now(self) -> bool:
-        """Whether the rule matches events now."""
+        """Whether the rule's trigger fires it now."""
         return self.record.rule.enabled and self.record.paused is None
 
     def sees(self, type_: str, stream: str, sequence: int) -> bool:

@@ -1,4 +1,4 @@
-"""Signing secrets in the form of Standard Webhooks: made, and checked. Pure but for randomness."""
+"""Makes and checks secrets of Standard Webhooks, and tokens. Pure but for randomness."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def new_secret() -> str:
     """
     text = "".join(secrets.choice(_LETTERS) for _ in range(_MADE_CHARACTERS))
     return PREFIX + base64.b64encode(text.encode()).decode()
+
+
+def new_token() -> str:
+    """Return a new token for callers of a hook that cannot sign."""
+    return "pht_" + "".join(secrets.choice(_LETTERS) for _ in range(_MADE_CHARACTERS))
 
 
 def check_secret(secret: str) -> None:

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from penstock.bus import Bus, Stored
 from penstock.bus.read.reader import Reader
 from penstock.bus.streams import events_of
+from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, Pause, RuleRecord, compile_rule
-from penstock_automations.rules.secrets import new_secret
 
 log = logging.getLogger(__name__)
 
@@ -67,29 +67,31 @@ class RuleStore:
         """Store a rule: a new one, or a new version of the rule with its id.
 
         A rule without a signing secret keeps its earlier secrets, or gets a new one. A rule that
-        did not match events before begins with the events that come after this call. A rule with
-        another owner than before is another rule: it has no earlier secrets, and deliveries of the
-        earlier rule are not made.
+        did not match events before begins with the events that come after this call. A schedule
+        that is new or has changed begins with the times after this call. A rule with another owner
+        than before is another rule: it has no earlier secrets, and deliveries of the earlier rule
+        are not made.
 
         Raises:
             Conflict: the rule was changed at the same time.
             BusError: nothing was stored, or it is unknown whether the rule was stored.
         """
         earlier = await self.get(rule.id)
-        same_rights = earlier is not None and earlier.record.has_rights_of(
-            owner, all_users=all_users
-        )
-        uid = earlier.record.uid if earlier is not None and same_rights else secrets.token_hex(8)
+        # The earlier rule that this call changes; None if the rule is another one.
+        kept = earlier
+        if kept is not None and not kept.record.has_rights_of(owner, all_users=all_users):
+            kept = None
         now = self._bus.clock.stamp()
         record = RuleRecord.model_validate(
             {
-                "rule": _with_secrets(rule, earlier if same_rights else None),
-                "uid": uid,
+                "rule": with_secrets(rule, kept.record.rule if kept else None),
+                "uid": kept.record.uid if kept else secrets.token_hex(8),
                 "owner": owner,
                 "all_users": all_users,
                 "version": earlier.record.version + 1 if earlier else 1,
                 "source": source,
-                "begins": await self._begins(rule, earlier if same_rights else None),
+                "begins": await self._begins(rule, kept),
+                "since": self._since(rule, kept),
                 "created_at": earlier.record.created_at if earlier else now,
                 "updated_at": now,
             }
@@ -116,7 +118,8 @@ class RuleStore:
     async def resume(self, rule_id: str) -> bool:
         """End the pause of a rule; return False if there is no such rule or it is not paused.
 
-        The rule does not see the events of its pause. Deliveries that wait are made.
+        The rule does not see the events of its pause, and the times of its schedule in the pause
+        are not fired. Deliveries that wait are made.
 
         Raises:
             BusError: the rule could not be read or written.
@@ -125,6 +128,7 @@ class RuleStore:
             changes = {
                 "paused": None,
                 "begins": await self._ends(),
+                "since": self._bus.clock.time(),
                 "updated_at": self._bus.clock.stamp(),
             }
             try:
@@ -149,6 +153,13 @@ class RuleStore:
         if earlier is not None and earlier.matches_now and rule.types <= earlier.types:
             return earlier.record.begins  # the rule goes on, and loses no event
         return await self._ends()
+
+    def _since(self, rule: Rule, earlier: CompiledRule | None) -> float:
+        if earlier is not None and earlier.matches_now and rule.schedule is not None:
+            before = earlier.record.rule.schedule
+            if before is not None and before.times == rule.schedule.times:
+                return earlier.record.since  # the schedule goes on, and loses no time
+        return self._bus.clock.time()
 
     async def _ends(self) -> dict[str, int]:
         """Return the last sequence of each stream of events."""
@@ -226,12 +237,3 @@ def parse_rule(rule_id: str, value: bytes, revision: int) -> CompiledRule | None
         fields = [".".join(map(str, each["loc"])) for each in error.errors(include_input=False)]
         log.error("the rule %s cannot be read, so it does nothing: %s", rule_id, fields)
         return None
-
-
-def _with_secrets(rule: Rule, earlier: CompiledRule | None) -> Rule:
-    webhook = rule.action.webhook
-    if webhook.secrets:
-        return rule
-    kept = earlier.record.rule.action.webhook.secrets if earlier is not None else []
-    changed = webhook.model_copy(update={"secrets": kept or [new_secret()]})
-    return rule.model_copy(update={"action": rule.action.model_copy(update={"webhook": changed})})

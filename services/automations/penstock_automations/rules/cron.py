@@ -1,0 +1,104 @@
+"""Computes the times of a cron expression in a time zone. Pure.
+
+The times are those of Debian's cron. A job with a fixed minute and hour runs once on each of its
+days: at the end of the gap if daylight saving time skips its time, and only at the first of two
+equal times. A job with `*` as minute or hour follows real time, so it runs in both equal hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+FIELDS: Final = 5  # minute, hour, day of the month, month, day of the week
+MINUTE_S: Final = 60.0
+# How `latest` finds the last time: it looks at the last two minutes, then at 16 times as long, and
+# so on. So it computes few times, for a schedule of every minute and for one of every year.
+_FIRST_LOOK_S, _LOOK_GROWS = 2 * MINUTE_S, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A cron expression of five fields, and the name of its time zone.
+
+    Times are Unix seconds. The constructor does not check the texts: see `parse`.
+    """
+
+    expression: str
+    timezone: str = "UTC"
+
+    @classmethod
+    def parse(cls, expression: str, timezone: str) -> Cron:
+        """Return a checked expression.
+
+        Raises:
+            ValueError: the text is no expression of five fields or has no next time, or there is
+                no such time zone.
+        """
+        fields = len(expression.split())
+        if fields != FIELDS:
+            raise ValueError(
+                f"a cron expression has five fields (minute, hour, day of the month, month, day of "
+                f"the week); this has {fields}"
+            )
+        check_timezone(timezone)
+        cron = cls(expression, timezone)
+        try:
+            first = cron.next(0)
+        except CronSimError as error:
+            raise ValueError(f"not a cron expression: {error}") from None
+        if first is None:
+            raise ValueError("no day of the next 50 years matches the cron expression")
+        return cron
+
+    def after(self, unix_s: float) -> Iterator[float]:
+        """Yield the times after `unix_s`, in ascending order, as long as there are any."""
+        begin = datetime.fromtimestamp(int(unix_s), UTC)
+        zone = UTC if self.timezone == "UTC" else ZoneInfo(self.timezone)
+        last = unix_s
+        for time in CronSim(self.expression, begin.astimezone(zone)):
+            found = time.timestamp()
+            # In the second of two equal hours, cronsim returns times of the first one. At the end
+            # of a gap it may return a time twice.
+            if found > last:
+                last = found
+                yield found
+
+    def next(self, unix_s: float) -> float | None:
+        """Return the first time after `unix_s`; None if there is none in the next 50 years."""
+        return next(self.after(unix_s), None)
+
+    def upcoming(self, unix_s: float, count: int) -> list[float]:
+        """Return up to `count` times after `unix_s`."""
+        return list(islice(self.after(unix_s), count))
+
+    def latest(self, begin: float, end: float) -> float | None:
+        """Return the last time after `begin` and not after `end`; None if there is none."""
+        look_s = _FIRST_LOOK_S
+        while True:
+            start = max(begin, end - look_s)
+            found = None
+            for time in self.after(start):
+                if time > end:
+                    break
+                found = time
+            if found is not None or start <= begin:
+                return found
+            look_s *= _LOOK_GROWS
+
+
+def check_timezone(name: str) -> None:
+    """Raise ValueError unless there is a time zone with this name."""
+    try:
+        ZoneInfo(name)
+    except (ValueError, LookupError, OSError):
+        # A directory of the database, such as `Europe`, raises an OSError.
+        raise ValueError(
+            f"there is no time zone {name!r}; use a name of the IANA database such as Europe/Rome"
+        ) from None

@@ -1,0 +1,31 @@
+"""Gives a rule the secrets that its author left out: the earlier ones, or new ones. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock_automations.rules.model import Rule
+from penstock_automations.rules.secrets import new_secret, new_token
+from penstock_automations.rules.triggers import Hook
+
+
+def with_secrets(rule: Rule, earlier: Rule | None) -> Rule:
+    """Return the rule with the secrets of the earlier rule, or with new ones, where it has none."""
+    webhook = rule.action.webhook
+    if not webhook.secrets:
+        kept = earlier.action.webhook.secrets if earlier is not None else []
+        changed = webhook.model_copy(update={"secrets": kept or [new_secret()]})
+        action = rule.action.model_copy(update={"webhook": changed})
+        rule = rule.model_copy(update={"action": action})
+    if rule.hook is not None and not (rule.hook.secrets or rule.hook.tokens):
+        made = _of_hook(rule.hook, earlier.hook if earlier is not None else None)
+        rule = rule.model_copy(update={"hook": rule.hook.model_copy(update=made)})
+    return rule
+
+
+def _of_hook(hook: Hook, earlier: Hook | None) -> dict[str, Any]:
+    if earlier is not None and earlier.tokens:
+        return {"tokens": earlier.tokens}
+    if earlier is not None and earlier.secrets and not hook.token_in_url:
+        return {"secrets": earlier.secrets}
+    return {"tokens": [new_token()]} if hook.token_in_url else {"secrets": [new_secret()]}
