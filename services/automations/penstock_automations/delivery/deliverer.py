@@ -351,6 +351,7 @@ class Deliverer:
             attempts=earlier.attempts if earlier is not None else [],
             started_run_id=earlier.started_run_id if earlier is not None else None,
             began_at=self._bus.clock.time(),
+            job=orjson.loads(job.dump()),
         )
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:

@@ -6,7 +6,7 @@ that ends after an attempt does not make another process repeat the attempt.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -51,6 +51,7 @@ class DeliveryRecord(Record):
     began_at: float = Field(description="When the first attempt of this replay began, Unix seconds")
     ended_at: float | None = None
     next_at: float | None = Field(None, description="When the next attempt is due, Unix seconds")
+    job: dict[str, Any] = Field({}, description="The job of this replay's first attempt")
 
     def has_done(self, job: Job) -> bool:
         """Return whether the job's attempt was made, or the delivery has its outcome."""

@@ -8,6 +8,7 @@ import secrets
 import string
 from typing import Final
 
+HIDDEN: Final = "(hidden)"  # what is shown in place of a secret
 PREFIX: Final = "whsec_"
 MIN_BYTES, MAX_BYTES = 24, 64
 _MADE_CHARACTERS = 32

@@ -221,8 +221,10 @@ USERS: Final = (
         # A retry that is due has moved to DELIVERIES; SCHEDULES would keep its message forever.
         [f"{_API}.STREAM.MSG.DELETE.{SCHEDULES}"],
         _reads(EVENTS, RAW, SCHEDULES),
-        _buckets("rules", "deliveries", "runs", "aliases", "leases"),
-        _keys("rules.*", "deliveries.>", "runs.*", "leases.automations.*"),
+        _buckets("rules", "deliveries", "endpoints", "runs", "aliases", "leases", "tokens"),
+        _keys("rules.*", "deliveries.>", "endpoints.>", "runs.*", "leases.automations.*"),
+        # A delivery that is replayed over HTTP is marked as replayed among the dead letters, too.
+        _keys("tokens.*", "letters.automations.*"),
         _KEEPS_OBJECTS,
     ),
 )

@@ -88,11 +88,23 @@ class StillReading(BusUnavailable):
     """The process has started, and has not read the whole bucket yet. A later attempt succeeds."""
 
 
+def is_single_token(key: str) -> bool:
+    """Return whether the key has no dot."""
+    return "." not in key
+
+
 class BucketIndex:
     """Keeps rows equal to the values of a bucket."""
 
-    def __init__(self, bus: HasBuckets, name: str, rows: Rows) -> None:
-        """Take the bucket's name and its rows. Only keys without a dot have rows."""
+    def __init__(
+        self,
+        bus: HasBuckets,
+        name: str,
+        rows: Rows,
+        has_row: Callable[[str], bool] = is_single_token,
+    ) -> None:
+        """Take the bucket's name and its rows. `has_row` says which keys have rows."""
+        self._has_row = has_row
         self._bus = bus
         self._name = name
         self._rows = rows
@@ -204,7 +216,7 @@ class BucketIndex:
                 changes = [
                     await self._change(key, stored)
                     for key, stored in zip(keys, found, strict=True)
-                    if "." not in key
+                    if self._has_row(key)
                 ]
                 # Nothing may wait between these lines: a cancellation must find both done, or none.
                 self._rows.put(changes)

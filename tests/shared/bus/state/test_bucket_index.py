@@ -346,3 +346,13 @@ async def test_without_a_connection_the_error_says_so(fresh_nats: NatsServer) ->
         fresh_nats.stop()
         with pytest.raises(BusError):
             await index.caught_up()
+
+
+async def test_an_index_has_rows_for_the_keys_that_it_asks_for(bus: Bus) -> None:
+    rows = DictRows()
+    name = secrets.token_hex(8)
+    index = BucketIndex(bus, "rules", rows, lambda key: key.startswith(f"{name}."))
+    for key in (name, f"{name}.1", f"{name}x.1"):
+        await bus.bucket("rules").put(key, b"{}")
+    await index.caught_up()
+    assert set(rows.found) == {f"{name}.1"}

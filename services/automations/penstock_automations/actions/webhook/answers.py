@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -9,6 +10,7 @@ from http import HTTPStatus
 from typing import Literal
 
 from penstock_automations.actions.carrier import Verdict
+from penstock_automations.rules.secrets import HIDDEN
 
 KEPT_BYTES = 1024  # how much of an answer records and dead letters keep
 # Answers by which an endpoint says that it cannot work now. They count for the circuit breaker.
@@ -23,10 +25,15 @@ class Answer:
     headers: dict[str, str]
     body: bytes
 
-    @property
-    def shown(self) -> str:
-        """The first KiB of the body, as text."""
-        return self.body[:KEPT_BYTES].decode("utf-8", "replace")
+    def shown(self, secrets: Iterable[str] = ()) -> str:
+        """Return the first KiB of the body, as text, without these secrets.
+
+        Some receivers answer with the headers that they got.
+        """
+        text = self.body.decode("utf-8", "replace")
+        for secret in secrets:
+            text = text.replace(secret, HIDDEN)
+        return text.encode()[:KEPT_BYTES].decode("utf-8", "ignore")
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,6 @@ class WebhookCarrier:
             verdict(result, webhook.expect, self._bus.clock.time()),
             at,
             seconds,
-            answer=result.shown if isinstance(result, Answer) else "",
+            answer=result.shown(request.secrets) if isinstance(result, Answer) else "",
             request=request.head,
         )

@@ -22,6 +22,12 @@ class Request:
     body: bytes
     head: RequestHead
 
+    @property
+    def secrets(self) -> list[str]:
+        """The values of the headers that `head` does not show, also without their scheme."""
+        hidden = [value for name, value in self.headers.items() if name not in self.head.headers]
+        return [*hidden, *(value.partition(" ")[2] for value in hidden if " " in value)]
+
 
 def request_of(
     rule: Rule, job: Job, occurrence: Occurrence, unix_s: float, max_bytes: int
