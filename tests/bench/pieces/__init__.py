@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from bench.pieces import checks, edge, growth, joins, normalizer, path, saturation, startup
+from bench.pieces import (
+    automations,
+    checks,
+    edge,
+    growth,
+    joins,
+    normalizer,
+    path,
+    saturation,
+    startup,
+)
 from bench.session import Session
 
 
@@ -25,7 +35,7 @@ class Piece:
 
 PIECES: Final = {
     each.NAME: Piece(each.run, each.LEAD, each.COMPARED, each.PLOT, each.TABLE, each.ABOUT)
-    for each in (edge, path, normalizer, saturation, growth, joins, startup)
+    for each in (edge, path, normalizer, saturation, growth, joins, startup, automations)
 } | {name: Piece(partial(checks.run, name), "", (), {}, {}, {}) for name in checks.names()}
 
 
