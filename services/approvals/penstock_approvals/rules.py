@@ -10,11 +10,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
+from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
 
-# An upstream's protocol has no form for the rejection of these kinds of items, so a person can only
-# answer them.
-ANSWERED_ONLY = frozenset({"input", "feedback", "selection", "credential"})
-NEEDS_VALUE = ANSWERED_ONLY | {"external", "long_running"}
 MAX_BYTES = 512 * 1024  # a decision is sent in one message
 
 

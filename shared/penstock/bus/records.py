@@ -14,6 +14,8 @@ ClaimState = Literal["held", "cancelled"]
 # The ways by which a decision can come.
 Channel = Literal["api", "link", "page", "agui", "adk", "agno", "cli", "automation", "policy"]
 SendingState = Literal["claimed", "done", "refused", "outcome_unknown"]
+PolicyOutcome = Literal["approve", "reject", "ask"]
+OnDeadline = Literal["reject", "approve", "leave"]
 ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -188,6 +190,56 @@ class Decider(Record):
         return (self.name, self.on_behalf_of) == (other.name, other.on_behalf_of)
 
 
+class Deciders(Record):
+    """Who may decide: a person that has the scope, and a role or a name of the lists if any.
+
+    `requester` among the names means the user whose run asks.
+    """
+
+    scope: str = "decide"
+    roles: list[str] = []
+    users: list[str] = []
+    excluded: list[str] = Field([], description="These users may not decide")
+
+
+class Escalation(Record):
+    """A time from which further people may decide."""
+
+    at: str
+    to: Deciders
+
+
+class PolicyRef(Record):
+    """The rule that a policy applied to an approval, and which policy it was."""
+
+    rule_id: str
+    version: int
+    digest: str = Field(description="SHA-256 of the whole policy")
+
+
+class ItemRuling(Record):
+    """The rule that a policy applied to an item."""
+
+    item_id: str
+    rule_id: str
+    outcome: PolicyOutcome
+    note: str | None = None
+    edit: list[str] = Field([], description="The arguments that a decider may change")
+
+
+class Vote(Record):
+    """One person's decision. An approval that needs several people has several votes."""
+
+    by: str
+    decider: Decider | None = None
+    at: str
+    digest: str = Field(description="The digest of what the person decided about")
+    items: list[Decided]
+    note: str | None = None
+    idempotency_key: str | None = None
+    void: bool = Field(False, description="A later vote has changed what is to be approved")
+
+
 class Decision(Record):
     """The decision of an approval: its author, time and content."""
 
@@ -227,6 +279,22 @@ class ApprovalRecord(Record):
     updated_at: str
     decision: Decision | None = None
     reason: str | None = None
+    # Records of releases up to 0.1 have none of the following fields, and mean their defaults.
+    policy: PolicyRef | None = None
+    rulings: list[ItemRuling] = Field([], description="What the policy says of each item")
+    deciders: list[Deciders] = Field(
+        [Deciders(users=["requester"])],
+        description="A decider must fit each of these, or one escalation that was reached",
+    )
+    need: int = Field(1, description="How many people must approve")
+    votes: list[Vote] = []
+    requested_digest: str | None = Field(
+        None, description="The digest in approval.requested, if a vote has changed arguments"
+    )
+    expires_at: str | None = Field(None, description="The deadline, RFC 3339")
+    on_deadline: OnDeadline = "reject"
+    escalations: list[Escalation] = []
+    escalated: int = Field(0, description="How many of the escalations were reached")
 
     def going_on(self) -> ContinueCommand | None:
         """Return the command that carries the decision out; None while there is no decision."""

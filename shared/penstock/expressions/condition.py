@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cel_expr_python import cel
 
@@ -15,6 +15,17 @@ from penstock.expressions.errors import ExpressionError, MissingField, Position
 _WHERE = re.compile(r"ERROR: <input>:(\d+):(-?\d+): ([^\n]*)")
 _STATUS = re.compile(r"^[A-Z_]+: |\s*\[[A-Z_]+\]\s*$")
 _MISSING: Final = ("NOT_FOUND: ", "UNKNOWN: Index error")
+
+VariableType = Literal["object", "objects", "text", "texts", "integer", "time"]
+_OBJECT: Final = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
+_TYPES: Final[Mapping[VariableType, Any]] = {
+    "object": _OBJECT,
+    "objects": cel.Type.List(_OBJECT),
+    "text": cel.Type.STRING,
+    "texts": cel.Type.List(cel.Type.STRING),
+    "integer": cel.Type.INT,
+    "time": cel.Type.TIMESTAMP,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +37,17 @@ class Bound:
 
 
 class Conditions:
-    """Compiles conditions over variables of these names, each an object with text keys.
+    """Compiles conditions over variables of these names and types.
 
-    `Conditions(["event"])` compiles conditions such as `event.data.tool == "delete_file"`.
+    Without types, each variable is an object with text keys: `Conditions(["event"])` compiles
+    conditions such as `event.data.tool == "delete_file"`.
     """
 
-    def __init__(self, variables: Iterable[str]) -> None:
-        an_object = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
-        self._env = cel.NewEnv(variables=dict.fromkeys(variables, an_object))
+    def __init__(self, variables: Iterable[str] | Mapping[str, VariableType]) -> None:
+        typed: Mapping[str, VariableType] = (
+            variables if isinstance(variables, Mapping) else dict.fromkeys(variables, "object")
+        )
+        self._env = cel.NewEnv(variables={name: _TYPES[type_] for name, type_ in typed.items()})
 
     def compile(self, text: str) -> Condition:
         """Return the compiled condition.
@@ -52,9 +66,16 @@ class Conditions:
             raise ExpressionError(_not_boolean(found.name()), Position(1, 1))
         return Condition(text, compiled, limits.MAX_DATA_BYTES[nested])
 
-    def bind(self, data: Mapping[str, Mapping[str, Any]], size_bytes: int) -> Bound:
-        """Return data for the conditions: each variable's value, and the size of all as JSON."""
-        return Bound(self._env.Activation(data), size_bytes)
+    def bind(self, data: Mapping[str, Any], size_bytes: int) -> Bound:
+        """Return data for the conditions: each variable's value, and the size of all as JSON.
+
+        Raises:
+            ExpressionError: CEL cannot represent a value, such as an integer of more than 64 bits.
+        """
+        try:
+            return Bound(self._env.Activation(data), size_bytes)
+        except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+            raise ExpressionError(_plain(str(error))) from None
 
 
 class Condition:

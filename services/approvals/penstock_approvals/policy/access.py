@@ -1,0 +1,77 @@
+"""Decide who may see an approval, and who may decide it. Pure.
+
+A person counts under the own name. Whoever has the scope `act-as` may name another user, and still
+counts as one person: otherwise one caller could cast the votes of several. A service token speaks
+for the person that it names, since an operator made it for that purpose. Without authentication
+nobody is known, so the named user counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from penstock.bus.records import ApprovalRecord, Decider, Deciders
+from penstock.web.auth.identity import ANONYMOUS_USER
+
+REQUESTER: Final = "requester"
+# Who has one of these scopes may do what the requester may: `act-as` as the requester.
+_FOR_REQUESTER: Final = frozenset({"act-as", "administer"})
+
+
+def person_of(who: Decider) -> str:
+    """Return the name under which a caller counts as one person."""
+    speaks_for_others = who.token_id is not None or who.name == ANONYMOUS_USER
+    return (who.on_behalf_of or who.name) if speaks_for_others else who.name
+
+
+def may_decide(record: ApprovalRecord, decider: Decider) -> str | None:
+    """Return why the person may not decide the approval; None if the person may.
+
+    The result says nothing about the approval's status, its deadline, or earlier votes.
+    """
+    reasons = [_unfit(deciders, record, decider) for deciders in record.deciders]
+    reason = next((each for each in reasons if each is not None), None)
+    if reason is None or any(_unfit(each, record, decider) is None for each in _reached(record)):
+        return None
+    return reason
+
+
+def may_see(record: ApprovalRecord, who: Decider) -> bool:
+    """Return whether the person may see the approval with its arguments.
+
+    These people may: the requester, callers that see every user's runs, the people who may decide,
+    and the people who have voted.
+    """
+    if record.user_id in (who.name, person_of(who)) or _FOR_REQUESTER & set(who.scopes):
+        return True
+    if may_decide(record, who) is None:
+        return True
+    return any(person_of(who) == vote.by for vote in record.votes)
+
+
+def _reached(record: ApprovalRecord) -> list[Deciders]:
+    return [each.to for each in record.escalations[: record.escalated]]
+
+
+def _unfit(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str | None:
+    """Return why the person is none of these deciders; None if it is one."""
+    excluded = _named(deciders.excluded, record)
+    if excluded & {who.name, who.on_behalf_of}:
+        is_requester = record.user_id in (who.name, who.on_behalf_of)
+        subject = "the user whose run asks" if is_requester else person_of(who)
+        return f"the policy does not let {subject} decide"
+    if deciders.scope not in who.scopes:
+        return f"this needs the scope {deciders.scope}"
+    if not deciders.users and not deciders.roles:
+        return None
+    if REQUESTER in deciders.users and _FOR_REQUESTER & set(who.scopes):
+        return None
+    if person_of(who) in _named(deciders.users, record) or set(deciders.roles) & set(who.roles):
+        return None
+    wanted = [f"the role {role}" for role in deciders.roles] + list(deciders.users)
+    return f"the policy lets only {' or '.join(wanted)} decide"
+
+
+def _named(names: Collection[str], record: ApprovalRecord) -> frozenset[str]:
+    return frozenset(record.user_id if name == REQUESTER else name for name in names)

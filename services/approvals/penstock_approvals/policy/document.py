@@ -1,0 +1,151 @@
+"""Read a policy from YAML or JSON, and name each mistake with its line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from penstock.expressions import ExpressionError
+from penstock_approvals.policy.model import Document, Source
+from penstock_approvals.policy.rulings import CONDITIONS, Policy
+
+MAX_BYTES: Final = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What is wrong in a policy. `line` counts from 1; it is 0 where the text is not known."""
+
+    field: str
+    reason: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        place = f"line {self.line}: " if self.line else ""
+        return f"{place}{self.field}: {self.reason}" if self.field else f"{place}{self.reason}"
+
+
+class InvalidPolicy(ValueError):
+    """A policy is wrong, and is not used. The text names each mistake."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        super().__init__("; ".join(map(str, mistakes)))
+        self.mistakes = list(mistakes)
+
+
+def parse(text: str, source: Source = "file") -> Policy:
+    """Return the policy that a text in YAML (or JSON) describes.
+
+    Raises:
+        InvalidPolicy: the text is no policy; its mistakes have lines.
+    """
+    if len(text.encode(errors="replace")) > MAX_BYTES:
+        raise InvalidPolicy([Mistake("", f"a policy has at most {MAX_BYTES} bytes")])
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is not None and (twice := list(_duplicates(root))):
+            raise InvalidPolicy(twice)
+        value = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
+        raise InvalidPolicy([Mistake("", error.problem or "no YAML", line)]) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, InvalidPolicy):
+            raise
+        raise InvalidPolicy([Mistake("", f"no YAML: {error}")]) from None
+    return from_value(value, source, root)
+
+
+def from_value(value: Any, source: Source, root: Node | None = None) -> Policy:
+    """Return the policy that a value describes. `root` is the YAML node of the value, if any.
+
+    Raises:
+        InvalidPolicy: the value is no policy.
+    """
+    try:
+        document = Document.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise InvalidPolicy(
+            [
+                Mistake(_name(each["loc"]), _plain(each["msg"]), _line(root, each["loc"]))
+                for each in found
+            ]
+        ) from None
+    mistakes = []
+    for number, rule in enumerate(document.rules):
+        if rule.when is None:
+            continue
+        try:
+            CONDITIONS.compile(rule.when)
+        except ExpressionError as error:
+            mistakes.append(_mistake(("rules", number, "when"), str(error), root))
+    if mistakes:
+        raise InvalidPolicy(mistakes)
+    return Policy(document, source)
+
+
+def _mistake(path: Sequence[int | str], reason: str, root: Node | None) -> Mistake:
+    return Mistake(_name(path), reason, _line(root, path))
+
+
+def _name(path: Sequence[int | str]) -> str:
+    """Return a path as `rules[2].deadline`."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text.removeprefix(".")
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ")
+
+
+def _line(root: Node | None, path: Sequence[int | str]) -> int:
+    """Return the line of the node at a path, or of the nearest node above it; 0 without nodes."""
+    if root is None:
+        return 0
+    node = root
+    line = node.start_mark.line
+    for step in path:
+        if isinstance(node, MappingNode):
+            found = [(key, value) for key, value in node.value if _is_key(key, step)]
+            if not found:
+                break
+            line, node = found[0][0].start_mark.line, found[0][1]
+        elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+            line = node.start_mark.line
+        else:
+            break
+    return int(line) + 1
+
+
+def _is_key(key: Node, step: int | str) -> bool:
+    return isinstance(key, ScalarNode) and key.value == str(step)
+
+
+def _duplicates(root: Node) -> Iterator[Mistake]:
+    """Yield the keys that a mapping has twice: YAML would take the last one in silence."""
+    nodes, seen = [root], set[int]()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # an alias repeats a node
+            continue
+        seen.add(id(node))
+        if isinstance(node, SequenceNode):
+            nodes += node.value
+        elif isinstance(node, MappingNode):
+            keys = set[str]()
+            for key, value in node.value:
+                if isinstance(key, ScalarNode):
+                    if key.value in keys:
+                        line = key.start_mark.line + 1
+                        yield Mistake(key.value, "the key is there twice", line)
+                    keys.add(key.value)
+                nodes.append(value)

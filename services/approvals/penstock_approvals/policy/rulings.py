@@ -1,0 +1,355 @@
+"""Apply a policy to a pause: what is decided automatically, and who is asked. Pure.
+
+Each item gets the first rule that matches. A condition with an error never decides: the item is
+asked, by the next rule that asks, so that an argument that a condition cannot read is no way around
+the rule. A pause is automatic only if each of its items is. Otherwise the strictest terms of all
+items hold together: a decider must fit the terms of each item, the largest number must approve, and
+the earliest deadline holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal
+
+import orjson
+
+from penstock.bus.records import (
+    Deciders,
+    Escalation,
+    ItemRuling,
+    OnDeadline,
+    PolicyOutcome,
+    PolicyRef,
+)
+from penstock.expressions import Bound, Condition, Conditions, ExpressionError, VariableType
+from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
+from penstock_approvals.policy.model import (
+    BUILTIN,
+    DEFAULT_ID,
+    DecidersOf,
+    Document,
+    Match,
+    Rule,
+    Source,
+    Terms,
+)
+
+VARIABLES: Final[Mapping[str, VariableType]] = {
+    "tool": "text",
+    "args": "object",
+    "kind": "text",
+    "agent": "text",
+    "protocol": "text",
+    "session_id": "text",
+    "user": "text",
+    "roles": "texts",
+    "items": "objects",
+    "now": "time",
+    "depth": "integer",
+    "run": "object",
+}
+CONDITIONS: Final = Conditions(VARIABLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A pause as a policy sees it. `items` are those of approval.requested."""
+
+    agent: str
+    user: str
+    items: Sequence[Mapping[str, Any]]
+    now: datetime
+    session_id: str = ""
+    protocol: str = ""
+    roles: Sequence[str] = ()
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Matched(StrEnum):
+    """Whether a rule matches an item."""
+
+    YES = "matches"
+    NO = "does not match"
+    ERROR = "cannot be decided"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule says of an item, and why. `applies`: the rule decides the item."""
+
+    rule_id: str
+    match: Matched
+    why: str
+    applies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ItemResult:
+    """The terms that hold for an item, and what each rule up to the deciding one said."""
+
+    item_id: str
+    rule_id: str
+    outcome: PolicyOutcome
+    terms: Terms
+    verdicts: Sequence[Verdict]
+
+    @property
+    def errors(self) -> list[Verdict]:
+        """The rules whose condition could not be evaluated."""
+        return [verdict for verdict in self.verdicts if verdict.match is Matched.ERROR]
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What a policy says of a pause."""
+
+    outcome: Literal["approve", "reject", "mixed", "ask"]
+    rule_id: str
+    version: int
+    deciders: list[Deciders]
+    need: int
+    expires_at: str | None
+    on_deadline: OnDeadline
+    edit: Mapping[str, list[str]]
+    escalate: list[Escalation]
+    policy: PolicyRef
+    items: list[ItemRuling]
+    results: Sequence[ItemResult]
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the policy decides, so that nobody is asked."""
+        return self.outcome != "ask"
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of an ApprovalRecord that keep the ruling."""
+        return {
+            "policy": self.policy,
+            "rulings": self.items,
+            "deciders": self.deciders,
+            "need": self.need,
+            "expires_at": self.expires_at,
+            "on_deadline": self.on_deadline,
+            "escalations": self.escalate,
+        }
+
+
+class Policy:
+    """A policy that can be applied. Raises ExpressionError for a wrong condition when it is made.
+
+    `Policy.problems` of the module `document` says where a document is wrong.
+    """
+
+    def __init__(self, document: Document = BUILTIN, source: Source = "builtin") -> None:
+        self.document = document
+        self.source: Source = source
+        self.digest = digest_of(document)
+        self._conditions: dict[str, Condition] = {
+            rule.id: CONDITIONS.compile(rule.when) for rule in document.rules if rule.when
+        }
+
+    @property
+    def version(self) -> int:
+        """The document's version; 0 for the policy that holds without a document."""
+        return self.document.version
+
+    def outcome_of(self, question: Question) -> Ruling:
+        """Return what the policy says of a pause."""
+        results = [self._result(question, item) for item in question.items]
+        kinds = {str(item["item_id"]): str(item.get("kind")) for item in question.items}
+        automatic = all(_may_be_automatic(each.outcome, kinds[each.item_id]) for each in results)
+        if automatic and results:
+            return self._ruling(question, results, [], _together(results), results[0].rule_id)
+        asking = [each for each in results if each.outcome == "ask"]
+        terms = [each.terms for each in asking] or [self.document.default]
+        return self._ruling(question, results, terms, "ask", _first(self.document, asking))
+
+    def _result(self, question: Question, item: Mapping[str, Any]) -> ItemResult:
+        verdicts: list[Verdict] = []
+        is_unclear = False
+        bound = _bound(question, item)
+        for rule in self.document.rules:
+            match, why = self._match(rule, question, item, bound)
+            is_unclear = is_unclear or match is Matched.ERROR
+            applies = match is not Matched.NO and (rule.outcome == "ask" or not is_unclear)
+            verdicts.append(Verdict(rule.id, match, why, applies))
+            if applies:
+                return ItemResult(str(item["item_id"]), rule.id, rule.outcome, rule, verdicts)
+        default = self.document.default
+        outcome: PolicyOutcome = "ask" if is_unclear else default.outcome
+        return ItemResult(str(item["item_id"]), DEFAULT_ID, outcome, default, verdicts)
+
+    def _match(
+        self,
+        rule: Rule,
+        question: Question,
+        item: Mapping[str, Any],
+        bound: Bound | ExpressionError,
+    ) -> tuple[Matched, str]:
+        mismatch = _mismatch(rule.match, question, item)
+        if mismatch is not None:
+            return Matched.NO, mismatch
+        condition = self._conditions.get(rule.id)
+        if condition is None:
+            return Matched.YES, "it matches, and has no condition"
+        try:
+            if isinstance(bound, ExpressionError):
+                raise bound
+            holds = condition.holds(bound)
+        except ExpressionError as error:
+            return Matched.ERROR, f"its condition has an error, so the item is asked: {error}"
+        return (Matched.YES, "its condition is true") if holds else (Matched.NO, _FALSE)
+
+    def _ruling(
+        self,
+        question: Question,
+        results: Sequence[ItemResult],
+        terms: Sequence[Terms],
+        outcome: Literal["approve", "reject", "mixed", "ask"],
+        rule_id: str,
+    ) -> Ruling:
+        policy = PolicyRef(rule_id=rule_id, version=self.version, digest=self.digest)
+        deadlines = [each.deadline for each in terms if each.deadline is not None]
+        at_deadline = {each.on_deadline for each in terms if each.deadline is not None}
+        deciders: list[Deciders] = []
+        escalate: list[Escalation] = []
+        for each in terms:
+            if (group := _deciders(each.deciders)) not in deciders:
+                deciders.append(group)
+            for step in each.escalate:
+                # Whom a rule excludes, its escalation does not let in.
+                to = _deciders(step.to, each.deciders.excluded)
+                at = _stamp(question.now, step.after)
+                if (escalation := Escalation(at=at, to=to)) not in escalate:
+                    escalate.append(escalation)
+        edit = {each.item_id: list(each.terms.edit) for each in results}
+        return Ruling(
+            outcome=outcome,
+            rule_id=rule_id,
+            version=self.version,
+            deciders=deciders,
+            need=max((each.need for each in terms), default=1),
+            expires_at=_stamp(question.now, min(deadlines)) if deadlines else None,
+            on_deadline=at_deadline.pop() if len(at_deadline) == 1 else "reject",
+            edit=edit,
+            escalate=sorted(escalate, key=lambda each: each.at),
+            policy=policy,
+            items=[
+                ItemRuling(
+                    item_id=each.item_id,
+                    rule_id=each.rule_id,
+                    outcome=each.outcome,
+                    note=each.terms.note,
+                    edit=list(each.terms.edit),
+                )
+                for each in results
+            ],
+            results=results,
+        )
+
+
+def digest_of(document: Document) -> str:
+    """Return the SHA-256 of a policy's content, the same for files that differ in layout only."""
+    content = document.model_dump(mode="json", by_alias=True)
+    canonical = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
+    return f"sha256:{hashlib.sha256(canonical).hexdigest()}"
+
+
+_FALSE: Final = "its condition is false"
+
+
+def _may_be_automatic(outcome: PolicyOutcome, kind: str) -> bool:
+    """Return whether an item of this kind can have the outcome without a person."""
+    impossible = {"ask": None, "approve": NEEDS_VALUE, "reject": ANSWERED_ONLY}[outcome]
+    return impossible is not None and kind not in impossible
+
+
+def _together(results: Sequence[ItemResult]) -> Literal["approve", "reject", "mixed"]:
+    outcomes = {each.outcome for each in results}
+    if outcomes == {"approve"}:
+        return "approve"
+    return "reject" if outcomes == {"reject"} else "mixed"
+
+
+def _first(document: Document, asking: Sequence[ItemResult]) -> str:
+    """Return the rule of the highest priority among those that ask."""
+    asked = {each.rule_id for each in asking}
+    return next((rule.id for rule in document.rules if rule.id in asked), DEFAULT_ID)
+
+
+def _deciders(deciders: DecidersOf, excluded: Sequence[str] = ()) -> Deciders:
+    return Deciders(
+        scope=deciders.scope,
+        roles=list(deciders.roles),
+        users=list(deciders.users),
+        excluded=list(dict.fromkeys([*deciders.excluded, *excluded])),
+    )
+
+
+def _mismatch(match: Match, question: Question, item: Mapping[str, Any]) -> str | None:
+    """Return why the item does not match; None if it does."""
+    given = {
+        "agent": question.agent,
+        "tool": str(item.get("tool") or ""),
+        "kind": str(item.get("kind") or ""),
+        "user": question.user,
+    }
+    for name, value in given.items():
+        patterns = getattr(match, name)
+        if not any(fnmatchcase(value, _escaped(pattern)) for pattern in patterns):
+            return f"{name}: {value or '(none)'} is not {' or '.join(patterns)}"
+    if match.roles is not None and not set(match.roles) & set(question.roles):
+        return f"roles: the user has none of {', '.join(match.roles)}"
+    return None
+
+
+def _escaped(pattern: str) -> str:
+    """Return the pattern for fnmatch: only `*` has a meaning."""
+    return pattern.replace("[", "[[]").replace("?", "[?]")
+
+
+def _bound(question: Question, item: Mapping[str, Any]) -> Bound | ExpressionError:
+    """Return the variables of conditions about an item; an error if CEL cannot represent them."""
+    args = item.get("args")
+    items = [
+        {
+            "item_id": each["item_id"],
+            "kind": each.get("kind"),
+            "tool": each.get("tool") or "",
+            "args": each.get("args") or {},
+        }
+        for each in question.items
+    ]
+    data = {
+        "tool": str(item.get("tool") or ""),
+        "args": args if isinstance(args, dict) else {},
+        "kind": str(item.get("kind") or ""),
+        "agent": question.agent,
+        "protocol": question.protocol,
+        "session_id": question.session_id,
+        "user": question.user,
+        "roles": list(question.roles),
+        "items": items,
+        "depth": 1 if item.get("subrun") else 0,
+        "run": dict(question.run),
+    }
+    try:
+        size_bytes = len(orjson.dumps(data))
+        return CONDITIONS.bind({**data, "now": question.now}, size_bytes)
+    except ExpressionError as error:
+        return error
+    except TypeError as error:
+        return ExpressionError(str(error))
+
+
+def _stamp(now: datetime, after_s: int) -> str:
+    """Return the first whole second after the time: the scheduler knows whole seconds only."""
+    at = math.ceil((now + timedelta(seconds=after_s)).timestamp())
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

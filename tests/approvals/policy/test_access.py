@@ -1,0 +1,101 @@
+"""Who may see an approval, and who may decide it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.bus.records import ApprovalRecord, Decider, Deciders, Escalation, Vote
+from penstock_approvals.policy import may_decide, may_see, person_of
+
+
+def who_is(name: str, **given: Any) -> Decider:
+    return Decider.model_validate({"name": name, "scopes": ["read", "decide"], **given})
+
+
+def approval(*deciders: Deciders, **more: Any) -> ApprovalRecord:
+    at = "2026-11-20T10:00:00.000Z"
+    fields: dict[str, Any] = dict.fromkeys(("approval_id", "run_id", "agent", "session_id"), "x")
+    fields |= {"user_id": "ada", "leg": 1, "digest": "d", "items": []}
+    fields |= {"requested_at": at, "updated_at": at, **more}
+    if deciders:
+        fields["deciders"] = list(deciders)
+    return ApprovalRecord.model_validate(fields)
+
+
+DEFAULT = approval()
+FINANCE = approval(Deciders(roles=["finance"], excluded=["requester"]))
+ANYBODY = approval(Deciders())
+NAMED = approval(Deciders(users=["carla", "requester"]))
+ADMIN = approval(Deciders(scope="administer"))
+BOTH = approval(Deciders(roles=["finance"]), Deciders(roles=["legal"]))
+TWO_ROLES = ["finance", "legal"]
+ACT_AS = ["read", "decide", "act-as"]
+
+
+@pytest.mark.parametrize(
+    ("record", "who", "decides", "sees"),
+    [
+        (DEFAULT, who_is("ada"), True, True),
+        (DEFAULT, who_is("bob"), False, False),
+        (DEFAULT, who_is("bob", scopes=ACT_AS), True, True),
+        (DEFAULT, who_is("root", scopes=["decide", "administer"]), True, True),
+        (DEFAULT, who_is("root", scopes=["administer"]), False, True),
+        (DEFAULT, who_is("ada", scopes=["read"]), False, True),
+        (FINANCE, who_is("bob", roles=["finance"]), True, True),
+        (FINANCE, who_is("bob", roles=["sales"]), False, False),
+        (FINANCE, who_is("bob", roles=["finance"], scopes=["read"]), False, False),
+        (FINANCE, who_is("ada", roles=["finance"]), False, True),
+        (FINANCE, who_is("root", scopes=[*ACT_AS, "administer"]), False, True),
+        (FINANCE, who_is("bot", roles=["finance"], on_behalf_of="ada", token_id="t"), False, True),
+        (FINANCE, who_is("bob", roles=["finance"], scopes=ACT_AS, on_behalf_of="ada"), False, True),
+        (ANYBODY, who_is("bob"), True, True),
+        (ANYBODY, who_is("bob", scopes=["read"]), False, False),
+        (NAMED, who_is("carla"), True, True),
+        (NAMED, who_is("ada"), True, True),
+        (NAMED, who_is("bob"), False, False),
+        (NAMED, who_is("bot", on_behalf_of="carla", token_id="t"), True, True),
+        (NAMED, who_is("bob", on_behalf_of="carla"), False, False),
+        (ADMIN, who_is("ada"), False, True),
+        (ADMIN, who_is("root", scopes=["administer"]), True, True),
+        (BOTH, who_is("bob", roles=["finance"]), False, False),
+        (BOTH, who_is("bob", roles=TWO_ROLES), True, True),
+    ],
+)
+def test_the_policy_says_who_decides_and_who_sees(
+    record: ApprovalRecord, who: Decider, decides: bool, sees: bool
+) -> None:
+    assert (may_decide(record, who) is None) is decides
+    assert may_see(record, who) is sees
+
+
+def test_an_escalation_lets_further_people_decide_from_its_time_on() -> None:
+    step = Escalation(at="2026-11-20T10:30:00Z", to=Deciders(roles=["leads"]))
+    before = approval(Deciders(roles=["finance"]), escalations=[step])
+    after = before.model_copy(update={"escalated": 1})
+    lead = who_is("lee", roles=["leads"])
+    assert "finance" in str(may_decide(before, lead))
+    assert not may_see(before, lead)
+    assert may_decide(after, lead) is None
+    assert may_see(after, lead)
+    assert may_decide(after, who_is("fay", roles=["finance"])) is None
+
+
+def test_a_person_that_has_voted_still_sees_the_approval() -> None:
+    vote = Vote(by="bob", at="2026-11-20T10:00:00.000Z", digest="d", items=[])
+    assert may_see(approval(Deciders(roles=["finance"]), votes=[vote]), who_is("bob"))
+
+
+@pytest.mark.parametrize(
+    ("who", "person"),
+    [
+        (who_is("ada"), "ada"),
+        (who_is("ada", scopes=ACT_AS, on_behalf_of="bob"), "ada"),
+        (who_is("slack", on_behalf_of="bob", token_id="t"), "bob"),
+        (who_is("slack", token_id="t"), "slack"),
+        (who_is("anonymous", on_behalf_of="bob"), "bob"),
+    ],
+)
+def test_a_caller_counts_as_one_person(who: Decider, person: str) -> None:
+    assert person_of(who) == person

@@ -1,0 +1,226 @@
+"""What a policy says of a pause: who decides, on which terms, and what needs nobody."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from penstock_approvals.policy import Policy, Question, parse
+from penstock_approvals.policy.rulings import Matched
+
+NOW = datetime(2026, 11, 22, 14, 0, 0, 250_000, tzinfo=UTC)
+# The policy of the user documentation.
+TEXT = r"""
+version: 7
+default: {outcome: ask, deciders: {scope: decide}, need: 1, deadline: 24h, on_deadline: reject}
+rules:
+  - id: read-only
+    match: {agent: "*", tool: ["get_*", "search_*"]}
+    outcome: approve
+  - id: never-prod
+    match: {tool: run_sql}
+    when: 'args.database == "production" && args.query.matches("(?i)^\\s*(drop|truncate)")'
+    outcome: reject
+    note: "Not on production."
+  - id: payments
+    match: {tool: transfer}
+    when: 'args.amount > 1000.0'
+    outcome: ask
+    deciders: {roles: [finance], not: [requester]}
+    need: 2
+    deadline: 1h
+    escalate: [{after: 30m, to: {roles: [finance-leads]}}]
+    edit: [args.memo]
+"""
+POLICY = parse(TEXT)
+
+
+def item(tool: str | None, item_id: str = "1", kind: str = "confirmation", **args: Any) -> Any:
+    return {"item_id": item_id, "kind": kind, "tool": tool, "args": args}
+
+
+def asked(*items: Any, **fields: Any) -> Question:
+    given: dict[str, Any] = {"agent": "teller", "user": "ada", "now": NOW, **fields}
+    return Question(items=items, **given)
+
+
+def sql(query: str = "drop table x", **more: Any) -> Any:
+    return item("run_sql", **{"database": "production", "query": query, **more})
+
+
+@pytest.mark.parametrize(
+    ("what", "outcome", "rule"),
+    [
+        (item("get_weather"), "approve", "read-only"),
+        (item("search_all"), "approve", "read-only"),
+        (item("forget_all"), "ask", "default"),
+        (item("Get_weather"), "ask", "default"),
+        (sql(), "reject", "never-prod"),
+        (sql("  TRUNCATE y"), "reject", "never-prod"),
+        (sql("select 1"), "ask", "default"),
+        (item("run_sql", database="test", query="drop table x"), "ask", "default"),
+        (item("run_sql", query="drop table x"), "ask", "default"),
+        (item("transfer", amount=1000.01), "ask", "payments"),
+        (item("transfer", amount=5000), "ask", "payments"),
+        (item("transfer", amount=1000), "ask", "default"),
+        (item("transfer", amount="5000"), "ask", "payments"),
+        (item("transfer"), "ask", "payments"),
+        (item("transfer", amount=2**70), "ask", "payments"),
+        (item(None, kind="input"), "ask", "default"),
+        (item("get_address", kind="input"), "ask", "default"),
+        (item("get_address", kind="external"), "ask", "default"),
+    ],
+    ids=str,
+)
+def test_the_first_rule_that_matches_decides(what: Any, outcome: str, rule: str) -> None:
+    ruling = POLICY.outcome_of(asked(what))
+    assert (ruling.outcome, ruling.rule_id, ruling.version) == (outcome, rule, 7)
+
+
+def test_an_asking_rule_says_who_and_how_many_and_until_when() -> None:
+    ruling = POLICY.outcome_of(asked(item("transfer", amount=5000, memo="x")))
+    [deciders] = ruling.deciders
+    assert (deciders.roles, deciders.excluded, deciders.scope) == (
+        ["finance"],
+        ["requester"],
+        "decide",
+    )
+    assert (ruling.need, ruling.on_deadline) == (2, "reject")
+    assert ruling.expires_at == "2026-11-22T15:00:01Z", "a deadline is rounded up to a second"
+    [step] = ruling.escalate
+    assert (step.at, step.to.roles) == ("2026-11-22T14:30:01Z", ["finance-leads"])
+    assert step.to.excluded == ["requester"], "an escalation lets in nobody whom the rule excludes"
+    assert ruling.edit == {"1": ["args.memo"]}
+
+
+def test_a_pause_is_automatic_only_if_each_of_its_items_is() -> None:
+    reads = item("get_weather", "1")
+    all_of_it = POLICY.outcome_of(asked(reads, item("search_x", "2")))
+    mixed = POLICY.outcome_of(asked(reads, sql() | {"item_id": "2"}))
+    one_asks = POLICY.outcome_of(asked(reads, item("rm", "2")))
+    needs_value = POLICY.outcome_of(asked(reads, item("get_name", "2", kind="input")))
+    assert (all_of_it.outcome, mixed.outcome) == ("approve", "mixed")
+    assert [each.outcome for each in mixed.items] == ["approve", "reject"]
+    assert mixed.items[1].note == "Not on production."
+    assert (one_asks.outcome, needs_value.outcome) == ("ask", "ask")
+    assert [each.outcome for each in one_asks.items] == ["approve", "ask"]
+
+
+def test_several_items_are_asked_on_the_strictest_terms_of_all() -> None:
+    policy = parse(
+        """
+version: 1
+rules:
+  - {id: a, match: {tool: a}, outcome: ask, deciders: {roles: [x]}, need: 3, deadline: 2h,
+     on_deadline: approve}
+  - {id: b, match: {tool: b}, outcome: ask, deciders: {roles: [y]}, deadline: 1h}
+"""
+    )
+    ruling = policy.outcome_of(asked(item("b", "1"), item("a", "2")))
+    assert (ruling.rule_id, ruling.need, ruling.expires_at) == ("a", 3, "2026-11-22T15:00:01Z")
+    assert [each.roles for each in ruling.deciders] == [["y"], ["x"]]
+    assert ruling.on_deadline == "reject"
+
+
+def test_an_error_in_a_condition_asks_and_says_why() -> None:
+    ruling = POLICY.outcome_of(asked(item("run_sql", query="drop table x")))
+    [result] = ruling.results
+    [error] = result.errors
+    assert error.rule_id == "never-prod"
+    assert "database" in error.why
+    assert not error.applies
+
+
+def test_after_an_error_no_later_rule_decides_automatically() -> None:
+    policy = parse(
+        """
+version: 1
+rules:
+  - {id: broken, when: args.missing == 1, outcome: reject}
+  - {id: all, outcome: approve}
+  - {id: people, outcome: ask, need: 2, deciders: {roles: [ops]}}
+"""
+    )
+    ruling = policy.outcome_of(asked(item("x")))
+    assert (ruling.outcome, ruling.rule_id, ruling.need) == ("ask", "people", 2)
+    [result] = ruling.results
+    assert [(v.rule_id, v.match, v.applies) for v in result.verdicts] == [
+        ("broken", Matched.ERROR, False),
+        ("all", Matched.YES, False),
+        ("people", Matched.YES, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        'tool == "x"',
+        "args.n == 3",
+        'kind == "confirmation"',
+        'agent == "teller"',
+        'protocol == "agno"',
+        'session_id == "s"',
+        'user == "ada"',
+        '"clerk" in roles',
+        'items.exists(i, i.tool == "x" && i.args.n == 3)',
+        'now > timestamp("2026-11-22T13:59:59Z")',
+        'now.getHours("Europe/Berlin") == 15',
+        "depth == 0",
+        'run.input == "Hello"',
+        "!has(args.other)",
+    ],
+)
+def test_a_condition_reads_everything_that_is_known(when: str) -> None:
+    policy = parse(f"version: 1\nrules: [{{id: r, when: '{when}', outcome: approve}}]")
+    question = asked(
+        item("x", n=3),
+        session_id="s",
+        protocol="agno",
+        roles=["clerk"],
+        run={"input": "Hello"},
+    )
+    assert policy.outcome_of(question).outcome == "approve"
+
+
+def test_the_depth_of_an_item_of_an_inner_agent_is_one() -> None:
+    policy = parse("version: 1\nrules: [{id: r, when: 'depth > 0', outcome: reject}]")
+    inner = item("x") | {"subrun": {"id": "r1", "name": "worker"}}
+    assert policy.outcome_of(asked(inner)).outcome == "reject"
+    assert policy.outcome_of(asked(item("x"))).outcome == "ask"
+
+
+@pytest.mark.parametrize(
+    ("match", "matches"),
+    [
+        ("agent: tell*", True),
+        ("agent: [x, teller]", True),
+        ("agent: x", False),
+        ("user: ada", True),
+        ("user: [bob]", False),
+        ("kind: confirmation", True),
+        ("kind: [input]", False),
+        ("roles: [boss, clerk]", True),
+        ("roles: boss", False),
+        ("tool: 'ab'", False),
+        ("tool: 'a[b]?'", True),
+        ("tool: '*'", True),
+    ],
+)
+def test_a_rule_matches_by_names_and_patterns(match: str, matches: bool) -> None:
+    policy = parse(f"version: 1\nrules: [{{id: r, match: {{{match}}}, outcome: approve}}]")
+    question = asked(item("a[b]?"), roles=["clerk"])
+    assert policy.outcome_of(question).is_automatic is matches
+
+
+def test_without_a_policy_the_requester_decides_without_a_deadline() -> None:
+    ruling = Policy().outcome_of(asked(item("rm")))
+    assert (ruling.outcome, ruling.rule_id, ruling.version) == ("ask", "default", 0)
+    assert [each.users for each in ruling.deciders] == [["requester"]]
+    assert (ruling.need, ruling.expires_at, ruling.edit) == (1, None, {"1": ["*"]})
+
+
+def test_the_digest_of_a_policy_is_that_of_its_content() -> None:
+    assert parse(TEXT).digest == parse("# a comment\n" + TEXT).digest
+    assert parse(TEXT).digest != parse(TEXT.replace("1000.0", "1001.0")).digest
