@@ -17,6 +17,9 @@ from penstock.bus import RawWriter
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock.settings import Config
 from penstock_approvals import outbox
+from penstock_approvals.audit.chain import Link
+from penstock_approvals.audit.trail import Audit
+from penstock_approvals.audit.verify import Finding, Verifier
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
@@ -28,9 +31,10 @@ from support.real.nats import NatsServer
 
 WITHOUT: Services = (NormalizerService,)
 YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
-# The number of writes of a decision: the outbox entry, the record (compare-and-set),
-# approval.decided, the continue command, and the removal of the outbox entry.
-WRITES = 5
+# The number of writes of a decision: the outbox entry, the record (compare-and-set), the audit
+# (`decided`), approval.decided, the continue command, the audit (`sent`), and the removal of the
+# outbox entry.
+WRITES = 7
 
 
 def decision(approval: ApprovalRecord, say: str = "approve", **more: Any) -> dict[str, Any]:
@@ -48,7 +52,7 @@ async def post(url: str, approval: ApprovalRecord, body: dict[str, Any]) -> http
 
 
 async def done_once(penstock: Pipeline, approval: ApprovalRecord) -> dict[str, Any]:
-    """Check that the decision is published once and sent once, and that the outbox is empty.
+    """Check that the decision is published, sent and audited once, and that the outbox is empty.
 
     Returns the event's data.
     """
@@ -67,7 +71,17 @@ async def done_once(penstock: Pipeline, approval: ApprovalRecord) -> dict[str, A
     assert [item.decision for item in command.items] == [
         item["decision"] for item in told.data["items"]
     ]
+    chain = await Audit(penstock.bus).chain(approval.run_id)
+    assert [each.record["event"] for each in chain] == ["requested", "decided", "sent"]
+    assert verified(chain) == []
     return told.data
+
+
+def verified(chain: list[Link]) -> list[Finding]:
+    verifier = Verifier()
+    for link in chain:
+        verifier.take(str(link.record["run_id"]), link.payload, link.n)
+    return verifier.findings()
 
 
 @pytest.mark.parametrize("write", range(1, WRITES + 1))
@@ -96,12 +110,13 @@ async def test_a_kill_at_any_step_of_a_decision_leaves_it_taken_once(
 
 
 @pytest.mark.parametrize(
-    "write", [pytest.param(1, marks=pytest.mark.chaos), pytest.param(2, marks=pytest.mark.chaos), 3]
+    "write",
+    [pytest.param(1, marks=pytest.mark.chaos), pytest.param(2, marks=pytest.mark.chaos), 3, 4, 5],
 )
 async def test_a_kill_while_a_request_is_recorded_leaves_it_asked_once(
     fresh_nats: NatsServer, write: int
 ) -> None:
-    """The process is killed at one of three writes: the record, the alias, lifecycle.paused."""
+    """The process is killed before the record, an alias, the audit, or lifecycle.paused."""
     async with pipeline(fresh_nats.url, Config(), WITHOUT) as penstock:
         dies = approvals_process(fresh_nats.url, dies_in=("on_event", write), ack_wait_s=1)
         async with dies as victim:

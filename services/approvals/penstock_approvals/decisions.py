@@ -28,6 +28,7 @@ from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
 from penstock.events import TERMINAL
 from penstock_approvals.announcements import Announcements
+from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.listing import ApprovalList
 from penstock_approvals.outbox import Outbox
 from penstock_approvals.records import ApprovalRecords, Held
@@ -39,11 +40,12 @@ log = logging.getLogger(__name__)
 class Approvals:
     """Handles events and decisions, whether a decision comes over NATS or over HTTP."""
 
-    def __init__(self, bus: Bus, pod: str) -> None:
+    def __init__(self, bus: Bus, pod: str, *, audit_details: bool = False) -> None:
         self._bus = bus
         self._records = ApprovalRecords(bus)
         self._announcements = Announcements(bus, pod)
-        self._outbox = Outbox(bus, self._records, self._announcements)
+        self.audit = ApprovalAudit(bus, with_details=audit_details)
+        self._outbox = Outbox(bus, self._records, self._announcements, self.audit)
         self.list = ApprovalList(bus, self._records)
 
     async def on_event(self, stored: Stored) -> None:
@@ -84,6 +86,8 @@ class Approvals:
         if created:
             log.info("run %s waits for approval %s", run_id, approval_id)
         kept = record if created else await self.get(approval_id)
+        if kept is not None:
+            await self.audit.follow(kept)
         if kept is not None and kept.status == "pending":
             # This version has no policy, so a person decides every request.
             paused = {"reason": "approval_required", "approval_id": approval_id}
@@ -154,6 +158,7 @@ class Approvals:
         """Withdraw a pending request; announce the withdrawal, even if it happened earlier."""
         record = await self._withdrawn(approval_id)
         if record is not None:
+            await self.audit.follow(record)
             data = {"approval_id": record.approval_id, "reason": record.reason}
             await self._announcements.once(run_id, record.leg, "approval.withdrawn", data)
 

@@ -15,6 +15,7 @@ from penstock.bus.records import ApprovalRecord, Decision
 from penstock.bus.subjects import command
 from penstock.bus.write import objects
 from penstock_approvals.announcements import Announcements
+from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,15 @@ def phase_of(record: ApprovalRecord | None, written_s: float, now_s: float) -> P
 class Outbox:
     """Keeps the entries, and sends the decisions that have been taken."""
 
-    def __init__(self, bus: Bus, records: ApprovalRecords, announcements: Announcements) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        records: ApprovalRecords,
+        announcements: Announcements,
+        audit: ApprovalAudit,
+    ) -> None:
         self._bus = bus
+        self._audit = audit
         self._bucket = bus.bucket(BUCKET)
         self._records = records
         self._announcements = announcements
@@ -63,6 +71,7 @@ class Outbox:
         if record is None or record.decision is None:
             return
         decision = record.decision
+        await self._audit.follow(record)
         await self._announcements.once(
             record.run_id,
             record.leg,
@@ -83,6 +92,7 @@ class Outbox:
         payload = await objects.wrap(self._bus, f"{approval_id}.continue", going_on.dump())
         subject = command("connector", "continue", record.run_id)
         await self._bus.publisher.publish(Message(subject, payload, {"Nats-Msg-Id": approval_id}))
+        await self._audit.sent(record)
         await self._bucket.delete(f"{_PREFIX}{approval_id}")
 
     async def sweep(self) -> None:

@@ -15,6 +15,7 @@ from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock.web.operation import operations_of, routes_of
 from penstock_approvals.api import Api
+from penstock_approvals.audit.anchors import Anchors
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.records import UnreadableRecord
 from penstock_approvals.restore import Restore
@@ -22,6 +23,7 @@ from penstock_approvals.settings import ApprovalsSettings
 
 log = logging.getLogger(__name__)
 
+ANCHOR_S = 600.0  # how often the service looks whether the day has its anchor
 NEW_SHARDS_S = 1.0  # how often the service looks whether the bus has new shards
 # The subjects of the events that the service reads from EVENTS.
 CONCERNS = (
@@ -43,7 +45,10 @@ class ApprovalsService(Service):
         super().__init__(context)
         assert isinstance(context.settings, ApprovalsSettings)
         self._settings = context.settings
-        self._approvals = Approvals(self.bus, context.pod)
+        self._approvals = Approvals(
+            self.bus, context.pod, audit_details=self._settings.audit_details
+        )
+        self._anchors = Anchors(self.bus, self._settings.audit_keys)
         self._restore = Restore(self.bus, self._approvals)
         self._listening: Subscription | None = None
         self._requests: list[str] = []  # the names of the loops that take requests
@@ -55,6 +60,7 @@ class ApprovalsService(Service):
         self._listening = await self.bus.subscribe("decide.*", self._on_decide, self.name)
         self.spawn("outbox", self._sweep)
         self.spawn("shards", self._take_from_all)
+        self.spawn("anchors", self._anchor)
         self.spawn("list", self._approvals.list.index.run)
         self.spawn("replays", self.replays(self._on_event).run)
 
@@ -84,7 +90,7 @@ class ApprovalsService(Service):
         await self.cancel("shards", *self._requests, "replays")
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._settings.drain_s)
-        await self.cancel("outbox", "list")
+        await self.cancel("outbox", "anchors", "list")
 
     async def _on_event(self, stored: Stored) -> None:
         try:
@@ -138,3 +144,12 @@ class ApprovalsService(Service):
                 await self._restore.after_losses()
             except BusError as error:
                 log.warning("the outbox is looked through again later: %s", error)
+
+    async def _anchor(self) -> None:
+        """Have each day's anchor written by one of the instances, soon after the day's begin."""
+        while True:
+            try:
+                await self._anchors.daily()
+            except BusError as error:
+                log.warning("the anchor of the audit is tried again later: %s", error)
+            await asyncio.sleep(ANCHOR_S)

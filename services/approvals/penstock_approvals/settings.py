@@ -22,3 +22,24 @@ class ApprovalsSettings(Settings):
         description="Seconds after which another instance gets a request that an ended instance "
         "had taken and not recorded.",
     )
+    audit_details: bool = Field(
+        False,
+        description="Whether the audit has the arguments, values and notes themselves, except "
+        "credentials. Without this, it has their digests only.",
+    )
+    audit_key: str | None = Field(
+        None,
+        repr=False,
+        description="The key that signs the audit's anchors. Several keys, with commas between "
+        "them: the first one signs, the others verify older anchors.",
+    )
+
+    @property
+    def audit_keys(self) -> tuple[bytes, ...]:
+        """The keys of the audit's anchors. The first one signs."""
+        return keys_of(self.audit_key)
+
+
+def keys_of(setting: str | None) -> tuple[bytes, ...]:
+    """Return the keys in the value of the setting `audit_key`."""
+    return tuple(key.strip().encode() for key in (setting or "").split(",") if key.strip())

@@ -22,7 +22,7 @@ from nats.js.api import (
 from penstock.bus import subjects
 from penstock.bus.subjects import CATEGORIES, PARTITIONS, SHARD, shard_of
 
-COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES = (
+COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES, AUDIT = (
     "COMMANDS",
     "RAW",
     "EVENTS",
@@ -30,6 +30,7 @@ COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES = (
     "DELIVERIES",
     "DEADLETTERS",
     "ADVISORIES",
+    "AUDIT",
 )
 
 # How many shards RAW and EVENTS may have. Each process looks after the streams of every shard.
@@ -148,6 +149,15 @@ def streams(retention: Retention) -> list[StreamConfig]:
             retention=RetentionPolicy.WORK_QUEUE,
             max_age=retention.deadletters_max_age_s,
         ),
+        stream(
+            name=AUDIT,
+            description="Who asked, decided and ran what: a chain of hashes for each run",
+            subjects=["audit.*"],
+            # Records are only appended: the server refuses to delete a message or to purge the
+            # stream, and a message can neither expire by a TTL of its own nor roll up a subject.
+            deny_delete=True,
+            deny_purge=True,
+        ),
     ]
 
 
@@ -208,7 +218,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "idempotency": retention.idempotency_max_age_s,
         "claims": retention.runs_max_age_s,  # which connector holds a leg's upstream connection
         "sent": retention.runs_max_age_s,  # a continue goes upstream at most once
-        "approvals": forever,  # decisions and their audit
+        "approvals": forever,  # requests and decisions
         "threads": retention.runs_max_age_s,  # history that AG-UI servers must be sent again
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations

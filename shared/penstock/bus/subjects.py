@@ -127,6 +127,11 @@ def decide(approval_id: str) -> str:
     return f"decide.{approval_id}"
 
 
+def audit(chain: str) -> str:
+    """Return the subject of the audit's records of a run, or of the anchors (`anchor`)."""
+    return f"audit.{chain}"
+
+
 def alive(pod: str) -> str:
     """Return the subject of core requests that check whether an instance of a service runs."""
     return f"alive.{pod}"

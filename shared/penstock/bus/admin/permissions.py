@@ -22,6 +22,7 @@ from typing import Final
 from penstock.bus.shards import group_of
 from penstock.bus.streams import (
     ADVISORIES,
+    AUDIT,
     COMMANDS,
     DELIVERIES,
     EVENTS,
@@ -197,11 +198,12 @@ USERS: Final = (
         "approvals",
         "takes decisions and continues runs; no other service may",
         ["command.connector.continue.*", "raw.*.approvals", "deadletter.approvals.*"],
-        ["schedule.approvals.>"],
+        # No other service may write the audit.
+        ["schedule.approvals.>", "audit.*"],
         _takes(EVENTS, "approvals"),
         _takes(COMMANDS, "approvals-replay"),
         _takes(SCHEDULES, "approvals"),
-        _reads(EVENTS, RAW),
+        _reads(EVENTS, RAW, AUDIT),
         _buckets("approvals", "pauses", "runs", "aliases", "tokens", "sent"),
         _keys("approvals.>", "aliases.*", "tokens.*"),
         _KEEPS_OBJECTS,

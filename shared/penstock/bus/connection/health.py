@@ -32,6 +32,7 @@ _STREAMS: Mapping[str, str] = {
     "delivery": "DELIVERIES",
     "schedule": "SCHEDULES",
     "due": "SCHEDULES",
+    "audit": "AUDIT",
     **dict.fromkeys(CATEGORIES, "EVENTS"),
 }
 _PREFIXES = {"$KV": "KV_", "$O": "OBJ_"}

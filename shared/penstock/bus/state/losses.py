@@ -24,7 +24,10 @@ MARKS, LOST = "marks", "lost."
 # How many sequences after the last known sequence a repair makes unusable, by stream. The number
 # is at least the number of messages that can be stored between two writes of the marks.
 MARGIN = {streams.RAW: 10_000, streams.EVENTS: 10_000, streams.COMMANDS: 200}
-_BUCKETS = ("KV_runs", "KV_sessions", "KV_claims", "KV_sent", "KV_pauses", "KV_approvals")
+_OTHERS = (
+    *("KV_runs", "KV_sessions", "KV_claims", "KV_sent", "KV_pauses", "KV_approvals"),
+    streams.AUDIT,
+)
 
 
 def is_numbered(stream: str) -> bool:
@@ -45,7 +48,7 @@ def numbered(count: int) -> tuple[str, ...]:
 
 def watched(count: int) -> tuple[str, ...]:
     """Return the streams and buckets whose ends are recorded, with this number of shards."""
-    return (*numbered(count), *_BUCKETS)
+    return (*numbered(count), *_OTHERS)
 
 
 @dataclass(frozen=True, slots=True)

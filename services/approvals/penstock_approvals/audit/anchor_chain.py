@@ -1,0 +1,95 @@
+"""Defines anchors, the records of `audit.anchor`: a chain over the ends of all chains. Pure.
+
+A run's own chain cannot show that its last records were removed, or that all of its records were.
+An anchor names the last record, with its hash, of each run that got records since the anchor
+before. So every record up to the last anchor is covered by that anchor's hash alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from penstock_approvals.audit.chain import Link, linked
+
+MAX_HEADS: Final = 2_000  # runs of one anchor, 260 KiB
+
+Head = tuple[int, str]  # the number and the hash of a run's last record
+
+
+def anchor(
+    heads: Mapping[str, Head],
+    through: int,
+    at: str,
+    day: str | None,
+    last: Link | None,
+    keys: Sequence[bytes],
+) -> Link:
+    """Return the anchor that follows `last`.
+
+    Args:
+        heads: the last record of each run that has records after the anchor before.
+        through: the stream sequence up to which the anchor covers all records.
+        at: the time, RFC 3339.
+        day: the day whose daily anchor this is; None for an anchor on demand.
+        last: the last record of the chain of anchors.
+        keys: the keys of the setting `audit_key`; the first one signs.
+    """
+    said = {
+        "event": "anchor",
+        "at": at,
+        "through": through,
+        "day": day or day_of(last),
+        "heads": {run_id: list(head) for run_id, head in heads.items()},
+    }
+    return _signed(said, last, keys)
+
+
+def loss(
+    stands: int, known: int, found_at: str, at: str, last: Link | None, keys: Sequence[bytes]
+) -> Link:
+    """Return the record that says that NATS has lost the end of the stream AUDIT.
+
+    `stands` is the last stream sequence that was left, `known` the highest that had existed.
+    """
+    said = {
+        "event": "lost",
+        "at": at,
+        "through": through_of(last),
+        "day": day_of(last),
+        "stands": stands,
+        "known": known,
+        "found_at": found_at,
+    }
+    return _signed(said, last, keys)
+
+
+def _signed(said: Mapping[str, Any], last: Link | None, keys: Sequence[bytes]) -> Link:
+    made = linked({name: value for name, value in said.items() if value is not None}, last)
+    return replace(made, mac=mac_of(made.hash, keys[0])) if keys else made
+
+
+def mac_of(hash_: str, key: bytes) -> str:
+    """Return the HMAC-SHA-256 of an anchor's hash."""
+    return hmac.new(key, hash_.encode(), hashlib.sha256).hexdigest()
+
+
+def is_signed(link: Link, keys: Sequence[bytes]) -> bool:
+    """Return whether one of the keys has signed the anchor."""
+    mac = link.mac
+    return isinstance(mac, str) and any(
+        hmac.compare_digest(mac.encode(), mac_of(link.hash, key).encode()) for key in keys
+    )
+
+
+def through_of(last: Link | None) -> int:
+    """Return the stream sequence up to which the anchors cover all records; 0 without anchors."""
+    return int(last.record.get("through", 0)) if last is not None else 0
+
+
+def day_of(last: Link | None) -> str | None:
+    """Return the day of the last daily anchor; None without one."""
+    return last.record.get("day") if last is not None else None

@@ -1,0 +1,147 @@
+"""Writes anchors: once a day, on demand, and after NATS has lost the end of AUDIT."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.bus import Bus, FenceConflict, Loss, Message, OutcomeUnknown
+from penstock.bus.read import direct
+from penstock.bus.streams import AUDIT
+from penstock.bus.subjects import audit
+from penstock.bus.write import fence
+from penstock_approvals.audit.anchor_chain import (
+    MAX_HEADS,
+    Head,
+    anchor,
+    day_of,
+    loss,
+    through_of,
+)
+from penstock_approvals.audit.chain import GENESIS, Link, Malformed, parse
+
+log = logging.getLogger(__name__)
+
+ANCHOR = "anchor"
+SUBJECT = audit(ANCHOR)
+
+
+class Anchors:
+    """The chain of anchors. Several processes may write to it at the same time."""
+
+    def __init__(self, bus: Bus, keys: tuple[bytes, ...] = ()) -> None:
+        self._bus = bus
+        self._keys = keys
+
+    async def daily(self) -> bool:
+        """Write the anchor of the present day, unless any process has written it; return whether.
+
+        A day on which no run got a record has no anchor.
+
+        Raises:
+            BusError: the bus does not answer; call again.
+        """
+        day = self._bus.clock.stamp()[:10]
+        last, _ = await self._last()
+        if (day_of(last) or "") >= day:
+            return False
+        return await self._write(day)
+
+    async def now(self) -> Link | None:
+        """Write an anchor if any run got a record since the last anchor; return the last anchor.
+
+        Raises:
+            BusError: the bus does not answer; call again.
+        """
+        await self._write(None)
+        return (await self._last())[0]
+
+    async def lost(self, losses: tuple[Loss, ...]) -> None:
+        """Write down the losses of AUDIT that the chain does not name yet.
+
+        Raises:
+            BusError: the bus does not answer; call again.
+        """
+        for each in losses:
+            while not await self._named(each):
+                last, sequence = await self._last()
+                record = loss(*_facts(each), self._bus.clock.stamp(), last, self._keys)
+                await self._append(record, sequence)
+
+    async def _named(self, lost: Loss) -> bool:
+        async for stored in direct.replay(self._bus, AUDIT, SUBJECT):
+            record = _parsed(stored.payload)
+            if record is not None and record.record.get("event") == "lost":
+                said = tuple(record.record.get(name) for name in ("stands", "known", "found_at"))
+                if said == _facts(lost):
+                    return True
+        return False
+
+    async def _write(self, day: str | None) -> bool:
+        """Cover all records that no anchor covers yet; return whether this process did it.
+
+        Each anchor has at most `MAX_HEADS` runs, so there may be several. Only the last one is the
+        anchor of the day: a process that ends in between leaves the day without its anchor.
+        """
+        while True:
+            last, sequence = await self._last()
+            if day is not None and day_of(last) == day:
+                return False
+            heads, through, more = await self._heads(through_of(last))
+            if not heads:
+                return False
+            at = self._bus.clock.stamp()
+            made = anchor(heads, through, at, None if more else day, last, self._keys)
+            if await self._append(made, sequence):
+                log.info("the audit of %d runs is covered by the anchor %s", len(heads), made.hash)
+                if not more:
+                    return True
+
+    async def _heads(self, after: int) -> tuple[dict[str, Head], int, bool]:
+        """Return the last records after a sequence, the sequence covered, and if more follow.
+
+        A message that was changed is left out; `verify` finds it by the hashes around it.
+        """
+        heads: dict[str, Head] = {}
+        through = after
+        async for stored in direct.replay(self._bus, AUDIT, ">", after + 1):
+            chain = stored.subject.partition(".")[2]
+            if chain != ANCHOR and chain not in heads and len(heads) >= MAX_HEADS:
+                return heads, through, True
+            through = stored.sequence
+            record = _parsed(stored.payload) if chain != ANCHOR else None
+            if record is not None:
+                heads[chain] = (record.n, record.hash)
+        return heads, through, False
+
+    async def _append(self, record: Link, sequence: int) -> bool:
+        try:
+            message = Message(SUBJECT, record.payload, {})
+            await fence.append(self._bus, SUBJECT, [message], sequence)
+        except (FenceConflict, OutcomeUnknown):
+            log.debug("the chain of anchors is read again")  # another process was first
+            return False
+        return True
+
+    async def _last(self) -> tuple[Link | None, int]:
+        """Return the last anchor and its stream sequence; (None, 0) without anchors."""
+        stored = await self._bus.tail(AUDIT, SUBJECT)
+        if stored is None:
+            return None, 0
+        try:
+            return parse(stored.payload), stored.sequence
+        except Malformed as error:
+            # `verify` reports the place. The next anchor gets the next number, and covers all runs.
+            log.error("AUDIT, sequence %d: the last anchor: %s", stored.sequence, error)
+            n = sum([1 async for _ in direct.replay(self._bus, AUDIT, SUBJECT)])
+            return Link(n, GENESIS, {}), stored.sequence
+
+
+def _facts(lost: Loss) -> tuple[int, int, str]:
+    return lost.stands, lost.known, lost.found_at
+
+
+def _parsed(payload: bytes) -> Link | None:
+    try:
+        return parse(payload)
+    except Malformed:
+        return None

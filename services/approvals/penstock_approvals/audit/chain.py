@@ -1,0 +1,141 @@
+"""Defines the records of the audit and their chain. Pure.
+
+The records of a run are numbered from 1. Each record contains the hash of the record before it, and
+its own hash is `SHA-256(prev || canonical JSON of the record)`. So nobody can change, remove or
+insert a record without a change of all hashes that follow.
+
+The stored form of a record is its canonical JSON with its hash as the additional member `hash`. The
+stored form of an anchor may also have the member `mac`, the HMAC-SHA-256 of the hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
+
+Event = Literal[
+    "requested", "viewed", "voted", "decided", "expired", "withdrawn", "escalated", "sent", "ran"
+]
+Record = Mapping[str, Any]
+
+GENESIS: Final = "0" * 64  # `prev` of the first record
+HASH, MAC = "hash", "mac"
+
+
+class Malformed(ValueError):
+    """A stored message is no record of an audit: its bytes were changed. The text says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a record says, before the record has its place in the chain.
+
+    `which` tells apart several entries of one event of an approval, such as the votes. An entry
+    whose approval, event and `which` are in the chain already is not written again.
+    """
+
+    approval_id: str
+    event: Event
+    at: str  # RFC 3339
+    which: str = "1"
+    by: str | None = None
+    on_behalf_of: str | None = None
+    roles: tuple[str, ...] | None = None
+    channel: str | None = None
+    token_id: str | None = None
+    ip_hash: str | None = None
+    policy: Mapping[str, Any] | None = None
+    digest: str | None = None  # of what was asked, sent, or run
+    decision: str | None = None
+    items: Mapping[str, str] | None = None  # the decision of each item
+    note_hash: str | None = None
+    details: Mapping[str, Any] | None = None  # arguments, values and notes, if a setting wants them
+
+    @property
+    def key(self) -> str:
+        """The entry's identity in the chain of its run."""
+        return f"{self.approval_id}.{self.event}.{self.which}"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A record in its chain. `n` counts the records from 1."""
+
+    n: int
+    hash: str
+    record: Record  # without its hash
+    mac: str | None = None  # of an anchor, if a key is set
+
+    @property
+    def key(self) -> str:
+        """The identity of the record's entry."""
+        return str(self.record.get("key"))
+
+    @property
+    def payload(self) -> bytes:
+        """The stored form of the record."""
+        return canonical(self.shown())
+
+    def shown(self) -> dict[str, Any]:
+        """Return the record with its hash, for a reader."""
+        mac = {} if self.mac is None else {MAC: self.mac}
+        return {**self.record, HASH: self.hash, **mac}
+
+
+def canonical(value: Any) -> bytes:
+    """Return the value as JSON in one form: sorted keys, no blanks, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def hash_of(record: Record) -> str:
+    """Return the hash of a record, which contains the hash of the record before it as `prev`."""
+    return hashlib.sha256(str(record["prev"]).encode() + canonical(record)).hexdigest()
+
+
+def digest(value: Any) -> str:
+    """Return the digest of a JSON value, such as the arguments of a call."""
+    return "sha256:" + hashlib.sha256(canonical(value)).hexdigest()
+
+
+def link(run_id: str, entry: Entry, last: Link | None) -> Link:
+    """Return the entry as the record that follows `last` in the chain of the run."""
+    said = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    del said["which"]
+    record = {name: value for name, value in said.items() if value is not None}
+    return linked({**record, "run_id": run_id, "key": entry.key}, last)
+
+
+def linked(said: Record, last: Link | None) -> Link:
+    """Return what is said as the record that follows `last`."""
+    n, prev = (last.n + 1, last.hash) if last is not None else (1, GENESIS)
+    record = {**said, "n": n, "prev": prev}
+    return Link(n, hash_of(record), record)
+
+
+def parse(payload: bytes) -> Link:
+    """Return the record of a stored message.
+
+    Raises:
+        Malformed: the payload is no record, or was changed after it was written.
+    """
+    try:
+        record = json.loads(payload)
+        found, mac = record.pop(HASH), record.pop(MAC, None)
+        n, expected = int(record["n"]), hash_of(record)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Malformed(f"it is no record of an audit ({error!r})") from error
+    made = Link(n, expected, record, mac)
+    if found != expected:
+        raise Malformed("its content does not fit its hash")
+    if made.payload != payload:
+        raise Malformed("its bytes are not the form in which records are written")
+    return made
+
+
+def missing(chain: Sequence[Link], entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries that the chain does not have."""
+    known = {each.key for each in chain}
+    return [entry for entry in entries if entry.key not in known]

@@ -1,0 +1,132 @@
+"""Makes the entries of the audit from an approval's record and from what happened to it. Pure.
+
+The record says all that people and the policy did, so `entries_of` gives the same entries at any
+later time, also in another process. So an entry that was not written before a process ended is
+written by the next call that handles the approval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision
+from penstock_approvals.audit.chain import Entry, canonical, digest
+
+MAX_DETAILS_BYTES: Final = 64 * 1024  # larger details are replaced by their digest
+SECRET_KINDS: Final = frozenset({"credential"})
+HIDDEN: Final = "(hidden)"
+
+
+def entries_of(record: ApprovalRecord, with_details: bool = False) -> list[Entry]:
+    """Return the entries that the record implies: requested, then how it ended."""
+    asked = Entry(
+        approval_id=record.approval_id,
+        event="requested",
+        at=record.requested_at,
+        by=record.user_id,
+        digest=record.digest,
+        items={item["item_id"]: str(item.get("kind")) for item in record.items},
+        details=_limited({"items": _arguments(record)}) if with_details else None,
+    )
+    return [asked, *_end(record, with_details)]
+
+
+def sent(record: ApprovalRecord, at: str) -> Entry | None:
+    """Return the entry of the command that continues the run; None without such a command."""
+    command = record.going_on()
+    if command is None:
+        return None
+    return Entry(
+        approval_id=record.approval_id,
+        event="sent",
+        at=at,
+        digest=digest(
+            [item.model_dump(exclude_none=True) for item in _shown(record, command.items)]
+        ),
+        items={item.item_id: item.decision for item in command.items},
+    )
+
+
+def _end(record: ApprovalRecord, with_details: bool) -> list[Entry]:
+    if record.status == "decided" and record.decision is not None:
+        return [_decided(record, record.decision, with_details)]
+    if record.status == "withdrawn":
+        return [
+            Entry(
+                approval_id=record.approval_id,
+                event="withdrawn",
+                at=record.updated_at,
+                digest=record.digest,
+                decision=record.reason,
+            )
+        ]
+    return []
+
+
+def _decided(record: ApprovalRecord, decision: Decision, with_details: bool) -> Entry:
+    values = {
+        item.item_id: item.model_dump(include={"note", "value"}, exclude_none=True)
+        for item in _shown(record, decision.items)
+    }
+    return Entry(
+        approval_id=record.approval_id,
+        event="decided",
+        at=decision.at,
+        **_who(decision.decider),
+        by=decision.by,
+        digest=record.digest,
+        decision=decision.outcome,
+        items={item.item_id: item.decision for item in decision.items},
+        note_hash=note_hash(decision.note),
+        details=_limited({"note": decision.note, "items": values}) if with_details else None,
+    )
+
+
+def _who(decider: Decider | None) -> dict[str, Any]:
+    """Return the members that say who acted; none for the decision of an older version."""
+    if decider is None:
+        return {}
+    return {
+        "on_behalf_of": decider.on_behalf_of,
+        "roles": tuple(decider.roles),
+        "channel": decider.channel,
+        "token_id": decider.token_id,
+    }
+
+
+def note_hash(note: str | None) -> str | None:
+    """Return the digest of a note; None without a note."""
+    return digest(note) if note else None
+
+
+def _arguments(record: ApprovalRecord) -> dict[str, Any]:
+    return {
+        item["item_id"]: HIDDEN
+        if item.get("kind") in SECRET_KINDS
+        else {name: item[name] for name in ("tool", "args", "description") if name in item}
+        for item in record.items
+    }
+
+
+def _shown(record: ApprovalRecord, items: Sequence[Decided]) -> list[Decided]:
+    """Return the decisions without the values of credentials.
+
+    The digest of a decision must not cover a credential either: a short credential could be guessed
+    from a digest.
+    """
+    secret = {item["item_id"] for item in record.items if item.get("kind") in SECRET_KINDS}
+    return [
+        item.model_copy(update={"value": HIDDEN})
+        if item.item_id in secret and item.value is not None
+        else item
+        for item in items
+    ]
+
+
+def _limited(details: Mapping[str, Any]) -> Mapping[str, Any]:
+    size = len(canonical(details))
+    if size <= MAX_DETAILS_BYTES:
+        return details
+    return {"bytes": size, "digest": "sha256:" + sha256(canonical(details)).hexdigest()}

@@ -1,0 +1,87 @@
+"""Appends records to the stream AUDIT, once each, and reads the chain of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from penstock.bus import Bus, BusUnavailable, FenceConflict, Message, OutcomeUnknown
+from penstock.bus.messages import Stored
+from penstock.bus.read import direct
+from penstock.bus.streams import AUDIT
+from penstock.bus.subjects import audit
+from penstock.bus.write import fence
+from penstock_approvals.audit.chain import GENESIS, Entry, Link, Malformed, link, missing, parse
+
+log = logging.getLogger(__name__)
+
+LAG_S = 0.05  # how long a read waits for a replica that lags behind
+ATTEMPTS = 100
+
+
+class Audit:
+    """The audit of all runs. Several processes may append to a run at the same time."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def append(self, run_id: str, *entries: Entry) -> None:
+        """Append the entries that the run's chain does not have yet, in this order.
+
+        An entry is identified by its key, so the call may be repeated at any time: after an error,
+        after a kill, or by another process at the same moment.
+
+        Raises:
+            BusError: the bus does not answer. Some of the entries may be written; repeat the call.
+        """
+        subject = audit(run_id)
+        while True:
+            chain, sequence = await self._read(run_id)
+            last = chain[-1] if chain else None
+            try:
+                for entry in missing(chain, entries):
+                    last = link(run_id, entry, last)
+                    message = Message(subject, last.payload, {})
+                    sequence = await fence.append(self._bus, subject, [message], sequence)
+                return
+            except (FenceConflict, OutcomeUnknown):
+                # Another process has appended to this run, or the acknowledgement was lost. The
+                # chain says which of the entries are still missing.
+                log.debug("run %s: its audit is read again", run_id)
+
+    async def chain(self, run_id: str) -> list[Link]:
+        """Return the records of a run. A message that was changed is a record without content.
+
+        Raises:
+            BusError: the bus does not answer.
+        """
+        return (await self._read(run_id))[0]
+
+    async def _read(self, run_id: str) -> tuple[list[Link], int]:
+        """Return the records of a run, and the stream sequence of the last message; 0 if none."""
+        found = await self.stored(audit(run_id))
+        chain: list[Link] = []
+        for stored in found:
+            try:
+                chain.append(parse(stored.payload))
+            except Malformed as error:
+                # `verify` reports the place. The records that follow get the numbers that follow.
+                log.error("run %s: AUDIT, sequence %d: %s", run_id, stored.sequence, error)
+                chain.append(Link(len(chain) + 1, GENESIS, {}))
+        return chain, found[-1].sequence if found else 0
+
+    async def stored(self, subject: str) -> list[Stored]:
+        """Return all messages of a subject of AUDIT, up to the last one that the leader has.
+
+        Raises:
+            BusError: the bus does not answer.
+        """
+        last = await self._bus.tail(AUDIT, subject)
+        if last is None:
+            return []
+        for _ in range(ATTEMPTS):
+            found = [each async for each in direct.replay(self._bus, AUDIT, subject)]
+            if found and found[-1].sequence >= last.sequence:
+                return found
+            await asyncio.sleep(LAG_S)  # a lagging replica has answered
+        raise BusUnavailable(f"{AUDIT}: no server answers with the last message of {subject}")

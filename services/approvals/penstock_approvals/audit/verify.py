@@ -1,0 +1,207 @@
+"""Verifies the chains of all runs and the chain of anchors. Pure.
+
+`Verifier.take` gets the stored messages of AUDIT in the order of the stream. `Verifier.findings`
+then says what is wrong: which run, which record, and what was done to it.
+
+What no verification can find: a writer who replaces *all* records after some point, with all hashes
+and anchors that follow. Against that writer, compare the hash of an anchor that was kept elsewhere
+(`anchor`), or sign the anchors with a key that the writer does not have (`keys`). A record after
+the last anchor is covered by its chain alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock_approvals.audit.anchor_chain import is_signed
+from penstock_approvals.audit.chain import GENESIS, Link, Malformed, parse
+
+ANCHOR = "anchor"  # the second token of the subject of anchors
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong. `chain` is a run id, or `anchor`; `n` the number of the record, 0 for none."""
+
+    chain: str
+    n: int
+    what: str
+
+    def __str__(self) -> str:
+        of = "the anchors" if self.chain == ANCHOR else f"run {self.chain}"
+        return f"{of}, record {self.n}: {self.what}" if self.n else f"{of}: {self.what}"
+
+
+@dataclass(slots=True)
+class _Chain:
+    """How far a chain was read: `hashes` are those of the records from number `first` on."""
+
+    first: int = 1
+    hashes: list[str] = field(default_factory=list)
+    broken: bool = False  # an error was found, so that later comparisons would only repeat it
+
+    @property
+    def n(self) -> int:
+        return self.first + len(self.hashes) - 1
+
+    @property
+    def last(self) -> str:
+        return self.hashes[-1] if self.hashes else GENESIS
+
+    def forget_before(self, n: int) -> None:
+        """Forget the hashes of records before number `n`, which an anchor has covered."""
+        if self.first < n <= self.n:
+            del self.hashes[: n - self.first]
+            self.first = n
+
+
+class Verifier:
+    """Verifies records as they are read."""
+
+    def __init__(
+        self,
+        keys: Sequence[bytes] = (),
+        anchor: str | None = None,
+        only: str | None = None,
+    ) -> None:
+        """Take what is expected.
+
+        Args:
+            keys: the keys that may have signed the anchors; the signatures are verified if given.
+            anchor: the hash of an anchor that must exist.
+            only: the only run whose records are taken; None for all runs.
+        """
+        self.records = 0
+        self.newer = 0  # records after the last anchor
+        self.losses: list[str] = []  # what the anchors say that NATS has lost
+        self._keys = keys
+        self._wanted = anchor
+        self._only = only
+        self._chains: dict[str, _Chain] = {}
+        self._anchors = _Chain()
+        self._unsigned: list[int] = []  # the anchors without a valid signature
+        self._signed = False
+        self._findings: list[Finding] = []
+
+    @property
+    def runs(self) -> int:
+        """How many runs have records."""
+        return len(self._chains)
+
+    @property
+    def anchors(self) -> int:
+        """How many records the chain of anchors has."""
+        return self._anchors.n
+
+    @property
+    def head(self) -> str | None:
+        """The hash of the last anchor; None without anchors."""
+        return self._anchors.last if self._anchors.hashes else None
+
+    def take(self, chain: str, payload: bytes, sequence: int) -> Link | None:
+        """Verify the next message of the stream. `chain` is the second token of its subject.
+
+        Returns the record; None if the message is no record.
+        """
+        state = self._anchors if chain == ANCHOR else self._chains.setdefault(chain, _Chain())
+        self.records += chain != ANCHOR
+        self.newer = self.newer + 1 if chain != ANCHOR else 0
+        try:
+            link = parse(payload)
+        except Malformed as error:
+            self._say(chain, state.n + 1, f"{error} (stream sequence {sequence})")
+            # The record is counted, so that its successor is not reported, too.
+            state.hashes.append("")
+            state.broken = True
+            return None
+        if not state.broken:
+            self._compare(chain, state, link, sequence)
+        state.broken = False
+        if link.n == state.n + 1:
+            state.hashes.append(link.hash)
+        elif link.n > state.n:
+            state.first, state.hashes = link.n, [link.hash]
+        if chain == ANCHOR:
+            self._take_anchor(link)
+        return link
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong, after all messages were taken."""
+        found = list(self._findings)
+        if self._wanted is not None and self._wanted not in self._anchors.hashes:
+            found.append(
+                Finding(
+                    ANCHOR,
+                    0,
+                    f"there is no anchor {self._wanted}: the anchors were cut, or written anew "
+                    "since this hash was copied",
+                )
+            )
+        if self._keys and self.anchors and not self._signed:
+            found.append(Finding(ANCHOR, 0, "no anchor is signed with this key"))
+        else:
+            what = "it is not signed with this key, and an earlier anchor is"
+            found += [Finding(ANCHOR, n, what) for n in self._unsigned]
+        return found
+
+    def _compare(self, chain: str, state: _Chain, link: Link, sequence: int) -> None:
+        """Compare a record with the record before it in the same chain."""
+        where = f"(stream sequence {sequence})"
+        belongs = chain if chain != ANCHOR else None
+        if link.record.get("run_id") != belongs:
+            self._say(chain, link.n, f"it was written for another chain {where}")
+        elif link.n > state.n + 1:
+            first, last = state.n + 1, link.n - 1
+            which = f"record {first} is" if first == last else f"records {first} to {last} are"
+            self._say(chain, link.n, f"{which} missing before it {where}")
+        elif link.n <= state.n:
+            self._say(
+                chain, link.n, f"it was inserted: there is a record {link.n} before it {where}"
+            )
+        elif link.record["prev"] != state.last:
+            self._say(
+                chain,
+                link.n,
+                f"it does not follow record {state.n}: one of the two was replaced {where}",
+            )
+
+    def _take_anchor(self, link: Link) -> None:
+        if self._keys:
+            signed = is_signed(link, self._keys)
+            self._signed |= signed
+            if self._signed and not signed:
+                self._unsigned.append(link.n)
+        if link.record.get("event") == "lost":
+            self.losses.append(
+                f"NATS lost the records of the stream sequences {link.record.get('stands')} to "
+                f"{link.record.get('known')} (found {link.record.get('found_at')})"
+            )
+        try:
+            heads = [(str(run), int(n), str(hash_)) for run, (n, hash_) in _heads(link).items()]
+        except (AttributeError, TypeError, ValueError):
+            self._say(ANCHOR, link.n, "it was forged: it does not have the form of an anchor")
+            return
+        for run_id, n, hash_ in heads:
+            if self._only in (None, run_id):
+                self._compare_head(run_id, n, hash_, link.n)
+
+    def _compare_head(self, run_id: str, n: int, hash_: str, anchor: int) -> None:
+        state = self._chains.get(run_id)
+        by = f"anchor {anchor} names record {n}"
+        if state is None:
+            self._say(run_id, 0, f"all its records were removed: {by}")
+        elif n > state.n:
+            self._say(run_id, 0, f"its end was cut after record {state.n}: {by}")
+        elif n >= state.first and state.hashes[n - state.first] not in ("", hash_):
+            self._say(run_id, n, f"it was replaced: {by} with another hash")
+        else:
+            state.forget_before(n)
+
+    def _say(self, chain: str, n: int, what: str) -> None:
+        self._findings.append(Finding(chain, n, what))
+
+
+def _heads(link: Link) -> dict[str, tuple[int, str]]:
+    heads: dict[str, tuple[int, str]] = link.record.get("heads", {})
+    return heads

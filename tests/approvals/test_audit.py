@@ -1,0 +1,249 @@
+"""The stream AUDIT has each thing that happens to an approval once, in one chain for each run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock.bus import Bus, BusError, BusSettings, FenceConflict, Message, OutcomeUnknown
+from penstock.bus.read import direct
+from penstock.bus.records import Decided, Decider, DecideRequest
+from penstock.bus.streams import AUDIT
+from penstock.bus.subjects import audit as subject_of
+from penstock.bus.write import fence
+from penstock.settings import Config
+from penstock_approvals.audit import anchors
+from penstock_approvals.audit.anchors import Anchors
+from penstock_approvals.audit.chain import Entry, Link, parse
+from penstock_approvals.audit.trail import Audit
+from penstock_approvals.audit.verify import Verifier
+from penstock_approvals.service import ApprovalsService
+from penstock_normalizer.service import NormalizerService
+from support.drive.pipeline import Pipeline, new_run_id, pipeline
+from support.drive.waiting import eventually
+from support.fakes.pauses import confirmation, end, pause, user_input
+from support.real.nats import NatsServer
+
+ONE = (NormalizerService, ApprovalsService)
+AT = "2026-01-01T10:00:00.000Z"
+
+
+def entry(which: str, **more: Any) -> Entry:
+    return Entry(**{"approval_id": "a1", "event": "viewed", "at": AT, "which": which, **more})
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(BusSettings(url=url, name="test"))
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def verified(bus: Bus, **expected: Any) -> list[str]:
+    verifier = Verifier(**expected)
+    async for stored in direct.replay(bus, AUDIT, ">"):
+        verifier.take(stored.subject.partition(".")[2], stored.payload, stored.sequence)
+    return [str(each) for each in verifier.findings()]
+
+
+async def events(penstock: Pipeline, run_id: str, count: int) -> list[Link]:
+    """Return the chain of the run when it has this many records."""
+
+    async def complete() -> list[Link] | None:
+        chain = await Audit(penstock.bus).chain(run_id)
+        return chain if len(chain) >= count else None
+
+    found = await eventually(complete, what=f"{count} records")
+    assert found is not None
+    return found
+
+
+async def test_an_approval_leaves_who_asked_who_decided_and_what_was_sent(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock, confirmation("t1"), user_input("t2"))
+        value = {"to": "x@example.org", "copies": 1}
+        items = [
+            Decided(item_id="t1", decision="reject"),
+            Decided(item_id="t2", decision="approve", value=value, note="to all"),
+        ]
+        who = Decider(name="ada", roles=["boss"], channel="link", on_behalf_of="u1", token_id="k1")
+        note = "looks secret-note"
+        request = DecideRequest(by="u1", decider=who, note=note, items=items)
+        assert (await penstock.ask(approval.approval_id, request)).status == 200
+        chain = await events(penstock, approval.run_id, 3)
+        findings = await verified(penstock.bus)
+    asked, decided, sent = [dict(each.record) for each in chain]
+    assert findings == []
+    assert [each.n for each in chain] == [1, 2, 3]
+    assert (asked["event"], asked["by"], asked["at"]) == ("requested", "u1", approval.requested_at)
+    assert asked["items"] == {"t1": "confirmation", "t2": "input"}
+    assert asked["digest"] == decided["digest"] == approval.digest
+    assert (decided["event"], decided["by"], decided["decision"]) == ("decided", "ada", "mixed")
+    assert decided["items"] == {"t1": "reject", "t2": "approve"}
+    said = {name: decided[name] for name in ("roles", "channel", "on_behalf_of", "token_id")}
+    assert said == {"roles": ["boss"], "channel": "link", "on_behalf_of": "u1", "token_id": "k1"}
+    assert decided["note_hash"].startswith("sha256:")
+    assert sent["event"] == "sent"
+    assert sent["digest"].startswith("sha256:")
+    stored = b"".join(each.payload for each in chain)
+    # neither arguments, nor values, nor notes
+    for secret in (b"/x", b"example.org", b"secret-note", b"to all"):
+        assert secret not in stored
+
+
+async def test_a_withdrawn_request_leaves_a_record(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        await end(penstock, approval.run_id)
+        chain = await events(penstock, approval.run_id, 2)
+    assert [each.record["event"] for each in chain] == ["requested", "withdrawn"]
+    assert chain[1].record["decision"] == "the run has ended"
+
+
+async def test_arguments_values_and_notes_are_kept_if_a_setting_says_so(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE, audit_details=True) as penstock:
+        approval = await pause(penstock, confirmation("t1", path="/x"))
+        await penstock.decide(approval.approval_id, note="checked")
+        asked, decided, _ = await events(penstock, approval.run_id, 3)
+    assert asked.record["details"]["items"]["t1"]["args"] == {"path": "/x"}
+    assert decided.record["details"]["note"] == "checked"
+
+
+async def test_processes_that_append_at_once_make_one_chain_with_each_entry_once(
+    nats: NatsServer,
+) -> None:
+    run_id = new_run_id()
+    async with connected(nats.url) as one, connected(nats.url) as two:
+        audits = [Audit(one), Audit(two), Audit(one)]
+        await asyncio.gather(
+            *(each.append(run_id, entry(str(n))) for n in range(15) for each in audits)
+        )
+        chain = await Audit(one).chain(run_id)
+        findings = await verified(one, only=run_id)
+    assert findings == []
+    assert sorted(each.key for each in chain) == sorted(f"a1.viewed.{n}" for n in range(15))
+
+
+async def test_an_append_whose_answer_is_lost_writes_its_entry_once(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = new_run_id()
+    append = fence.append
+    lost = iter([True, False, True])
+
+    async def forgetful(*given: Any) -> int:
+        sequence = await append(*given)
+        if next(lost, False):
+            raise OutcomeUnknown("no answer")
+        return sequence
+
+    monkeypatch.setattr(fence, "append", forgetful)
+    async with connected(nats.url) as bus:
+        await Audit(bus).append(run_id, entry("1"), entry("2"), entry("3"))
+        await Audit(bus).append(run_id, entry("3"), entry("2"), entry("4"))
+        chain = await Audit(bus).chain(run_id)
+    assert [each.key for each in chain] == [f"a1.viewed.{n}" for n in (1, 2, 3, 4)]
+
+
+async def test_the_server_refuses_to_delete_or_replace_records(nats: NatsServer) -> None:
+    run_id = new_run_id()
+    async with connected(nats.url) as bus:
+        await Audit(bus).append(run_id, entry("1"))
+        stored = await bus.tail(AUDIT, subject_of(run_id))
+        assert stored is not None
+        for call, body in (
+            (f"STREAM.PURGE.{AUDIT}", {}),
+            (f"STREAM.MSG.DELETE.{AUDIT}", {"seq": stored.sequence}),
+        ):
+            with pytest.raises(BusError):
+                await bus.api(call, body)
+        for headers in ({"Nats-Rollup": "sub"}, {"Nats-TTL": "1s"}):
+            with pytest.raises(BusError):
+                await bus.publisher.publish(Message(subject_of(run_id), b"x", headers))
+        with pytest.raises(FenceConflict):
+            await fence.append(bus, subject_of(run_id), [Message(subject_of(run_id), b"x", {})], 0)
+        assert len(await Audit(bus).chain(run_id)) == 1
+
+
+async def test_a_changed_record_blocks_no_further_records(nats: NatsServer) -> None:
+    run_id = new_run_id()
+    async with connected(nats.url) as bus:
+        await Audit(bus).append(run_id, entry("1"))
+        forged = Message(subject_of(run_id), b'{"n":2,"prev":"x","hash":"y"}', {})
+        await bus.publisher.publish(forged)
+        await Audit(bus).append(run_id, entry("3"))
+        findings = await verified(bus, only=run_id)
+    assert len([each for each in findings if run_id in each]) == 1
+    assert f"run {run_id}, record 2: its content does not fit its hash" in findings[0]
+
+
+async def test_an_anchor_is_written_once_a_day_whatever_the_number_of_processes(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(anchors, "MAX_HEADS", 3)
+    runs = [new_run_id() for _ in range(8)]
+    async with connected(fresh_nats.url) as one, connected(fresh_nats.url) as two:
+        assert not await Anchors(one).daily()  # there is nothing to cover
+        for run_id in runs:
+            await Audit(one).append(run_id, entry("1"), entry("2"))
+        wrote = await asyncio.gather(*(Anchors(bus).daily() for bus in (one, two, one, two)))
+        again = await Anchors(two).daily()
+        await Audit(one).append(runs[0], entry("3"))
+        today = await Anchors(two).daily()
+        monkeypatch.setattr(one.clock, "stamp", lambda: "2099-01-01T00:00:00.000Z")
+        tomorrow = await Anchors(one).daily()
+        stored = [parse(each.payload) async for each in direct.replay(one, AUDIT, "audit.anchor")]
+        findings = await verified(one)
+    assert (sum(wrote), again, today, tomorrow) == (1, False, False, True)
+    assert [len(each.record["heads"]) for each in stored] == [3, 3, 2, 1]
+    assert {run for each in stored for run in each.record["heads"]} == set(runs)
+    assert findings == []
+
+
+async def test_an_anchor_on_demand_covers_what_is_new_and_does_not_replace_the_daily_one(
+    fresh_nats: NatsServer,
+) -> None:
+    async with connected(fresh_nats.url) as bus:
+        assert await Anchors(bus).now() is None
+        await Audit(bus).append("r1", entry("1"))
+        first = await Anchors(bus).now()
+        assert first is not None
+        assert await Anchors(bus).now() == first  # nothing is new
+        await Audit(bus).append("r1", entry("2"))
+        assert await Anchors(bus).daily()
+        last = await Anchors(bus).now()
+        assert last is not None
+        assert (last.n, last.record["heads"]["r1"][0]) == (2, 2)
+        assert await verified(bus, anchor=first.hash) == []
+        assert await verified(bus, anchor="0" * 64)
+
+
+async def test_a_signed_anchor_is_verified_by_its_key(fresh_nats: NatsServer) -> None:
+    async with connected(fresh_nats.url) as bus:
+        await Audit(bus).append("r1", entry("1"))
+        await Anchors(bus, (b"new", b"old")).now()
+        assert await verified(bus, keys=[b"old", b"new"]) == []
+        assert await verified(bus, keys=[b"old"])
+
+
+async def test_a_forged_last_anchor_is_followed_by_one_that_covers_everything(
+    fresh_nats: NatsServer,
+) -> None:
+    async with connected(fresh_nats.url) as bus:
+        await Audit(bus).append("r1", entry("1"))
+        await Anchors(bus).now()
+        await bus.publisher.publish(Message("audit.anchor", b"forged", {}))
+        made = await Anchors(bus).now()
+        findings = await verified(bus)
+    assert made is not None
+    assert (made.n, made.record["heads"].keys()) == (3, {"r1"})
+    assert len(findings) == 1
+    assert "the anchors, record 2: it is no record" in findings[0]
