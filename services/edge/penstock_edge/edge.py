@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.bus import Bus
+from penstock.runs.open_runs import OpenRuns
+from penstock.runs.session_shards import SessionShards
+from penstock.runs.start import Starter
 from penstock.settings import Config
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.runs.agui_names import AguiNames
 from penstock_edge.runs.cancel import Canceller
-from penstock_edge.runs.open_runs import OpenRuns
-from penstock_edge.runs.start import Starter
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.feed import Feeds
@@ -18,7 +19,6 @@ from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.run_list import RunList
 from penstock_edge.sources.session_list import SessionList
-from penstock_edge.sources.session_shards import SessionShards
 from penstock_edge.sources.sessions import RunRecords
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams

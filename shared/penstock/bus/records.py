@@ -44,6 +44,7 @@ class StartCommand(Record):
     )
     idempotency_key: str | None = None
     traceparent: str | None = Field(None, description="W3C trace context, for every event")
+    parent_run_id: str | None = Field(None, description="The run whose event led to this run")
     created_at: str
 
 
@@ -100,6 +101,12 @@ class RunRecord(Record):
     code: str | None = None
     error: str | None = Field(None, description="Without credentials and internal addresses")
     summary: str | None = None
+    parent_run_id: str | None = Field(None, description="The run whose event led to this run")
+    automations: list[str] | None = Field(
+        None,
+        description="The ids of the automation rules that led to this run, the first one first",
+    )
+    depth: int | None = Field(None, description="How many automation rules led to this run")
     unredacted: dict[str, str] | None = Field(
         None,
         description="The original `error` and `detail` of a failed run, where they were redacted: "

@@ -10,9 +10,9 @@ import pytest
 from penstock.bus import Bus, Msg
 from penstock.bus.records import Decided, DecideReply, DecideRequest
 from penstock.bus.subjects import decide
+from penstock.runs import decide as handing_over
+from penstock.runs.decide import forward_decision
 from penstock.web.problems import Problem
-from penstock_edge.runs import decide as handing_over
-from penstock_edge.runs.decide import forward_decision
 from support.drive.bus import connected, new_run_id
 from support.real.nats import NatsServer
 

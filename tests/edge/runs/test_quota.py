@@ -15,10 +15,10 @@ import uuid_utils
 from penstock.bus import Bus, subjects
 from penstock.bus.records import RunRecord
 from penstock.bus.streams import COMMANDS
+from penstock.runs import open_runs
+from penstock.runs.open_runs import OpenRuns
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
-from penstock_edge.runs import open_runs
-from penstock_edge.runs.open_runs import OpenRuns
 from support.drive.clients import Client, MakeEdge
 from support.drive.secured import bearer
 from support.drive.waiting import eventually

@@ -6,12 +6,12 @@ import pytest
 import uuid_utils
 
 from penstock.bus import Bus, BusUnavailable
+from penstock.runs import open_runs
+from penstock.runs.open_runs import OpenRuns
+from penstock.runs.session_shards import SessionShards
+from penstock.runs.start import Start, Starter
 from penstock.settings import AgnoAgent
-from penstock_edge.runs import open_runs
-from penstock_edge.runs.open_runs import OpenRuns
-from penstock_edge.runs.start import Start, Starter
 from penstock_edge.sources.active_runs import ActiveRuns
-from penstock_edge.sources.session_shards import SessionShards
 from support.fakes.pretend import PretendRun
 
 AGENT = AgnoAgent(id="assistant", protocol="agno", url="http://127.0.0.1:9", agent="demo")

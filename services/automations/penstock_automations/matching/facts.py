@@ -15,10 +15,14 @@ MAX_KNOWN = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The owner of a run. `rules`: the rules that led to the run, the first one first."""
+    """The owner of a run, the rules that led to the run (the first one first), and their number.
+
+    `depth` is greater than the number of `rules` if some rules are not known by name.
+    """
 
     owner: str
     rules: tuple[str, ...] = ()
+    depth: int = 0
 
 
 class Facts:
@@ -44,8 +48,8 @@ class Facts:
             record = RunRecord.model_validate_json(entry.value)
         except ValidationError:
             return None
-        rules = (record.model_extra or {}).get("automations", ())
-        facts = RunFacts(record.user_id, tuple(map(str, rules)))
+        rules = tuple(record.automations or ())
+        facts = RunFacts(record.user_id, rules, max(record.depth or 0, len(rules)))
         self._known[run_id] = facts
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)

@@ -57,7 +57,7 @@ def matches(
 
 def depth_of(facts: RunFacts, body: Mapping[str, Any]) -> int:
     """Return how many rules led to an event: to its run, and to the delivery that it is about."""
-    depth = len(facts.rules)
+    depth = max(facts.depth, len(facts.rules))
     if body["event"]["category"] == "automation":
         # Two rules that wait for each other's events would otherwise never end.
         depth = max(depth, int(body["data"].get("depth") or 0)) + 1

@@ -129,4 +129,6 @@ def facts_of_open(command: StartCommand, agent: AgentConfig | None) -> dict[str,
         facts["idempotency_key"] = command.idempotency_key
     if command.traceparent:
         facts["traceparent"] = command.traceparent
+    if command.parent_run_id:
+        facts["parent_run_id"] = command.parent_run_id
     return facts

@@ -1,4 +1,4 @@
-"""Finds the pause of a run, and sends decisions to the approvals service."""
+"""Finds the pause of a run, and where its next leg begins."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from uuid import uuid4
 
 import orjson
 
-from penstock.bus import Bus, Entry, Msg, OutcomeUnknown
+from penstock.bus import Bus, Entry
 from penstock.bus.messages import FIRST
-from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest, PauseRecord
-from penstock.bus.subjects import decide, key_of, shard_of
+from penstock.bus.records import ApprovalRecord, PauseRecord
+from penstock.bus.subjects import key_of, shard_of
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
@@ -22,7 +21,6 @@ from penstock_edge.views.items import type_of
 
 LOOKUP_S: Final = 2.0
 LOOKUP_RETRY_S: Final = 0.05
-ANSWER_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,32 +146,3 @@ async def start_of_next_leg(bus: Bus, run_id: str, *, frames: bool = False) -> S
         return StartPosition(position.start, lifecycle.sequence)
     first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
     return StartPosition(first, first)
-
-
-async def forward_decision(bus: Bus, approval_id: str, request: DecideRequest) -> None:
-    """Send a decision to the approvals service; if there is no reply, send the decision once more.
-
-    The approvals service may be killed after it has written the decision and before it replies. The
-    idempotency key makes the second request safe.
-
-    Raises:
-        Problem: 404, 409 or 422, as the approvals service answers; 503 if the approvals service
-            answers neither request, so that it is not known whether the decision was accepted.
-        BusError: the request was not sent.
-    """
-    keyed = request.model_copy(update={"idempotency_key": uuid4().hex})
-    reply = await _request(bus, approval_id, keyed) or await _request(bus, approval_id, keyed)
-    if reply is None:
-        text = "it is not known whether the decision was taken; ask for the approval's state"
-        raise Problem(503, text)
-    outcome = DecideReply.model_validate_json(reply.data)
-    if outcome.status != 200:
-        raise Problem(outcome.status, outcome.detail)
-
-
-async def _request(bus: Bus, approval_id: str, request: DecideRequest) -> Msg | None:
-    """Return the reply of the approvals service; None if no reply came in time."""
-    try:
-        return await bus.request(decide(approval_id), request.dump(), ANSWER_S)
-    except OutcomeUnknown:
-        return None

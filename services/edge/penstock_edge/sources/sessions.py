@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import orjson
@@ -19,6 +19,7 @@ from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run, session_key
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
+from penstock.runs.session_shards import SessionShards
 from penstock_edge.sources.active_runs import active_runs
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.views.items import type_of
@@ -89,6 +90,15 @@ class RunRecords:
                 self._known.clear()
             self._known[run_id] = known
         return known
+
+
+async def placed(shards: SessionShards, session: Session) -> Session:
+    """Return the session with its shard.
+
+    Raises:
+        BusError: KV cannot be read or written now.
+    """
+    return replace(session, shard=await shards.of(session.owner, session.session_id))
 
 
 async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:

@@ -10,11 +10,11 @@ from starlette.types import ASGIApp
 
 from penstock.bus import Bus, BusError, ObjectGone
 from penstock.bus.state.bucket_index import StillReading
+from penstock.runs import trace
 from penstock.web.auth.csrf import SAFE_METHODS
 from penstock.web.leaving import while_there
 from penstock.web.operation import Handler
 from penstock.web.problems import Problem
-from penstock_edge.runs import trace
 
 log = logging.getLogger(__name__)
 

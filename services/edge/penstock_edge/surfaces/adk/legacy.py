@@ -20,13 +20,13 @@ from penstock.bus.read.direct import read
 from penstock.bus.streams import events_of
 from penstock.bus.subjects import run_id_of, turn
 from penstock.events.catalogue import TERMINAL
+from penstock.runs.start import Start
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_json
 from penstock.web.operation import FLAG, TEXT, Operation, an_object, json, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
-from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import lifecycle_of, locate, start_after
 from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.waiting import WaitingStream

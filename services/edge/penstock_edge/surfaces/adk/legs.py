@@ -17,6 +17,8 @@ from penstock import starts
 from penstock.bus.records import ApprovalRecord, DecideRequest
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.adk.encode.shapes import item_ids
+from penstock.runs.decide import forward_decision
+from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
@@ -28,11 +30,9 @@ from penstock_edge.runs.decide import (
     LOOKUP_RETRY_S,
     LOOKUP_S,
     find_alias,
-    forward_decision,
     kept_pause,
     start_of_next_leg,
 )
-from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import StartPosition, start_of_new_run
 from penstock_edge.surfaces.adk import request as adk_request
 from penstock_edge.surfaces.adk.answers import Answer, answers_of, decided

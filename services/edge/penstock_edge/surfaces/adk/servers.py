@@ -16,9 +16,9 @@ import orjson
 from starlette.responses import Response
 
 from penstock.redaction import redacted, redacted_value
+from penstock.runs.start import require_reachable
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
-from penstock_edge.runs.start import require_reachable
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,8 @@ from starlette.types import ASGIApp
 
 from penstock import starts
 from penstock.bus.records import DecideRequest, RunRecord
+from penstock.runs.decide import forward_decision
+from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
@@ -30,8 +32,7 @@ from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.access import run_of
-from penstock_edge.runs.decide import forward_decision, pause_of, start_of_next_leg
-from penstock_edge.runs.start import Start
+from penstock_edge.runs.decide import pause_of, start_of_next_leg
 from penstock_edge.sources.locate import StartPosition, start_of_new_run
 from penstock_edge.stream.single_body import SingleBody
 from penstock_edge.surfaces import parameters as by

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp
 
 from penstock import starts
 from penstock.bus.records import DecideRequest
+from penstock.runs.decide import forward_decision
+from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, identity_of, require
@@ -22,8 +24,7 @@ from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.agui_names import AGUI
-from penstock_edge.runs.decide import forward_decision, start_of_next_leg
-from penstock_edge.runs.start import Start
+from penstock_edge.runs.decide import start_of_next_leg
 from penstock_edge.sources.locate import locate, start_of_new_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id

@@ -42,7 +42,7 @@ from penstock_edge.sources.encode import encode
 from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import StartPosition, start_after, start_of_new_run
 from penstock_edge.sources.session_from_start import SessionFromStart
-from penstock_edge.sources.sessions import Session, idle_since, is_cut, records_of
+from penstock_edge.sources.sessions import Session, idle_since, is_cut, placed, records_of
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.stream.response import EventStream, Prefaced
 from penstock_edge.surfaces import parameters as by
@@ -190,9 +190,10 @@ class Threads:
         if agent is not None:
             known = agent_by_id(self._edge.config, agent)
             session = Session(owner, thread_id, (known.id,), any_agent=False)
-            return await self._edge.shards.placed(session)
+            return await placed(self._edge.shards, session)
         agents = tuple(each.id for each in self._edge.config.agents)
-        return await self._edge.shards.placed(Session(owner, thread_id, agents, any_agent=True))
+        session = Session(owner, thread_id, agents, any_agent=True)
+        return await placed(self._edge.shards, session)
 
     async def _start(self, request: Request, session: Session) -> SessionStart:
         """Return the position at which a stream starts, and whether the stream ends when idle.

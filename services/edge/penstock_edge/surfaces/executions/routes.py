@@ -11,13 +11,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import starts
+from penstock.runs.start import Start
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_model
 from penstock.web.operation import TEXT, Operation, an_object, json, serves
 from penstock.web.problems import ErrorShape, Problem, schema_of
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
-from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import start_of_new_run
 from penstock_edge.surfaces.described import STREAMED
 from penstock_edge.surfaces.executions.request import CancelRequest, TriggerRequest

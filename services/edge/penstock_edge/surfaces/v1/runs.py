@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from penstock import starts
 from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
+from penstock.runs.start import Start
 from penstock.web.auth import Identity, act_as, identity_of
 from penstock.web.bodies import ignore_body, read_json
 from penstock.web.operation import (
@@ -35,7 +36,6 @@ from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.access import require_dialect, run_of
-from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import locate, start_of_new_run, with_live_marker
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by

@@ -24,7 +24,7 @@ from penstock_edge.sources.locate import (
     start_of_new_run,
     with_live_marker,
 )
-from penstock_edge.sources.sessions import Session, idle_since, is_cut, records_of
+from penstock_edge.sources.sessions import Session, idle_since, is_cut, placed, records_of
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.stream.response import EventStream
@@ -128,7 +128,7 @@ class SessionEvents:
         return Asked(session, dialect, types_of(request, dialect), until_idle(request))
 
     async def _placed(self, asked: Asked) -> Asked:
-        return replace(asked, session=await self._edge.shards.placed(asked.session))
+        return replace(asked, session=await placed(self._edge.shards, asked.session))
 
     async def _start(self, request: HTTPConnection, asked: Asked) -> SessionStart:
         """Return the position at which the stream starts, and whether the stream ends when idle.

@@ -24,11 +24,11 @@ from penstock.bus import (
 from penstock.bus.records import RunRecord, StartCommand
 from penstock.bus.shards import new_run_id
 from penstock.bus.write.objects import wrap
+from penstock.runs.open_runs import OpenRuns
+from penstock.runs.session_shards import SessionShards
+from penstock.runs.trace import traceparent
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
-from penstock_edge.runs.open_runs import OpenRuns
-from penstock_edge.runs.trace import traceparent
-from penstock_edge.sources.session_shards import SessionShards
 
 SHOWN_CHARACTERS = 200  # the number of the message's characters that the run's record keeps
 TRIES = 3
@@ -36,11 +36,27 @@ RETRY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What led to a run that no person started.
+
+    `parent_run_id` is the run whose event led to this run. `automations` has the ids of the rules
+    that led to this run, the first one first; `depth` is their number, also where some of them are
+    not known by name.
+    """
+
+    parent_run_id: str | None = None
+    automations: tuple[str, ...] = ()
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """A request for a run.
 
     `key` is the idempotency key. `request` has the bytes of the request, which must be the same
-    each time the key is used.
+    each time the key is used. A caller that has stored the run's id (`Starter.new_run_id`) gives
+    `run_id` instead: each repetition with this id gets the same run, for as long as the run's
+    record is kept, and the bucket of the idempotency keys is not used.
     """
 
     agent: AgentConfig
@@ -54,6 +70,10 @@ class Start:
     prepare: Callable[[str], Awaitable[object]] | None = None  # called with the run's id
     # The shard of the session, from `Starter.shard_for`. None: the starter looks up the shard.
     shard: int | None = None
+    run_id: str | None = None
+    origin: Origin = Origin()
+    # The W3C trace context. None: the trace context of the request that is handled now.
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +108,16 @@ class Starter:
             return self._shards.of_new_session()
         return await self._shards.of(user_id, session_id)
 
+    async def new_run_id(self, user_id: str, session_id: str | None) -> str:
+        """Return an id for a run of this session, which the caller stores before it starts the run.
+
+        Raises:
+            BusError: KV cannot be read or written now.
+        """
+        # Lists sort runs by id, and the id contains the time. So all processes must have the same
+        # time, and the time comes from the clock of the bus.
+        return new_run_id(await self.shard_for(user_id, session_id), self._bus.clock.time())
+
     async def start(self, start: Start) -> Started:
         """Start a new run, or return the run of an earlier request with the same key.
 
@@ -98,12 +128,12 @@ class Starter:
                 was started.
         """
         require_reachable(start.agent, start.user_id, start.session_id)
-        # Lists sort runs by id, and the id contains the time. So all edges must have the same time,
-        # and the time comes from the clock of the bus.
-        shard = start.shard
-        if shard is None:
-            shard = await self.shard_for(start.user_id, start.session_id)
-        run_id = new_run_id(shard, self._bus.clock.time())
+        if start.run_id is not None:
+            run_id = start.run_id
+        elif start.shard is not None:
+            run_id = new_run_id(start.shard, self._bus.clock.time())
+        else:
+            run_id = await self.new_run_id(start.user_id, start.session_id)
         if not await self._open_runs.has_room(start.user_id) and not await self._is_repeat(start):
             self._open_runs.refuse(start.user_id)
         # If there were an `await` between the check and this line, many concurrent starts could
@@ -119,10 +149,9 @@ class Starter:
         return started
 
     async def _start(self, start: Start, run_id: str) -> Started:
-        if start.key is not None:
+        new = True
+        if start.key is not None and start.run_id is None:
             run_id, new = await self._first_of(start, run_id)
-        else:
-            new = True
         command = _command(start, run_id, self._bus.clock.stamp()).model_copy(
             update={"callers_known": self._callers_known}
         )
@@ -130,7 +159,9 @@ class Starter:
             await self._shards.record(
                 command.user_id, command.session_id, subjects.shard_of(run_id)
             )
-        record, revision = await self._record(command)
+        record, revision = await self._record(command, start.origin)
+        if start.run_id is not None:
+            new = revision is not None
         # An earlier attempt may have failed before it published the command. So a repeated request
         # publishes the command again. Two commands for one run are harmless, because a run is
         # claimed only once.
@@ -159,13 +190,12 @@ class Starter:
             raise
 
     async def _is_repeat(self, start: Start) -> bool:
-        """Return whether the key has a run already, so that the request starts no new run."""
-        if start.key is None:
-            return False
-        entry = await self._bus.bucket("idempotency").get(_key_of(start))
-        if entry is None:
-            return False
-        return await self._bus.bucket("runs").get(orjson.loads(entry.value)["run_id"]) is not None
+        """Return whether the run has been started already, so that no new run is started."""
+        run_id = start.run_id
+        if run_id is None and start.key is not None:
+            entry = await self._bus.bucket("idempotency").get(_key_of(start))
+            run_id = orjson.loads(entry.value)["run_id"] if entry is not None else None
+        return run_id is not None and await self._bus.bucket("runs").get(run_id) is not None
 
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
         """Return the id of the key's first run, and whether `run_id` is this run.
@@ -187,7 +217,7 @@ class Starter:
             raise Problem(409, "this idempotency key came with another request before")
         return str(first["run_id"]), False
 
-    async def _record(self, command: StartCommand) -> tuple[RunRecord, int | None]:
+    async def _record(self, command: StartCommand, origin: Origin) -> tuple[RunRecord, int | None]:
         """Create the run's record, if there is none.
 
         Returns:
@@ -201,6 +231,9 @@ class Starter:
             message=command.message[:SHOWN_CHARACTERS],
             created_at=command.created_at,
             updated_at=command.created_at,
+            parent_run_id=origin.parent_run_id,
+            automations=list(origin.automations) or None,
+            depth=origin.depth or None,
         )
         runs = self._bus.bucket("runs")
         revision = await runs.create(command.run_id, record.dump())
@@ -280,6 +313,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
         input=start.input,
         body=start.body,
         idempotency_key=start.key,
-        traceparent=traceparent(),
+        traceparent=start.traceparent or traceparent(),
+        parent_run_id=start.origin.parent_run_id,
         created_at=created_at,
     )

@@ -6,12 +6,12 @@ and the runs of a session have one order. The shard of a session never changes.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from dataclasses import replace
 from typing import Final
 
 from penstock.bus import Bus, BusUnavailable, subjects
-from penstock_edge.sources.sessions import Session, records_of
+from penstock.bus.records import SessionRecord
 
 KNOWN_SESSIONS: Final = 20_000
 
@@ -45,14 +45,6 @@ class SessionShards:
             self._known[key] = shard
         return shard
 
-    async def placed(self, session: Session) -> Session:
-        """Return the session with its shard.
-
-        Raises:
-            BusError: KV cannot be read or written now.
-        """
-        return replace(session, shard=await self.of(session.owner, session.session_id))
-
     def of_new_session(self) -> int:
         """Return a shard for a session that does not exist yet."""
         used = self._bus.shards.used
@@ -77,13 +69,15 @@ class SessionShards:
                 shard = self.of_new_session()
             if await bucket.create(key, b"%d" % shard) is not None:
                 return shard
-            entry = await bucket.get(key)  # another edge was first
+            entry = await bucket.get(key)  # another process was first
         if entry is None:
             raise BusUnavailable("the shard of the session has just expired; try again")
         return int(entry.value)
 
     async def _of_runs(self, user_id: str, session_id: str) -> int | None:
         """Return the shard of the session's newest run; None without a run."""
-        session = Session(user_id, session_id, self._agents, any_agent=True)
-        runs = [run_id for record in await records_of(self._bus, session) for run_id in record.runs]
+        keys = [subjects.session_key(user_id, agent, session_id) for agent in self._agents]
+        entries = await asyncio.gather(*(self._bus.bucket("sessions").get(key) for key in keys))
+        records = [SessionRecord.model_validate_json(entry.value) for entry in entries if entry]
+        runs = [run_id for record in records for run_id in record.runs]
         return subjects.shard_of(max(runs)) if runs else None

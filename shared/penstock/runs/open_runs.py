@@ -1,11 +1,11 @@
 """Counts the open and queued runs of each user, over the whole installation.
 
-Every edge counts runs in the stream of KV `runs`, in which the normalizer records the end of each
-run. A run that is about to be started is counted before its record is written, so that many
-concurrent starts cannot exceed the limit. If a user is at the limit, the user's oldest runs are
-looked up before a start is refused. The edge then stops counting a run that has ended. It also
-stops counting a run that is lost because its edge ended after it wrote the record and before it
-published the command.
+Every process that starts runs counts runs in the stream of KV `runs`, in which the normalizer
+records the end of each run. A run that is about to be started is counted before its record is
+written, so that many concurrent starts cannot exceed the limit. If a user is at the limit, the
+user's oldest runs are looked up before a start is refused. The process then stops counting a run
+that has ended. It also stops counting a run that is lost because its process ended after it wrote
+the record and before it published the command.
 """
 
 from __future__ import annotations

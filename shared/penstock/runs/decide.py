@@ -1,0 +1,43 @@
+"""Sends decisions to the approvals service."""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import uuid4
+
+from penstock.bus import Bus, Msg, OutcomeUnknown
+from penstock.bus.records import DecideReply, DecideRequest
+from penstock.bus.subjects import decide
+from penstock.web.problems import Problem
+
+ANSWER_S: Final = 3.0
+
+
+async def forward_decision(bus: Bus, approval_id: str, request: DecideRequest) -> None:
+    """Send a decision to the approvals service; if there is no reply, send the decision once more.
+
+    The approvals service may be killed after it has written the decision and before it replies. The
+    idempotency key makes the second request safe. A request without a key gets one.
+
+    Raises:
+        Problem: 404, 409 or 422, as the approvals service answers; 503 if the approvals service
+            answers neither request, so that it is not known whether the decision was accepted.
+        BusError: the request was not sent.
+    """
+    key = request.idempotency_key or uuid4().hex
+    keyed = request.model_copy(update={"idempotency_key": key})
+    reply = await _request(bus, approval_id, keyed) or await _request(bus, approval_id, keyed)
+    if reply is None:
+        text = "it is not known whether the decision was taken; ask for the approval's state"
+        raise Problem(503, text)
+    outcome = DecideReply.model_validate_json(reply.data)
+    if outcome.status != 200:
+        raise Problem(outcome.status, outcome.detail)
+
+
+async def _request(bus: Bus, approval_id: str, request: DecideRequest) -> Msg | None:
+    """Return the reply of the approvals service; None if no reply came in time."""
+    try:
+        return await bus.request(decide(approval_id), request.dump(), ANSWER_S)
+    except OutcomeUnknown:
+        return None
