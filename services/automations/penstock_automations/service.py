@@ -110,10 +110,9 @@ class AutomationsService(Service):
             return
         await self._consumers.update()
         for shard in range(self._shards, self.bus.shards.made):
-            plain, ordered = self._consumers.of(shard)
             broker = Broker(self.bus, self._settings.drain_s)
-            broker.batches(plain, self._settings.match_batch, self._matching.unordered)
-            broker.messages(ordered, self._matching.ordered)
+            events = self._consumers.of(shard)
+            broker.batches(events, self._settings.match_batch, self._matching.batch)
             await self._start_broker(broker)
             self._shards = shard + 1
 

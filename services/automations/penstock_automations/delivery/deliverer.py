@@ -165,7 +165,7 @@ class Deliverer:
         if record is None or record.replay != job.replay:
             record = self._new_record(job, record)
         if job.failure is not None:
-            return await self._fail(job, stored, record, "condition", job.failure)
+            return await self._fail(job, stored, record, job.failure_code, job.failure)
         rule = self._rules.get(job.rule)
         if rule is None:
             await self._persist(self._rules.refresh)
@@ -269,12 +269,12 @@ class Deliverer:
             at = record.next_at or self._bus.clock.time()
             await self._persist(lambda: self._schedule(following, at))
             return
-        if record.status == "failed" and job.failure is None:
+        if record.status == "failed" and job.can_be_repeated:
             letter = dead_letter(self._pod, job, stored, record)
             await self._persist(lambda: deadletters.bury(self._bus, letter))
         if await self._announce_outcome(job, record):
             telemetry.DELIVERIES.labels(record.status).inc()
-            if record.status == "failed" and job.failure is None:
+            if record.status == "failed" and job.can_be_repeated:
                 telemetry.DEADLETTERS.labels("automations").inc()
                 log.error(
                     "%s: rule %s: delivery %s has failed: %s",

@@ -86,7 +86,8 @@ class Job:
     attempt: int = 1  # the next attempt
     deferrals: int = 0  # how often the delivery was put off without an attempt
     replay: int = 0  # how often a person had the delivery made again
-    failure: str | None = None  # why the rule failed while it was matched; nothing is sent then
+    failure: str | None = None  # why nothing is sent: the delivery fails at once
+    failure_code: Literal["condition", "queue_full"] = "condition"
 
     @property
     def run_id(self) -> str | None:
@@ -98,6 +99,11 @@ class Job:
         """The run or the trigger that the job is about, for log lines."""
         what = "run" if self.run_id is not None else self.source.kind
         return f"{what} {self.run_id or self.source.id}"
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Whether a replay of the delivery may succeed, so that its failure is a dead letter."""
+        return self.failure is None or self.failure_code != "condition"
 
     @property
     def key(self) -> str:

@@ -41,22 +41,12 @@ class Consumers:
         async with self._alone():
             await self._rules.refresh()
             for shard in range(self._bus.shards.made):
-                for consumer in self.of(shard):
-                    await declare(self._bus, consumer)
+                await declare(self._bus, self.of(shard))
 
-    def of(self, shard: int) -> tuple[Consumer, Consumer]:
-        """Return the consumers of a shard's events, for rules without and with an order.
-
-        For rules with an order, one event at a time is with any process: the server delivers the
-        next event when the last one is acknowledged.
-        """
-        stream = streams.events_of(shard)
-        plain = filters(self._rules.types(ordered=False))
-        ordered = filters(self._rules.types(ordered=True))
-        return (
-            Consumer(stream, self._name, plain, self._ack_wait_s, from_now=True),
-            Consumer(stream, f"{self._name}-ordered", ordered, self._ack_wait_s, 1, from_now=True),
-        )
+    def of(self, shard: int) -> Consumer:
+        """Return the consumer of a shard's events."""
+        stream, patterns = streams.events_of(shard), filters(self._rules.types())
+        return Consumer(stream, self._name, patterns, self._ack_wait_s, from_now=True)
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:

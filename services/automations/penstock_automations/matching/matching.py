@@ -12,10 +12,11 @@ from typing import Any
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, BusError, ObjectGone, Stored, messages
+from penstock.bus import Bus, BusError, ObjectGone, Stored, messages, subjects
+from penstock.bus.read import direct
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
-from penstock_automations.broker import AGAIN_S, Taken
+from penstock_automations.broker import Taken
 from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 SLOW_S = 0.1  # an evaluation that takes longer counts as slow
 MAX_SLOW = 5  # a rule with so many slow evaluations is paused, since it holds up all others
+
+# An event that is not what the normalizer writes, or whose object is gone.
+_UNREADABLE = (ObjectGone, ValueError, KeyError, TypeError, AttributeError)
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
@@ -47,28 +51,19 @@ class Matching:
         self._facts = Facts(bus)
         self._slow: dict[tuple[str, int], int] = {}  # by rule and revision
 
-    async def unordered(self, batch: Sequence[Taken]) -> None:
-        """Match a batch for the rules without an order."""
-        await self._all(batch, ordered=False)
-
-    async def ordered(self, taken: Taken) -> None:
-        """Match one event for the rules with an order."""
-        try:
-            await self._all([taken], ordered=True)
-        except Exception:  # without this, the event would wait until `ack_wait` has passed
-            log.exception("%s is matched again", taken.stored.subject)
-            await taken.give_back(AGAIN_S)
-
-    async def _all(self, batch: Sequence[Taken], *, ordered: bool) -> None:
+    async def batch(self, batch: Sequence[Taken]) -> None:
+        """Match a batch of events."""
         # The server delivers an event to any process. Without this look, a process that has not yet
         # heard of a new rule would let its first events pass.
         await self._persist(batch, self._rules.refresh)
         jobs: list[Job] = []
         for taken in batch:
-            jobs += await self._persist(batch, partial(self._jobs, taken, ordered))
-        await self._persist(batch, partial(self._publish, jobs))
+            jobs += await self._persist(batch, partial(self._jobs, taken.stored))
+        await self._persist(batch, partial(self._store_jobs, jobs))
         for taken in batch:
             await taken.ack()
+        for job in jobs:
+            telemetry.RULE_MATCHES.labels("failed" if job.failure else "matched").inc()
         await self._pause_slow()
 
     async def _persist(self, batch: Sequence[Taken], step: Callable[[], Awaitable[Any]]) -> Any:
@@ -82,20 +77,15 @@ class Matching:
                 for taken in batch:
                     await taken.working()
 
-    async def _jobs(self, taken: Taken, ordered: bool) -> list[Job]:
-        stored = taken.stored
+    async def _jobs(self, stored: Stored) -> list[Job]:
         type_, _, run_id = stored.subject.rpartition(".")
         stream = events_for(run_id)
         rules = [
-            rule
-            for rule in self._rules.of_type(type_)
-            if rule.is_ordered == ordered and rule.sees(type_, stream, stored.sequence)
+            rule for rule in self._rules.of_type(type_) if rule.sees(type_, stream, stored.sequence)
         ]
-        if not rules:
-            return []
         try:
-            return await self._matched(rules, stored, type_, run_id)
-        except (ObjectGone, ValueError, KeyError, TypeError, AttributeError) as error:
+            return await self._matched(rules, stored, type_, run_id) if rules else []
+        except _UNREADABLE as error:
             # The event cannot be read, now or later. Other events must not wait for it.
             await self._give_up(stored, error)
             return []
@@ -117,7 +107,6 @@ class Matching:
             rule = match.rule
             if not may_act(rule, facts, body):
                 continue
-            telemetry.RULE_MATCHES.labels("failed" if match.failure else "matched").inc()
             if match.failure:
                 log.warning("run %s: rule %s: %s", run_id, rule.id, match.failure)
             jobs.append(
@@ -140,9 +129,36 @@ class Matching:
             )
         return jobs
 
-    async def _publish(self, jobs: Sequence[Job]) -> None:
-        first = [job for job in jobs if not job.ordered or await self._order.append(job)]
-        await asyncio.gather(*(publish(self._bus, job) for job in first))
+    async def _store_jobs(self, jobs: Sequence[Job]) -> None:
+        """Store jobs in DELIVERIES, or in the queues of their runs."""
+        queues: dict[str, list[Job]] = {}
+        for job in jobs:
+            if job.ordered:
+                queues.setdefault(job.order_key, []).append(job)
+        extended = (self._order.extend(queue, self._between) for queue in queues.values())
+        first = [job for job in await asyncio.gather(*extended) if job is not None]
+        unordered = [job for job in jobs if not job.ordered]
+        await asyncio.gather(*(publish(self._bus, job) for job in (*unordered, *first)))
+
+    async def _between(self, job: Job, after: int, upto: int) -> list[Job]:
+        """Return the jobs of the job's rule and run for the events between two stream sequences."""
+        rule, run_id = self._rules.get(job.rule), job.run_id
+        if rule is None or rule.record.uid != job.uid or run_id is None:
+            return []
+        stream = events_for(run_id)
+        types = {*rule.types, job.type}
+        names = [subjects.event(type_, run_id) for type_ in sorted(types)]
+        after = max(after, rule.record.begins.get(stream, 0))
+        jobs: list[Job] = []
+        for stored in await direct.between(self._bus, stream, names, after, upto):
+            type_ = stored.subject.rpartition(".")[0]
+            if not rule.sees(type_, stream, stored.sequence):
+                continue
+            try:
+                jobs += await self._matched([rule], stored, type_, run_id)
+            except _UNREADABLE:
+                continue  # the event is given up by the process that the server delivers it to
+        return jobs
 
     def _took(self, rule: CompiledRule, seconds: float) -> None:
         if seconds > SLOW_S:

@@ -207,13 +207,9 @@ class CurrentRules:
         """Return the rules that wait for events of this type and match events now."""
         return self._by_type.get(type_, ())
 
-    def types(self, *, ordered: bool) -> frozenset[str]:
-        """Return the types of events that rules wait for: ordered rules, or all other rules."""
-        wanted = (
-            rule.types
-            for rule in self._rules.values()
-            if rule.matches_now and rule.is_ordered == ordered
-        )
+    def types(self) -> frozenset[str]:
+        """Return the types of events that rules wait for now."""
+        wanted = (rule.types for rule in self._rules.values() if rule.matches_now)
         return frozenset[str]().union(*wanted)
 
     async def _on_record(self, stored: Stored) -> None:

@@ -216,7 +216,7 @@ USERS: Final = (
         ["command.connector.start.*", "raw.*.automations", "deadletter.automations.*"],
         ["delivery.*.*", "schedule.automations.>"],
         _follows("KV_rules"),
-        _takes(EVENTS, "automations", "automations-ordered"),
+        _takes(EVENTS, "automations"),
         _takes(DELIVERIES, "automations"),
         _takes(COMMANDS, "automations-replay"),
         _takes(SCHEDULES, "automations"),

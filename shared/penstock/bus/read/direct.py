@@ -19,6 +19,7 @@ from penstock.bus.connection.jetstream import HasJetStream, JetStream
 from penstock.bus.connection.retry import first_answer
 from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 from penstock.bus.messages import Stored
+from penstock.bus.read import leader
 
 BATCH = 500
 MAX_BATCH_BYTES = 4 * 1024 * 1024
@@ -29,6 +30,7 @@ MAX_SUBJECTS = (
 # server that got the request may be gone. Later waits are longer, since the server may only be
 # slow.
 SILENCES_S = (0.75, 1.5, 3.0)
+LAG_S = 0.05  # before a read is repeated that a lagging replica has answered
 
 STORED_AT = "Nats-Time-Stamp"  # header of an answer: when the message was stored, RFC 3339
 
@@ -70,20 +72,28 @@ async def read_raw(
 
 
 async def last_of_each(
-    bus: HasJetStream, stream: str, subjects: Sequence[str], max_bytes: int = MAX_BATCH_BYTES
+    bus: HasJetStream,
+    stream: str,
+    subjects: Sequence[str],
+    max_bytes: int = MAX_BATCH_BYTES,
+    upto: int | None = None,
 ) -> list[Stored]:
     """Return the last message of each subject that has one, in the order of stream sequences.
 
-    `subjects` has at most `MAX_SUBJECTS` subjects without wildcards. A lagging replica may answer
-    with older messages, or without a message that the leader has.
+    `subjects` has at most `MAX_SUBJECTS` subjects without wildcards. With `upto`, messages beyond
+    that stream sequence do not count. A lagging replica may answer with older messages, or without
+    a message that the leader has.
 
     Raises:
         BusUnavailable, OutcomeUnknown: as `read` does.
     """
     found: list[Stored] = []
     left = list(subjects)
+    limits: dict[str, Any] = {"max_bytes": max_bytes}
+    if upto is not None:
+        limits["up_to_seq"] = upto
     while left:
-        request = {"multi_last": left, "batch": len(left), "max_bytes": max_bytes}
+        request = {"multi_last": left, "batch": len(left), **limits}
         some, pending = await _batch(bus, stream, request)
         found += some
         if not some or not pending:
@@ -92,6 +102,47 @@ async def last_of_each(
         seen = {stored.subject for stored in some}
         left = [subject for subject in left if subject not in seen]
     return found
+
+
+async def between(
+    bus: HasJetStream, stream: str, subjects: Sequence[str], after: int, upto: int
+) -> list[Stored]:
+    """Return all messages of the subjects after stream sequence `after` and up to `upto`, in order.
+
+    `upto` is the sequence of a stored message of one of the subjects. Nothing is missing although
+    lagging replicas may answer: an answer that lacks a message that is known to exist is asked for
+    again.
+
+    Raises:
+        BusUnavailable, OutcomeUnknown: as `read` does.
+    """
+    while True:
+        lasts = await last_of_each(bus, stream, subjects, upto=upto)
+        if lasts and lasts[-1].sequence == upto:
+            break
+        if await leader.at(bus, stream, upto) is None:
+            break  # the message has expired meanwhile, so no replica has it
+        await asyncio.sleep(LAG_S)
+    reads = [_upto(bus, stream, each, after) for each in lasts if each.sequence > after]
+    found = itertools.chain.from_iterable(await asyncio.gather(*reads))
+    return sorted(found, key=lambda stored: stored.sequence)
+
+
+async def _upto(bus: HasJetStream, stream: str, last: Stored, after: int) -> list[Stored]:
+    """Return the messages of a subject after stream sequence `after`, up to its message `last`."""
+    found: list[Stored] = []
+    while after < last.sequence - 1:
+        some, _ = await read(bus, stream, last.subject, after + 1)
+        found += [stored for stored in some if stored.sequence < last.sequence]
+        if some and some[-1].sequence >= last.sequence:
+            break
+        if some:
+            after = some[-1].sequence
+        elif await leader.at(bus, stream, last.sequence) is None:
+            break
+        else:
+            await asyncio.sleep(LAG_S)
+    return [*found, last]
 
 
 async def _batch(

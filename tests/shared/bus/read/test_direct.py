@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, messages, streams, subjects
+from penstock.bus import Bus, BusUnavailable, Stored, messages, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.read.direct import BATCH
 from support.drive.bus import event, new_run_id, publish_events
@@ -113,3 +114,56 @@ async def test_reading_leaves_no_consumer_behind(own_bus: Bus, run_id: str) -> N
     assert await numbers(own_bus, subjects.events_of_run(run_id)) == [1, 2, 3]
     info = await own_bus.api("STREAM.INFO.EVENTS")
     assert info["state"]["consumer_count"] == 0
+
+
+async def test_messages_of_several_subjects_are_read_between_two_sequences_in_order(
+    bus: Bus, run_id: str
+) -> None:
+    wanted = ["llm.tool_call", "lifecycle.paused", "lifecycle.completed"]
+    types = [*wanted[:2], "llm.stream", *wanted[:2], "llm.stream", "llm.tool_call", "llm.stream"]
+    at = [await bus.publisher.publish(event(run_id, n, type=t)) for n, t in enumerate(types, 1)]
+    await publish_events(bus, new_run_id(), 1, 3)
+    names = [subjects.event(type_, run_id) for type_ in wanted]
+
+    async def found(after: int, upto: int) -> list[int]:
+        stored = await direct.between(bus, streams.EVENTS, names, after, upto)
+        return [int(each.payload) for each in stored]
+
+    assert await found(0, at[6]) == [1, 2, 4, 5, 7]
+    assert await found(at[0], at[6]) == [2, 4, 5, 7]
+    assert await found(at[1], at[4]) == [4, 5]
+    assert await found(at[4], at[6]) == [7]
+    assert await found(at[6], at[6]) == []
+
+
+async def test_what_a_lagging_replica_does_not_have_yet_is_asked_for_again(
+    bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = [await bus.publisher.publish(event(run_id, n)) for n in range(1, 6)]
+    answers = direct._batch
+    # How many of the messages the replicas have that answer the first requests of each kind.
+    lags = {"multi_last": [2, 3], "next_by_subj": [1, 2]}
+
+    async def lagging(bus: Bus, stream: str, request: dict[str, Any]) -> tuple[list[Stored], int]:
+        [kind] = lags.keys() & request.keys()
+        found, pending = await answers(bus, stream, request)
+        if not lags[kind]:
+            return found, pending
+        has = at[lags[kind].pop() - 1]
+        if kind == "multi_last":
+            return await answers(bus, stream, {**request, "up_to_seq": has})
+        return [each for each in found if each.sequence <= has], 0
+
+    monkeypatch.setattr(direct, "_batch", lagging)
+    names = [subjects.event("llm.stream", run_id)]
+    found = await direct.between(bus, streams.EVENTS, names, 0, at[-1])
+    assert [int(each.payload) for each in found] == [1, 2, 3, 4, 5]
+    assert not any(lags.values())
+
+
+async def test_a_message_that_expired_meanwhile_is_not_waited_for(bus: Bus, run_id: str) -> None:
+    at = [await bus.publisher.publish(event(run_id, n)) for n in range(1, 4)]
+    await bus.api(f"STREAM.MSG.DELETE.{streams.EVENTS}", {"seq": at[-1], "no_erase": True})
+    names = [subjects.event("llm.stream", run_id)]
+    found = await direct.between(bus, streams.EVENTS, names, 0, at[-1])
+    assert [int(each.payload) for each in found] == [1, 2]
