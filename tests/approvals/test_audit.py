@@ -18,6 +18,7 @@ from penstock.bus.write import fence
 from penstock.settings import Config
 from penstock_approvals.audit import anchors
 from penstock_approvals.audit.anchors import Anchors
+from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.audit.chain import Entry, Link, parse
 from penstock_approvals.audit.trail import Audit
 from penstock_approvals.audit.verify import Verifier
@@ -247,3 +248,57 @@ async def test_a_forged_last_anchor_is_followed_by_one_that_covers_everything(
     assert (made.n, made.record["heads"].keys()) == (3, {"r1"})
     assert len(findings) == 1
     assert "the anchors, record 2: it is no record" in findings[0]
+
+
+async def test_the_audit_is_read_over_http_and_shows_who_has_seen_the_approval(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), ONE, audit_key="k") as penstock:
+        approval = await pause(penstock)
+        path = f"/v1/approvals/{approval.approval_id}"
+        for _ in range(3):
+            assert (await penstock.http.get(path)).status_code == 200
+        await penstock.decide(approval.approval_id)
+        await events(penstock, approval.run_id, 4)
+        answer = (await penstock.http.get(f"{path}/audit")).json()
+        unknown = await penstock.http.get(f"/v1/approvals/{new_run_id()}/audit")
+    _, viewed, _, sent = answer["records"]
+    assert [each["event"] for each in answer["records"]] == [
+        *["requested", "viewed", "decided", "sent"]
+    ]
+    assert (viewed["by"], viewed["channel"], viewed["digest"]) == (
+        *("anonymous", "api"),
+        approval.digest,
+    )
+    assert len(viewed["ip_hash"]) == 64  # with a key only
+    assert (answer["intact"], answer["findings"], answer["head"]) == (True, [], sent["hash"])
+    assert unknown.status_code == 404
+
+
+async def test_the_requester_sees_an_own_approval_without_a_record(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        audit = ApprovalAudit(penstock.bus)
+        await audit.viewed(approval, Decider(name="u1"), "127.0.0.1")
+        assert len(await events(penstock, approval.run_id, 1)) == 1
+        for who in (
+            Decider(name="u1", token_id="link-1", channel="link"),
+            Decider(name="bob", on_behalf_of="u1"),
+            Decider(name="bob"),
+            Decider(name="bob"),
+        ):
+            await audit.viewed(approval, who, "127.0.0.1")
+        chain = await events(penstock, approval.run_id, 4)
+    assert [each.record["by"] for each in chain[1:]] == ["u1", "bob", "bob"]
+    assert not any("ip_hash" in each.record for each in chain)
+
+
+async def test_the_api_says_that_the_chain_is_broken(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        subject = subject_of(approval.run_id)
+        await penstock.bus.publisher.publish(Message(subject, b"forged", {}))
+        path = f"/v1/approvals/{approval.approval_id}/audit"
+        answer = (await penstock.http.get(path)).json()
+    assert answer["intact"] is False
+    assert "record 2: it is no record of an audit" in answer["findings"][0]

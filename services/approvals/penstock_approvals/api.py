@@ -20,8 +20,10 @@ from penstock.web.auth import Identity, act_as, check_owner, identity_of
 from penstock.web.bodies import read_model
 from penstock.web.leaving import while_there
 from penstock.web.operation import (
+    FLAG,
     NULLABLE,
     OBJECT,
+    TEXT,
     Operation,
     Parameter,
     a_list,
@@ -142,8 +144,52 @@ class Api:
         )
     )
     async def show(self, request: Request) -> Response:
-        """Return the approval's record."""
-        return _json(await self._found(request))
+        """Return the approval's record. A view of another than the requester is audited."""
+        record = await self._found(request)
+        who = identity_of(request)
+        ip = request.client.host if request.client is not None else None
+        seen_by = decider_of(who, _channel(request, who), who.user_id)
+        await _asked(self._approvals.audit.viewed(record, seen_by, ip))
+        return _json(record)
+
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/approvals/{approval_id}/audit",
+            summary="Who asked, saw, decided and ran what, as a chain of hashes",
+            answers={
+                200: json(
+                    "The records of the approval, the hash of the last record of its run, and "
+                    "what is wrong with the chain of its run",
+                    an_object(
+                        approval_id=TEXT,
+                        run_id=TEXT,
+                        records=a_list(OBJECT),
+                        head=NULLABLE,
+                        intact=FLAG,
+                        findings=a_list(TEXT),
+                    ),
+                )
+            },
+            scopes=("read",),
+            parameters=(_ID,),
+            refusals=(404,),
+        )
+    )
+    async def audit(self, request: Request) -> Response:
+        """Return the audit of the approval, for those who may see the approval."""
+        record = await self._found(request)
+        history = await _asked(self._approvals.audit.history(record))
+        return _json(
+            {
+                "approval_id": record.approval_id,
+                "run_id": record.run_id,
+                "records": [link.shown() for link in history.records],
+                "head": history.head,
+                "intact": not history.findings,
+                "findings": [str(each) for each in history.findings],
+            }
+        )
 
     @serves(
         _operation(

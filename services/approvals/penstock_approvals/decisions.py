@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 class Approvals:
     """Handles events and decisions, whether a decision comes over NATS or over HTTP."""
 
-    def __init__(self, bus: Bus, pod: str, *, audit_details: bool = False) -> None:
+    def __init__(self, bus: Bus, pod: str, audit: ApprovalAudit | None = None) -> None:
         self._bus = bus
         self._records = ApprovalRecords(bus)
         self._announcements = Announcements(bus, pod)
-        self.audit = ApprovalAudit(bus, with_details=audit_details)
+        self.audit = audit or ApprovalAudit(bus)
         self._outbox = Outbox(bus, self._records, self._announcements, self.audit)
         self.list = ApprovalList(bus, self._records)
 

@@ -16,6 +16,7 @@ from penstock.settings import Settings
 from penstock.web.operation import operations_of, routes_of
 from penstock_approvals.api import Api
 from penstock_approvals.audit.anchors import Anchors
+from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.records import UnreadableRecord
 from penstock_approvals.restore import Restore
@@ -45,10 +46,11 @@ class ApprovalsService(Service):
         super().__init__(context)
         assert isinstance(context.settings, ApprovalsSettings)
         self._settings = context.settings
-        self._approvals = Approvals(
-            self.bus, context.pod, audit_details=self._settings.audit_details
-        )
-        self._anchors = Anchors(self.bus, self._settings.audit_keys)
+        keys = self._settings.audit_keys
+        details = self._settings.audit_details
+        self._audit = ApprovalAudit(self.bus, with_details=details, keys=keys)
+        self._anchors = Anchors(self.bus, keys)
+        self._approvals = Approvals(self.bus, context.pod, self._audit)
         self._restore = Restore(self.bus, self._approvals)
         self._listening: Subscription | None = None
         self._requests: list[str] = []  # the names of the loops that take requests

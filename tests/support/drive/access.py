@@ -171,6 +171,7 @@ HOW: dict[str, list[How]] = {
     # approvals
     "GET /v1/approvals": [How()],
     "GET /v1/approvals/{approval_id}": [How(404)],
+    "GET /v1/approvals/{approval_id}/audit": [How(404)],
     "POST /v1/approvals/{approval_id}/decision": [How(404, body=DECISION)],
     # credentials
     "POST /v1/login": [How()],

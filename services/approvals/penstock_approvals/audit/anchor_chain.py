@@ -7,13 +7,12 @@ before. So every record up to the last anchor is covered by that anchor's hash a
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from penstock_approvals.audit.chain import Link, linked
+from penstock_approvals.audit.chain import Link, keyed, linked
 
 MAX_HEADS: Final = 2_000  # runs of one anchor, 260 KiB
 
@@ -69,19 +68,14 @@ def loss(
 
 def _signed(said: Mapping[str, Any], last: Link | None, keys: Sequence[bytes]) -> Link:
     made = linked({name: value for name, value in said.items() if value is not None}, last)
-    return replace(made, mac=mac_of(made.hash, keys[0])) if keys else made
-
-
-def mac_of(hash_: str, key: bytes) -> str:
-    """Return the HMAC-SHA-256 of an anchor's hash."""
-    return hmac.new(key, hash_.encode(), hashlib.sha256).hexdigest()
+    return replace(made, mac=keyed(made.hash, keys[0])) if keys else made
 
 
 def is_signed(link: Link, keys: Sequence[bytes]) -> bool:
     """Return whether one of the keys has signed the anchor."""
     mac = link.mac
     return isinstance(mac, str) and any(
-        hmac.compare_digest(mac.encode(), mac_of(link.hash, key).encode()) for key in keys
+        hmac.compare_digest(mac.encode(), keyed(link.hash, key).encode()) for key in keys
     )
 
 

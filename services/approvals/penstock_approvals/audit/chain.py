@@ -11,6 +11,7 @@ stored form of an anchor may also have the member `mac`, the HMAC-SHA-256 of the
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -98,6 +99,11 @@ def hash_of(record: Record) -> str:
 def digest(value: Any) -> str:
     """Return the digest of a JSON value, such as the arguments of a call."""
     return "sha256:" + hashlib.sha256(canonical(value)).hexdigest()
+
+
+def keyed(text: str, key: bytes) -> str:
+    """Return the HMAC-SHA-256 of a text, from which nobody can guess the text without the key."""
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def link(run_id: str, entry: Entry, last: Link | None) -> Link:

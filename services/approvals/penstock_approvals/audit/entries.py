@@ -49,6 +49,20 @@ def sent(record: ApprovalRecord, at: str) -> Entry | None:
     )
 
 
+def viewed(record: ApprovalRecord, who: Decider, at: str, ip_hash: str | None) -> Entry:
+    """Return the entry of a person's first view of the approval by one way."""
+    return Entry(
+        approval_id=record.approval_id,
+        event="viewed",
+        at=at,
+        which=digest([who.name, who.on_behalf_of, who.channel, who.token_id])[7:23],
+        by=who.name,
+        **_who(who),
+        ip_hash=ip_hash,
+        digest=record.digest,
+    )
+
+
 def _end(record: ApprovalRecord, with_details: bool) -> list[Entry]:
     if record.status == "decided" and record.decision is not None:
         return [_decided(record, record.decision, with_details)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
-from penstock_cli.commands.options import AsJson, Url, connected
+from penstock_cli.commands.options import DATA, AsJson, Data, Nats, Url, connected, operate
+from penstock_cli.operations import audit as operations
 from penstock_cli.terminal import approvals
 from penstock_cli.terminal.api import DEFAULT_URL
+from penstock_cli.terminal.output import Output
 
 app = typer.Typer(help="List, show and decide approvals.", no_args_is_help=True)
 
@@ -76,3 +79,58 @@ def reject(
     with connected(url, as_json) as (api, output):
         approval = api.approval(approval_id)
         approvals.show(output, api.decide(approval, approvals.decided(approval, "reject"), note))
+
+
+@app.command("audit")
+def audit(
+    approval_id: Annotated[
+        str | None,
+        typer.Argument(help="The approval whose audit is shown. Leave it out with --verify."),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Verify the chains of all runs and the anchors. Exit code 1 if anything was "
+            "changed, removed or inserted. Speaks with NATS.",
+        ),
+    ] = False,
+    run: Annotated[
+        str | None, typer.Option("--run", help="With --verify: only this run's chain.")
+    ] = None,
+    anchor: Annotated[
+        str | None,
+        typer.Option(
+            "--anchor",
+            metavar="HASH",
+            help="With --verify: the hash of an anchor that you kept elsewhere, and that must be "
+            "in the chain of anchors.",
+        ),
+    ] = None,
+    take_anchor: Annotated[
+        bool,
+        typer.Option(
+            "--take-anchor",
+            help="Write an anchor over everything until now, and print its hash, to keep it "
+            "elsewhere. Speaks with NATS.",
+        ),
+    ] = False,
+    url: Url = DEFAULT_URL,
+    nats: Nats = None,
+    data: Data = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Show who asked, saw, decided and ran what; or verify that nobody changed that since."""
+    if sum([approval_id is not None, verify, take_anchor]) != 1:
+        raise typer.BadParameter("name an approval, or say --verify, or --take-anchor")
+    if not verify and (run or anchor):
+        raise typer.BadParameter("--run and --anchor go with --verify")
+    if approval_id is not None:
+        with connected(url, as_json) as (api, output):
+            raise typer.Exit(approvals.show_audit(output, api.audit(approval_id)))
+    output = Output(as_json)
+    # The key is no option, because other users of the machine can read a command line.
+    key = os.environ.get("PENSTOCK_AUDIT_KEY")
+    if take_anchor:
+        operate(lambda bus: operations.take_anchor(bus, output, key), output, nats, data)
+    operate(lambda bus: operations.verify(bus, output, key, run, anchor), output, nats, data)

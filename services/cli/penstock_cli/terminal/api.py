@@ -107,6 +107,10 @@ class Api:
         """Return an approval's record."""
         return self._call("GET", f"/v1/approvals/{_segment(approval_id)}")
 
+    def audit(self, approval_id: str) -> dict[str, Any]:
+        """Return the audit of an approval."""
+        return self._call("GET", f"/v1/approvals/{_segment(approval_id)}/audit")
+
     def approvals(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
         """Return up to `limit` approvals, urgent ones first, and whether there are more."""
         return self._pages("/v1/approvals", "approvals", "after", limit, filters)

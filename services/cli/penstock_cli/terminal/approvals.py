@@ -46,6 +46,19 @@ def show(output: Output, approval: Record) -> None:
         output.pieces(render.fields(item))
 
 
+def show_audit(output: Output, audit: Record) -> int:
+    """Show the audit of an approval; return 1 if the chain of its run is not intact."""
+    if output.as_json:
+        output.json_line(audit)
+    else:
+        columns = ("n", "at", "event", "by", "channel", "decision", "hash")
+        rows = [[each.get(name) or "" for name in columns] for each in audit["records"]]
+        output.table(columns, rows)
+        for finding in audit["findings"]:
+            output.notice(f"penstock: {finding}")
+    return 0 if audit["intact"] else 1
+
+
 def decided(
     approval: Record,
     decision: str,

@@ -1,0 +1,99 @@
+"""Verify the audit of approvals over NATS, and take anchors."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.bus import Bus, Stored
+from penstock.bus.read import direct
+from penstock.bus.streams import AUDIT
+from penstock.bus.subjects import audit
+from penstock_approvals.audit.anchors import Anchors
+from penstock_approvals.audit.trail import Audit
+from penstock_approvals.audit.verify import ANCHOR, Verifier
+from penstock_approvals.settings import keys_of
+from penstock_cli.operations.connection import DONE, FAILED, USAGE
+from penstock_cli.terminal import render
+from penstock_cli.terminal.output import Output
+
+
+async def verify(
+    bus: Bus, output: Output, key: str | None, run_id: str | None, anchor: str | None
+) -> int:
+    """Verify the chains of all runs, or of one, and the anchors; return the exit code.
+
+    Args:
+        bus: the bus with the stream AUDIT.
+        output: where the findings are written.
+        key: the value of the setting `audit_key`; None to verify no signatures.
+        run_id: the only run to verify; None for all runs.
+        anchor: the hash of an anchor that must exist.
+    """
+    if run_id is not None and not re.fullmatch(r"[\w-]+", run_id, re.ASCII):
+        output.notice(f"penstock: {run_id!r} is no run's id")
+        return USAGE
+    verifier = Verifier(keys_of(key), anchor, run_id)
+    if run_id is None:
+        async for stored in direct.replay(bus, AUDIT, ">"):
+            _take(verifier, stored)
+    else:
+        # The anchors are read first, so that a record which an anchor names is never missing only
+        # because it was read too early.
+        trail = Audit(bus)
+        found = await trail.stored(audit(ANCHOR)) + await trail.stored(audit(run_id))
+        for stored in sorted(found, key=lambda each: each.sequence):
+            _take(verifier, stored)
+    return _report(output, verifier)
+
+
+def _take(verifier: Verifier, stored: Stored) -> None:
+    verifier.take(stored.subject.partition(".")[2], stored.payload, stored.sequence)
+
+
+def _report(output: Output, verifier: Verifier) -> int:
+    findings = verifier.findings()
+    if output.as_json:
+        output.json_line(
+            {
+                "runs": verifier.runs,
+                "records": verifier.records,
+                "anchors": verifier.anchors,
+                "records_after_the_last_anchor": verifier.newer,
+                "anchor": verifier.head,
+                "losses": verifier.losses,
+                "findings": [
+                    {"chain": each.chain, "n": each.n, "what": each.what} for each in findings
+                ],
+            }
+        )
+        return FAILED if findings else DONE
+    for finding in findings:
+        output.text(render.clean(str(finding)))
+    for loss in verifier.losses:
+        output.text(render.clean(loss))
+    state = f"{len(findings)} findings" if findings else "intact"
+    output.notice(
+        f"{verifier.records} records of {verifier.runs} runs, {verifier.anchors} anchors: {state}"
+    )
+    if verifier.newer:
+        output.notice(
+            f"{verifier.newer} records are newer than the last anchor: a removed end of these is "
+            "not found before the next anchor (--take-anchor)"
+        )
+    if verifier.head is not None:
+        output.notice(f"the last anchor is {verifier.head}; keep it elsewhere (see --anchor)")
+    return FAILED if findings else DONE
+
+
+async def take_anchor(bus: Bus, output: Output, key: str | None) -> int:
+    """Write an anchor over all records, print its hash, and return the exit code."""
+    anchor = await Anchors(bus, keys_of(key)).now()
+    if anchor is None:
+        output.notice("penstock: the audit has no records yet, so there is nothing to anchor")
+        return FAILED
+    facts = {"anchor": anchor.hash, "at": anchor.record.get("at"), "n": anchor.n}
+    if output.as_json:
+        output.json_line(facts)
+    else:
+        output.text(anchor.hash)
+    return DONE
