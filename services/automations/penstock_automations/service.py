@@ -10,9 +10,11 @@ from penstock import telemetry
 from penstock.bus import BusError, Stored, streams, subjects
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock.web.operation import operations_of, routes_of
 from penstock_automations.actions.carrier import Carrier
 from penstock_automations.actions.webhook.carrier import WebhookCarrier
 from penstock_automations.actions.webhook.request import Sender
+from penstock_automations.api.rules import Rules
 from penstock_automations.broker import Broker, Consumer, declare
 from penstock_automations.delivery.deliverer import Deliverer, Limits
 from penstock_automations.delivery.due import Due
@@ -23,6 +25,7 @@ from penstock_automations.matching.consumers import Consumers
 from penstock_automations.matching.matching import Matching
 from penstock_automations.rules.file import apply_file
 from penstock_automations.rules.model import ActionKind
+from penstock_automations.rules.refusals import Refusals
 from penstock_automations.rules.store import CurrentRules, RuleStore
 from penstock_automations.settings import AutomationsSettings
 
@@ -37,6 +40,7 @@ class AutomationsService(Service):
 
     name: ClassVar[str] = "automations"
     settings_type: ClassVar[type[Settings]] = AutomationsSettings
+    operations = operations_of(Rules)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -67,6 +71,10 @@ class AutomationsService(Service):
         self._shards = 0  # how many shards have subscribers
         self._changed = asyncio.Event()
         self._rules.on_change = self._changed.set
+        refusals = Refusals(guard)
+        self.routes = routes_of(
+            Rules(self._store, self._rules, refusals, self.rules_changed, settings.rules_per_user)
+        )
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 
     async def start(self) -> None:

@@ -19,6 +19,11 @@ class AutomationsSettings(Settings):
         description="The path of a YAML file with rules. They are the operator's, and see the runs "
         "of all users unless they name an owner.",
     )
+    rules_per_user: int = Field(
+        100,
+        ge=0,
+        description="How many rules one user may make over HTTP. Rules of the file do not count.",
+    )
     webhook_allow_hosts: Words = Field(
         (),
         description="Hosts, separated by commas, that webhooks may reach although their addresses "

@@ -15,11 +15,13 @@ from penstock.contract.schemas import text
 from penstock.web import credential_routes
 from penstock.web.operation import Json
 from penstock_approvals.service import ApprovalsService
+from penstock_automations.service import AutomationsService
 from penstock_edge.service import EdgeService
 
 OPERATIONS: Final = (
     *EdgeService.operations,
     *ApprovalsService.operations,
+    *AutomationsService.operations,
     *credential_routes.OPERATIONS,
 )
 

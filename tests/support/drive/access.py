@@ -80,6 +80,11 @@ AGUI = {
     "state": {},
     "forwardedProps": {},
 }
+RULE = {
+    "id": "{new}",
+    "subjects": ["lifecycle.completed"],
+    "action": {"webhook": {"url": "https://hooks.example.com/penstock"}},
+}
 DECISION = {"items": [{"item_id": "c1", "decision": "approve"}]}
 ANSWER = {"tools": [{"tool_call_id": "c1", "confirmed": True}], "stream": True}
 STARTED_BY_BOB = {"message": "Hello", "stream": True, "user_id": "alice"}
@@ -173,6 +178,17 @@ HOW: dict[str, list[How]] = {
     "GET /v1/approvals/{approval_id}": [How(404)],
     "GET /v1/approvals/{approval_id}/audit": [How(404)],
     "POST /v1/approvals/{approval_id}/decision": [How(404, body=DECISION)],
+    # automations
+    "GET /v1/automations": [How()],
+    "POST /v1/automations": [How(good=201, body=RULE)],
+    "GET /v1/automations/{rule_id}": [How(404)],
+    "PUT /v1/automations/{rule_id}": [How(404, body={**RULE, "id": "{rule_id}"})],
+    "PATCH /v1/automations/{rule_id}": [How(404)],
+    "DELETE /v1/automations/{rule_id}": [How(404, 204)],
+    "POST /v1/automations/{rule_id}/pause": [How(404)],
+    "POST /v1/automations/{rule_id}/resume": [How(404)],
+    "POST /v1/automations/{rule_id}/secrets": [How(404)],
+    "DELETE /v1/automations/{rule_id}/secrets/previous": [How(404)],
     # credentials
     "POST /v1/login": [How()],
     "POST /v1/logout": [How(good=204)],

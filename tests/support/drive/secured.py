@@ -17,6 +17,11 @@ from penstock.bus.records import ApprovalRecord, StartCommand
 from penstock.service import Service, Stop, serve
 from penstock.settings import AdkAgent, AgnoAgent, AuthSettings, Config, Settings
 from penstock_approvals.service import ApprovalsService
+from penstock_automations.rules.check import read_rule
+from penstock_automations.rules.model import Rule
+from penstock_automations.rules.records import Owner
+from penstock_automations.rules.store import RuleStore
+from penstock_automations.service import AutomationsService
 from penstock_edge.service import EdgeService
 from support.drive.access import Row
 from support.drive.clients import Stream
@@ -96,6 +101,8 @@ class Secured:
         names |= {"artifact": "report.txt", "agent": agent, "thread_id": run.session_id}
         if "{approval_id}" in row.route:
             names["approval_id"] = await self.approval(run)
+        if "{rule_id}" in row.route:
+            names["rule_id"] = await self.rule()
         if "{token_id}" in row.route and tokens:
             made = await self.token(subjects=["*.*"])
             names["token_id"] = made["id"]
@@ -149,6 +156,14 @@ class Secured:
         await self.bus.bucket("aliases").put(key, orjson.dumps(alias))
         return approval_id
 
+    async def rule(self, user: str = "alice") -> str:
+        """Make a rule of the user, or make it new; return its id. No webhook can be sent for it."""
+        webhook = {"url": "https://127.0.0.1:9/"}
+        made = {"id": f"of-{user}", "subjects": ["llm.tool_call"], "action": {"webhook": webhook}}
+        owner = Owner(user_id=user, scopes=["automate"])
+        await RuleStore(self.bus).apply(read_rule(made, Rule), owner)
+        return f"of-{user}"
+
     async def stands(self, approval_id: str) -> None:
         """Check that the approval is still pending."""
         answer = await self.http.get(f"/v1/approvals/{approval_id}", headers=bearer())
@@ -178,7 +193,7 @@ class Secured:
 
 @asynccontextmanager
 async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncIterator[Secured]:
-    """Serve edge and approvals in one process, with these settings of authentication."""
+    """Serve edge, approvals and automations in one process, with this authentication."""
     settings = Settings(
         nats_url=nats_url,
         host=host,
@@ -193,7 +208,9 @@ async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncI
         connector = PretendConnector(bus, play)
         await connector.start()
         stack.push_async_callback(connector.stop)
-        await stack.enter_async_context(served(settings, CONFIG, [ApprovalsService, EdgeService]))
+        await stack.enter_async_context(
+            served(settings, CONFIG, [ApprovalsService, AutomationsService, EdgeService])
+        )
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
         yield Secured(url, http, bus)
 
@@ -206,6 +223,7 @@ async def served(
     stop, ready = Stop(), asyncio.Event()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ENABLE_ADK_CANONICAL_STREAM", "true")
+        environment.setenv("PENSTOCK_WEBHOOK_ALLOW_HOSTS", "127.0.0.1")
         serving = asyncio.create_task(
             serve(services, settings, config, until=stop, on_ready=ready.set)
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from socket import inet_aton
 from typing import Final, TypeAlias
 
 Address: TypeAlias = IPv4Address | IPv6Address
@@ -47,6 +48,22 @@ def address_of(text: str) -> Address:
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
+
+
+def literal(host: str) -> Address | None:
+    """Return the address that a URL's host is; None if the host is a name.
+
+    Decimal, hexadecimal and short forms of IPv4, such as `2130706433` and `127.1`, are addresses,
+    since the resolver of the system takes them for such.
+    """
+    try:
+        return address_of(host)
+    except ValueError:
+        pass
+    try:
+        return IPv4Address(inet_aton(host))
+    except (OSError, ValueError):
+        return None
 
 
 def is_forbidden(address: Address, allowed: Iterable[Network] = ()) -> bool:

@@ -12,6 +12,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import httpcore
 
@@ -19,6 +20,7 @@ from penstock_automations.guard.addresses import (
     Network,
     address_of,
     is_forbidden,
+    literal,
     parse_networks,
 )
 
@@ -70,6 +72,21 @@ class Guard:
                     f"{host} has an address that is not public; an operator can allow the host or "
                     "its network (PENSTOCK_WEBHOOK_ALLOW_HOSTS, PENSTOCK_WEBHOOK_ALLOW_NETWORKS)"
                 )
+
+    def check_url(self, url: str) -> None:
+        """Raise AddressRefused for a URL that the guard will refuse whatever its name resolves to.
+
+        This tells the author of a rule early. Each connection is checked all the same, since only
+        the connection shows the address of a name.
+        """
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        self.check_scheme(parts.scheme, host)
+        address = literal(host)
+        if address is not None:
+            self.check(host, [str(address)])
+        elif host.rstrip(".").endswith("localhost"):
+            self.check(host, ["127.0.0.1"])
 
     def _is_allowed(self, host: str) -> bool:
         if host.lower().rstrip(".") in self._hosts:

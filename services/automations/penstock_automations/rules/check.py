@@ -14,9 +14,12 @@ R = TypeVar("R", bound=Rule)
 
 
 class InvalidRule(ValueError):
-    """A rule is wrong. Each problem has a `field`, a `reason`, and in a condition a `position`."""
+    """A rule is wrong.
 
-    def __init__(self, problems: list[dict[str, str]]) -> None:
+    Each problem has a `field` and a `reason`, and in a condition also `line` and `column`.
+    """
+
+    def __init__(self, problems: list[dict[str, Any]]) -> None:
         super().__init__("; ".join(map(_line, problems)))
         self.problems = problems
 
@@ -35,13 +38,13 @@ def read_rule(value: Any, model: type[R]) -> R:
         try:
             CONDITIONS.compile(rule.where)
         except ExpressionError as error:
-            problem = {"field": "where", "reason": error.reason}
+            problem: dict[str, Any] = {"field": "where", "reason": error.reason}
             if error.position is not None:
-                problem["position"] = str(error.position)
+                problem |= {"line": error.position.line, "column": error.position.column}
             raise InvalidRule([problem]) from None
     return rule
 
 
-def _line(problem: dict[str, str]) -> str:
-    where = f" ({problem['position']})" if "position" in problem else ""
+def _line(problem: dict[str, Any]) -> str:
+    where = f" (line {problem['line']}, column {problem['column']})" if "line" in problem else ""
     return f"{problem['field']}{where}: {problem['reason']}"

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from penstock.events import CATALOGUE
-from penstock_automations.rules.secrets import check_secret
+from penstock_automations.rules.secrets import WRITE_ONLY, check_secret
 from penstock_automations.rules.triggers import Hook, Schedule
 
 # These events are many, and few rules want them. A pattern such as `llm.*` leaves them out; a rule
@@ -31,6 +31,9 @@ MAX_SUBJECTS = 50
 MAX_TIMEOUT_S = 60.0
 
 TRIGGERS: Final = ("subjects", "schedule", "hook")
+
+# The words that follow /v1/automations/ in paths of their own.
+RESERVED: Final = frozenset({"deliveries", "endpoints", "hooks", "replay"})
 
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
@@ -43,7 +46,9 @@ class BasicAuth(_Part):
     """A user and a password, for HTTP basic authentication."""
 
     username: str = Field(description="The user; without a colon.", pattern=r"^[^:\r\n]*$")
-    password: str = Field(description="The password. Penstock never shows it.")
+    password: str = Field(
+        description="The password. Penstock never shows it.", json_schema_extra=WRITE_ONLY
+    )
 
 
 class HeaderAuth(_Part):
@@ -51,7 +56,9 @@ class HeaderAuth(_Part):
 
     name: str = Field(description="The header's name.", pattern=r"^[A-Za-z0-9-]{1,64}$")
     value: str = Field(
-        description="The header's value. Penstock never shows it.", pattern=r"^[\x20-\x7e]+$"
+        description="The header's value. Penstock never shows it.",
+        pattern=r"^[\x20-\x7e]+$",
+        json_schema_extra=WRITE_ONLY,
     )
 
     @field_validator("name")
@@ -72,7 +79,10 @@ class WebhookAuth(_Part):
     """How a webhook authenticates besides its signature: one of the three."""
 
     bearer: str | None = Field(
-        None, description="A bearer token. Penstock never shows it.", pattern=r"^[\x21-\x7e]+$"
+        None,
+        description="A bearer token. Penstock never shows it.",
+        pattern=r"^[\x21-\x7e]+$",
+        json_schema_extra=WRITE_ONLY,
     )
     basic: BasicAuth | None = None
     header: HeaderAuth | None = None
@@ -94,6 +104,7 @@ class Webhook(_Part):
         max_length=2,
         description="The signing secrets, `whsec_` and base64 of 24 to 64 bytes. Two while one "
         "replaces the other. Penstock never shows them; without any, it makes one.",
+        json_schema_extra=WRITE_ONLY,
     )
     auth: WebhookAuth | None = None
     timeout_s: float = Field(
@@ -182,6 +193,13 @@ class Rule(_Part):
         "runs that it started.",
     )
     enabled: bool = Field(True, description="Whether the trigger fires the rule.")
+
+    @field_validator("id")
+    @classmethod
+    def _is_free(cls, id: str) -> str:
+        if id in RESERVED:
+            raise ValueError(f"{id} is a path of the API; choose another id")
+        return id
 
     @field_validator("subjects")
     @classmethod

@@ -8,7 +8,11 @@ import secrets
 import string
 from typing import Final
 
+from pydantic import JsonValue
+
 HIDDEN: Final = "(hidden)"  # what is shown in place of a secret
+# The mark of the fields of models whose values are secrets. OpenAPI has the mark, too.
+WRITE_ONLY: Final[dict[str, JsonValue]] = {"writeOnly": True}
 PREFIX: Final = "whsec_"
 MIN_BYTES, MAX_BYTES = 24, 64
 _MADE_CHARACTERS = 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pydantic import ValidationError
 
@@ -62,7 +62,13 @@ class RuleStore:
         return record
 
     async def apply(
-        self, rule: Rule, owner: Owner, *, all_users: bool = False, source: str = "api"
+        self,
+        rule: Rule,
+        owner: Owner,
+        *,
+        all_users: bool = False,
+        source: str = "api",
+        expected: int | None = None,
     ) -> RuleRecord:
         """Store a rule: a new one, or a new version of the rule with its id.
 
@@ -70,13 +76,16 @@ class RuleStore:
         did not match events before begins with the events that come after this call. A schedule
         that is new or has changed begins with the times after this call. A rule with another owner
         than before is another rule: it has no earlier secrets, and deliveries of the earlier rule
-        are not made.
+        are not made. A paused rule stays paused when it is changed over HTTP.
+        `expected` is the revision that the rule must have; 0 if there must be no rule with this id.
 
         Raises:
-            Conflict: the rule was changed at the same time.
+            Conflict: the rule was changed at the same time, or has another revision than expected.
             BusError: nothing was stored, or it is unknown whether the rule was stored.
         """
         earlier = await self.get(rule.id)
+        if expected is not None and expected != (earlier.revision if earlier else 0):
+            raise Conflict(f"the rule {rule.id} was changed at the same time")
         # The earlier rule that this call changes; None if the rule is another one.
         kept = earlier
         if kept is not None and not kept.record.has_rights_of(owner, all_users=all_users):
@@ -92,19 +101,24 @@ class RuleStore:
                 "source": source,
                 "begins": await self._begins(rule, kept),
                 "since": self._since(rule, kept),
+                "paused": kept.record.paused if kept and source == "api" else None,
                 "created_at": earlier.record.created_at if earlier else now,
                 "updated_at": now,
             }
         )
         return await self.put(record, earlier.revision if earlier else 0)
 
-    async def pause(self, rule_id: str, reason: str, by: str) -> bool:
+    async def pause(self, rule_id: str, reason: str, by: str, uid: str | None = None) -> bool:
         """Pause a rule; return False if there is no such rule or it is paused already.
+
+        With `uid`, a later rule with the same id is not paused.
 
         Raises:
             BusError: the rule could not be read or written.
         """
         while (found := await self.get(rule_id)) is not None and found.record.paused is None:
+            if uid is not None and found.record.uid != uid:
+                break
             now = self._bus.clock.stamp()
             paused = Pause(reason=reason, by=by, at=now)
             record = found.record.model_copy(update={"paused": paused, "updated_at": now})
@@ -115,7 +129,7 @@ class RuleStore:
                 continue
         return False
 
-    async def resume(self, rule_id: str) -> bool:
+    async def resume(self, rule_id: str, uid: str | None = None) -> bool:
         """End the pause of a rule; return False if there is no such rule or it is not paused.
 
         The rule does not see the events of its pause, and the times of its schedule in the pause
@@ -125,6 +139,8 @@ class RuleStore:
             BusError: the rule could not be read or written.
         """
         while (found := await self.get(rule_id)) is not None and found.record.paused is not None:
+            if uid is not None and found.record.uid != uid:
+                break
             changes = {
                 "paused": None,
                 "begins": await self._ends(),
@@ -138,13 +154,16 @@ class RuleStore:
                 continue
         return False
 
-    async def delete(self, rule_id: str) -> bool:
+    async def delete(self, rule_id: str, expected: int | None = None) -> bool:
         """Delete a rule; return False if there is no such rule.
 
         Raises:
+            Conflict: the rule has another revision than expected.
             BusError: the rule could not be read or deleted.
         """
         while (entry := await self._bucket.get(rule_id)) is not None:
+            if expected is not None and entry.revision != expected:
+                raise Conflict(f"the rule {rule_id} was changed at the same time")
             if await self._bucket.delete(rule_id, entry.revision):
                 return True
         return False
@@ -202,6 +221,10 @@ class CurrentRules:
     def get(self, rule_id: str) -> CompiledRule | None:
         """Return the rule; None if there is no such rule."""
         return self._rules.get(rule_id)
+
+    def all(self) -> Iterable[CompiledRule]:
+        """Return all rules, in no order."""
+        return self._rules.values()
 
     def of_type(self, type_: str) -> tuple[CompiledRule, ...]:
         """Return the rules that wait for events of this type and match events now."""

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock_automations.rules.cron import Cron
-from penstock_automations.rules.secrets import check_secret
+from penstock_automations.rules.secrets import WRITE_ONLY, check_secret
 
 MAX_CATCH_UP_S = 7 * 86400.0
 
@@ -60,6 +60,7 @@ class Hook(BaseModel):
         description="The secrets of callers that sign as Standard Webhooks describes: `whsec_` and "
         "base64 of 24 to 64 bytes. Two while one replaces the other. Penstock never shows them; "
         "without secrets and tokens, it makes a secret.",
+        json_schema_extra=WRITE_ONLY,
     )
     tokens: list[Token] = Field(
         [],
@@ -67,6 +68,7 @@ class Hook(BaseModel):
         description="Tokens of callers that cannot sign, in place of secrets: 24 to 512 printable "
         "characters, sent as `Authorization: Bearer`. Two while one replaces the other. Penstock "
         "never shows them.",
+        json_schema_extra=WRITE_ONLY,
     )
     token_in_url: bool = Field(
         False,

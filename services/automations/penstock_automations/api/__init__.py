@@ -1,0 +1,1 @@
+"""The HTTP routes of automations: rules, trials of rules, deliveries, endpoints."""

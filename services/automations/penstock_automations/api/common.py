@@ -1,0 +1,113 @@
+"""What the routes of automations share: who may use a rule, cursors, and answers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Awaitable, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.bus import BusError
+from penstock.bus.state.bucket_index import StillReading
+from penstock.web.auth import Identity, identity_of
+from penstock.web.bodies import read_body, require_json
+from penstock.web.operation import NULLABLE, Json, Operation, a_list, an_object, in_path
+from penstock.web.problems import Problem, invalid
+from penstock_automations.rules.check import InvalidRule
+from penstock_automations.rules.records import CompiledRule, RuleRecord
+from penstock_automations.rules.store import RuleStore
+
+T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
+
+MAX_BODY_BYTES: Final = 64 * 1024
+MAX_PAGE: Final = 1000
+_RULE_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+operation = partial(Operation, tag="automations", scopes=("automate",))
+RULE_ID: Final = in_path("rule_id", "The rule's id")
+
+
+def may_use(who: Identity, record: RuleRecord) -> bool:
+    """Return whether the caller may see and change a rule: its maker may, and administrators."""
+    return record.owner.user_id == who.user_id or who.may("administer")
+
+
+async def found_rule(request: Request, store: RuleStore) -> CompiledRule:
+    """Return the rule of the path.
+
+    Raises:
+        Problem: 404 if there is no such rule, or it belongs to another user; 503.
+    """
+    rule_id = request.path_params["rule_id"]
+    # A client may make up an id with characters that the bus refuses in a key.
+    rule = await asked(store.get(rule_id)) if _RULE_ID.fullmatch(rule_id) else None
+    if rule is None or not may_use(identity_of(request), rule.record):
+        raise Problem(404, f"there is no automation {rule_id}")
+    return rule
+
+
+async def asked(answer: Awaitable[T]) -> T:
+    """Return the answer of the bus. Raises Problem 503 if there is none."""
+    try:
+        return await answer
+    except StillReading as error:
+        raise Problem(503, str(error)) from error
+    except BusError as error:
+        raise Problem(503, f"the bus does not answer: {error}; try again") from error
+
+
+def invalid_rule(error: InvalidRule) -> Problem:
+    """Return 422 with each problem: its field, its reason, and the position in a condition."""
+    errors = [
+        {"field": each["field"] or "body", "message": each["reason"]}
+        | {name: each[name] for name in ("line", "column") if name in each}
+        for each in error.problems
+    ]
+    return Problem(422, str(error), errors=errors)
+
+
+def answer(body: Mapping[str, Any], status: int = 200, **headers: str) -> Response:
+    """Return a JSON response."""
+    return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+def a_page(name: str, items: Json) -> Json:
+    """Return the schema of a page of a list."""
+    return an_object(**{name: a_list(items), "next": NULLABLE})
+
+
+def cursor_of(*parts: Any) -> str:
+    """Return a place in a list as text for a client."""
+    return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
+
+
+def place_of(cursor: str, *types: type) -> tuple[Any, ...]:
+    """Return the parts of a cursor, which have these types. Raises Problem 422 for another text."""
+    try:
+        parts = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if not isinstance(parts, list) or list(map(type, parts)) != list(types):
+            raise ValueError("not a cursor")
+    except (ValueError, binascii.Error) as error:
+        text = "after: must be `next` of an earlier page; leave it out for the first page"
+        raise Problem(422, text) from error
+    return tuple(parts)
+
+
+async def optional_body(request: Request, model: type[B]) -> B:
+    """Return the body as this model; the model's defaults without a body."""
+    content = await read_body(request, MAX_BODY_BYTES)
+    if not content:
+        return model()
+    require_json(request)
+    try:
+        return model.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        raise invalid(error) from error

@@ -1,0 +1,114 @@
+"""Shows rules without their secrets, and puts back secrets that a change keeps. Pure.
+
+The fields that hold secrets are marked as `WRITE_ONLY` in the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel
+
+from penstock_automations.rules.check import InvalidRule
+from penstock_automations.rules.model import Rule
+from penstock_automations.rules.secrets import HIDDEN, WRITE_ONLY
+
+
+def shown(model: BaseModel) -> dict[str, Any]:
+    """Return the model as JSON, with `(hidden)` in place of each secret."""
+    fields: dict[str, Any] = model.model_dump(mode="json", exclude_none=True)
+    for path, _ in secrets_of(model):
+        *parents, last = path
+        inner: Any = fields
+        for step in parents:
+            inner = inner[step]
+        inner[last] = HIDDEN
+    return fields
+
+
+def secrets_of(model: BaseModel, above: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, str]]:
+    """Yield each secret of the model with its path: names of fields, and numbers in lists."""
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        path = (*above, name)
+        if isinstance(value, BaseModel):
+            yield from secrets_of(value, path)
+        elif field.json_schema_extra == WRITE_ONLY and isinstance(value, list):
+            yield from ((((*path, number)), each) for number, each in enumerate(value))
+        elif field.json_schema_extra == WRITE_ONLY and value is not None:
+            yield path, value
+
+
+def restored(value: Any, earlier: Rule | None) -> Any:
+    """Return JSON of a rule with the earlier rule's secrets in place of `(hidden)`.
+
+    So a client can change a rule that it has read, without knowing the secrets.
+
+    Raises:
+        InvalidRule: there is no earlier secret at that place, or the credentials would be sent to
+            another server than their author meant.
+    """
+    before = earlier.model_dump(mode="json") if earlier is not None else {}
+    found = _restored(value, before, ())
+    if earlier is not None and found != value:
+        _check_receiver(value, before)
+    return found
+
+
+def made(given: Rule, stored: Rule, earlier: Rule | None) -> dict[str, str]:
+    """Return the secrets that the server has made for a rule, by the part that has them.
+
+    The parts are `webhook` and `hook`.
+    """
+    known = {
+        secret for rule in (given, earlier) if rule is not None for _, secret in secrets_of(rule)
+    }
+    return {path[-3]: secret for path, secret in secrets_of(stored) if secret not in known}
+
+
+def _restored(value: Any, before: Any, path: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        inner = before if isinstance(before, dict) else {}
+        return {
+            name: _restored(each, inner.get(name), (*path, name)) for name, each in value.items()
+        }
+    if isinstance(value, list):
+        inner = dict(enumerate(before)) if isinstance(before, list) else {}
+        return [
+            _restored(each, inner.get(number), (*path, str(number)))
+            for number, each in enumerate(value)
+        ]
+    if value != HIDDEN:
+        return value
+    if not isinstance(before, str):
+        reason = f"{HIDDEN} keeps an earlier secret, and there is none: give the secret itself"
+        raise InvalidRule([{"field": ".".join(path), "reason": reason}])
+    return before
+
+
+def _check_receiver(value: dict[str, Any], before: dict[str, Any]) -> None:
+    """Refuse credentials that are kept while the URL changes to another server.
+
+    Otherwise somebody who may change the rule, and must not know the credentials, could have them
+    sent to a server of their own.
+    """
+    webhook, earlier = _webhook(value), _webhook(before)
+    if HIDDEN in str(webhook.get("auth")) and _origin(webhook) != _origin(earlier):
+        reason = "the URL has another server than before: give the credentials again"
+        raise InvalidRule([{"field": "action.webhook.auth", "reason": reason}])
+
+
+def _webhook(rule: dict[str, Any]) -> dict[str, Any]:
+    action = rule.get("action")
+    found = action.get("webhook") if isinstance(action, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _origin(webhook: dict[str, Any]) -> tuple[str, str]:
+    try:
+        parts = urlsplit(str(webhook.get("url")))
+    except ValueError:
+        return "", ""
+    return parts.scheme, parts.netloc.lower()

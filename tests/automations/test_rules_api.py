@@ -1,0 +1,373 @@
+"""Rules over HTTP: shown without secrets, changed by their version, and only by their maker."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from penstock_automations.rules.secrets import HIDDEN, check_secret
+from support.drive.automations_api import ADMIN, AutomationsApi, automations_api, caller
+from support.drive.secured import bearer
+from support.fakes.receiver import SECRET
+from support.real.nats import NatsServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+OTHER = "whsec_YWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXoxMjM0NTY="
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("rules"), name="nats of rules")
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(nats: NatsServer) -> AsyncIterator[AutomationsApi]:
+    async with automations_api(nats.url, rules_per_user=5) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def api(served: AutomationsApi) -> AsyncIterator[AutomationsApi]:
+    served.receiver.requests.clear()
+    yield served
+    for rule in (await served.ask("GET", "", ADMIN)).json()["automations"]:
+        assert (await served.ask("DELETE", f"/{rule['id']}", ADMIN)).status_code == 204
+
+
+# made and shown
+
+
+async def test_a_rule_is_made_and_shown_with_its_maker_and_without_secrets(
+    api: AutomationsApi,
+) -> None:
+    auth = {"basic": {"username": "u", "password": "geheim"}}
+    made = await api.make("hook", webhook={"auth": auth})
+    assert made["owner"]["user_id"] == "alice"
+    assert set(made["owner"]["scopes"]) == {"start", "read", "raw", "decide", "automate"}
+    assert (made["version"], made["source"], made["all_users"]) == (1, "api", False)
+    shown = await api.ask("GET", "/hook")
+    assert shown.json() == made
+    assert shown.json()["action"]["webhook"]["secrets"] == [HIDDEN]
+    assert shown.json()["action"]["webhook"]["auth"]["basic"]["password"] == HIDDEN
+    listed = await api.ask("GET", "")
+    assert listed.json() == {"automations": [made], "next": None}
+    assert "geheim" not in shown.text + listed.text
+    assert SECRET not in shown.text + listed.text
+
+
+async def test_a_made_secret_is_ascii_text_and_is_shown_once(api: AutomationsApi) -> None:
+    made = await api.make("hook", webhook={"secrets": []})
+    secret = made["new_secrets"]["webhook"]
+    check_secret(secret)
+    assert base64.b64decode(secret.removeprefix("whsec_")).decode().isalnum()
+    again = [
+        await api.ask("GET", "/hook"),
+        await api.ask("GET", ""),
+        await api.ask("PATCH", "/hook", body={"name": "x"}),
+    ]
+    for answer in again:
+        assert answer.status_code == 200
+        assert secret not in answer.text
+        assert "new_secrets" not in answer.text
+
+
+async def test_a_rule_matches_every_event_from_its_answer_on(api: AutomationsApi) -> None:
+    await api.make("hook")
+    await api.completed("bob")
+    run = await api.completed()
+    [received] = await api.receiver.count(1, "/hook")
+    assert received.json["data"]["run_id"] == run.run_id, "a rule sees its owner's runs only"
+
+
+async def test_a_rule_of_somebody_who_may_act_for_others_sees_all_runs(api: AutomationsApi) -> None:
+    body = api.rule("everybody")
+    made = await api.ask("POST", "", caller("service", "act-as"), body)
+    assert made.json()["all_users"] is True
+    run = await api.completed("bob")
+    [received] = await api.receiver.count(1, "/everybody")
+    assert received.json["data"]["run_id"] == run.run_id
+    narrow = {**api.rule("narrow"), "all_users": False}
+    made = await api.ask("POST", "", caller("service", "act-as"), narrow)
+    assert made.json()["all_users"] is False
+    wide = {**api.rule("wide"), "all_users": True}
+    refused = await api.ask("POST", "", caller(), wide)
+    assert refused.status_code == 403
+    assert "act-as or administer" in refused.json()["detail"]
+
+
+async def test_a_list_has_pages(api: AutomationsApi) -> None:
+    for number in (3, 1, 2):
+        await api.make(f"rule-{number}")
+    first = (await api.ask("GET", "", limit=2)).json()
+    assert [rule["id"] for rule in first["automations"]] == ["rule-1", "rule-2"]
+    second = (await api.ask("GET", "", limit=2, after=first["next"])).json()
+    assert [rule["id"] for rule in second["automations"]] == ["rule-3"]
+    assert second["next"] is None
+    for cursor in ("x", "WzFd", first["next"] + "A"):
+        assert (await api.ask("GET", "", after=cursor)).status_code == 422
+
+
+# changed
+
+
+async def test_a_rule_that_was_read_can_be_sent_back_changed(api: AutomationsApi) -> None:
+    made = await api.make("hook", webhook={"auth": {"bearer": "geheim"}})
+    changed = await api.ask("PUT", "/hook", body={**made, "subjects": ["lifecycle.failed"]})
+    assert changed.status_code == 200, changed.text
+    assert (changed.json()["version"], changed.json()["subjects"]) == (2, ["lifecycle.failed"])
+    patched = await api.ask("PATCH", "/hook", body={"subjects": ["lifecycle.completed"]})
+    assert patched.json()["version"] == 3
+    same = await api.ask("PUT", "/hook", body=patched.json())
+    assert same.json()["version"] == 3, "a change of nothing is no new version"
+    await api.completed()
+    [received] = await api.receiver.count(1, "/hook")
+    assert received.headers["authorization"] == "Bearer geheim"
+
+
+async def test_of_two_changes_of_one_version_the_second_is_refused(api: AutomationsApi) -> None:
+    await api.make("hook")
+    tag = (await api.ask("GET", "/hook")).headers["etag"]
+    headers = caller() | {"if-match": tag}
+    first = await api.ask("PATCH", "/hook", headers, {"name": "first"})
+    assert first.status_code == 200
+    for method, path, body in (
+        ("PATCH", "/hook", {"name": "second"}),
+        ("PUT", "/hook", api.rule("hook")),
+        ("DELETE", "/hook", None),
+        ("POST", "/hook/secrets", None),
+    ):
+        answer = await api.ask(method, path, headers, body)
+        assert answer.status_code == 412, answer.text
+    assert (await api.ask("GET", "/hook")).json()["name"] == "first"
+    renewed = caller() | {"if-match": first.headers["etag"]}
+    assert (await api.ask("PATCH", "/hook", renewed, {"name": "third"})).status_code == 200
+
+
+async def test_racing_changes_lose_none_silently(api: AutomationsApi) -> None:
+    await api.make("hook")
+    answers = await asyncio.gather(
+        *(api.ask("PATCH", "/hook", body={"name": f"n{number}"}) for number in range(8))
+    )
+    done = [each for each in answers if each.status_code == 200]
+    assert {each.status_code for each in answers} <= {200, 409}
+    final = (await api.ask("GET", "/hook")).json()
+    assert final["version"] == 1 + len(done)
+
+
+async def test_a_patch_removes_what_is_null(api: AutomationsApi) -> None:
+    await api.make("hook", where="event.sequence > 1", webhook={"auth": {"bearer": "x"}})
+    body = {"where": None, "action": {"webhook": {"auth": None}}}
+    patched = (await api.ask("PATCH", "/hook", body=body)).json()
+    assert "where" not in patched
+    assert "auth" not in patched["action"]["webhook"]
+
+
+async def test_credentials_are_not_kept_for_another_server(api: AutomationsApi) -> None:
+    made = await api.make("hook", webhook={"auth": {"bearer": "geheim"}})
+    made["action"]["webhook"]["url"] = "https://elsewhere.example/x"
+    moved = {"action": {"webhook": {"url": "https://elsewhere.example/x"}}}
+    attempts: list[tuple[str, dict[str, Any]]] = [("PUT", made), ("PATCH", moved)]
+    for method, body in attempts:
+        refused = await api.ask(method, "/hook", ADMIN, body)
+        assert refused.status_code == 422
+        [problem] = refused.json()["errors"]
+        assert problem["field"] == "action.webhook.auth"
+    webhook = moved["action"]["webhook"]
+    given = {"action": {"webhook": {**webhook, "auth": {"bearer": "neu"}}}}
+    assert (await api.ask("PATCH", "/hook", body=given)).status_code == 200
+
+
+async def test_an_administrator_lends_a_rule_no_rights(api: AutomationsApi) -> None:
+    made = await api.make("hook")
+    changed = await api.ask("PATCH", "/hook", ADMIN, {"name": "checked"})
+    assert changed.json()["owner"] == made["owner"]
+    refused = await api.ask("PATCH", "/hook", ADMIN, {"all_users": True})
+    assert refused.status_code == 403
+
+
+async def test_a_paused_rule_matches_nothing_until_it_is_resumed(api: AutomationsApi) -> None:
+    await api.make("hook")
+    paused = await api.ask("POST", "/hook/pause", body={"reason": "it moves"})
+    assert paused.json()["paused"]["reason"] == "it moves"
+    assert paused.json()["paused"]["by"] == "alice"
+    assert (await api.ask("PATCH", "/hook", body={"name": "x"})).json()["paused"] is not None
+    await api.completed()
+    resumed = await api.ask("POST", "/hook/resume")
+    assert resumed.json()["paused"] is None
+    run = await api.completed()
+    [received] = await api.receiver.count(1, "/hook")
+    assert received.json["data"]["run_id"] == run.run_id
+
+
+async def test_a_deleted_rule_is_gone(api: AutomationsApi) -> None:
+    await api.make("hook")
+    assert (await api.ask("DELETE", "/hook")).status_code == 204
+    assert (await api.ask("GET", "/hook")).status_code == 404
+    assert (await api.ask("DELETE", "/hook")).status_code == 404
+    again = await api.make("hook")
+    assert again["version"] == 1
+
+
+# secrets
+
+
+async def test_two_secrets_are_valid_while_one_replaces_the_other(api: AutomationsApi) -> None:
+    await api.make("hook")
+    rotated = await api.ask("POST", "/hook/secrets", body={"secret": OTHER})
+    assert rotated.status_code == 200, rotated.text
+    assert rotated.json()["action"]["webhook"]["secrets"] == [HIDDEN, HIDDEN]
+    assert OTHER not in rotated.text
+    await api.completed()
+    [received] = await api.receiver.count(1, "/hook")  # the receiver checks the previous one
+    assert len(received.headers["webhook-signature"].split(" ")) == 2
+    third = await api.ask("POST", "/hook/secrets")
+    assert third.status_code == 409
+    assert "first remove the previous one" in third.json()["detail"]
+    ended = await api.ask("DELETE", "/hook/secrets/previous")
+    assert ended.json()["action"]["webhook"]["secrets"] == [HIDDEN]
+    made = await api.ask("POST", "/hook/secrets")
+    check_secret(made.json()["new_secrets"]["webhook"])
+    await api.ask("DELETE", "/hook/secrets/previous")
+    wrong = await api.ask("POST", "/hook/secrets", body={"secret": "whsec_x"})
+    assert wrong.status_code == 422
+    assert wrong.json()["errors"][0]["field"] == "secret"
+
+
+# refused
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "reason"),
+    [
+        ({"subjects": ["llm.nope"]}, "subjects", "there are no events 'llm.nope'"),
+        ({"where": "event.sequence"}, "where", "compare it"),
+        ({"wher": "true"}, "wher", "Extra inputs"),
+        ({"id": "endpoints"}, "id", "choose another id"),
+        ({"webhook": {"secrets": ["geheim"]}}, "action.webhook.secrets", "begins with whsec_"),
+        ({"webhook": {"secrets": [HIDDEN]}}, "action.webhook.secrets.0", "there is none"),
+        ({"webhook": {"url": "http://hook.example/"}}, "action.webhook.url", "webhooks use https"),
+        ({"webhook": {"url": "https://10.0.0.1/"}}, "action.webhook.url", "is not public"),
+        ({"webhook": {"url": "https://2130706434/"}}, "action.webhook.url", "is not public"),
+        ({"webhook": {"url": "https://0x7f.2/"}}, "action.webhook.url", "is not public"),
+        ({"webhook": {"url": "https://[::ffff:10.0.0.1]/"}}, "action.webhook.url", "not public"),
+        ({"webhook": {"url": "https://localhost/"}}, "action.webhook.url", "is not public"),
+        ({"webhook": {"url": "https://[fe80::1]/"}}, "action.webhook.url", "is not public"),
+    ],
+)
+async def test_a_wrong_rule_is_refused_with_its_field_and_changes_nothing(
+    api: AutomationsApi, change: dict[str, Any], field: str, reason: str
+) -> None:
+    before = await api.make("hook")
+    wrong = api.rule("hook")
+    webhook = change.pop("webhook", {})
+    wrong["action"]["webhook"] |= webhook
+    wrong |= change
+    replaced = wrong | {"id": "hook"} if change.get("id") is None else None
+    other = wrong if "id" in change else wrong | {"id": "other"}
+    answers = [await api.ask("POST", "", body=other)]
+    if replaced is not None and HIDDEN not in str(webhook):
+        answers.append(await api.ask("PUT", "/hook", body=replaced))
+    for answer in answers:
+        assert answer.status_code == 422, answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+        [problem] = answer.json()["errors"]
+        assert problem["field"] == field
+        assert reason in problem["message"]
+        assert "geheim" not in answer.text
+    assert (await api.ask("GET", "/other")).status_code == 404
+    assert (await api.ask("GET", "/hook")).json() == before
+
+
+async def test_a_condition_is_refused_with_line_and_column(api: AutomationsApi) -> None:
+    body = api.rule("hook", where="event.sequence > 1\n  && evnt == 2")
+    refused = await api.ask("POST", "", body=body)
+    [problem] = refused.json()["errors"]
+    assert (problem["field"], problem["line"], problem["column"]) == ("where", 2, 6)
+    assert "undeclared reference to 'evnt'" in problem["message"]
+
+
+async def test_a_body_that_is_no_rule_is_refused(api: AutomationsApi) -> None:
+    bodies: list[Any] = [[], "x", 1, {}, {"id": None}]
+    for body in bodies:
+        refused = await api.http.post("/v1/automations", json=body, headers=caller())
+        assert refused.status_code == 422, refused.text
+    huge = api.rule("hook", name="x" * 100_000)
+    assert (await api.ask("POST", "", body=huge)).status_code == 413
+    form = await api.http.post("/v1/automations", content="id=1", headers=caller())
+    assert form.status_code == 415, "a foreign page can send such a request"
+
+
+async def test_a_user_has_a_limited_number_of_rules(api: AutomationsApi) -> None:
+    for number in range(5):
+        await api.make(f"rule-{number}")
+    refused = await api.ask("POST", "", body=api.rule("one-more"))
+    assert refused.status_code == 409
+    assert "PENSTOCK_RULES_PER_USER" in refused.json()["detail"]
+    await api.make("of-bob", user="bob")
+
+
+async def test_starts_at_once_do_not_pass_the_limit(api: AutomationsApi) -> None:
+    answers = await asyncio.gather(
+        *(api.ask("POST", "", body=api.rule(f"rule-{number}")) for number in range(12))
+    )
+    assert sorted(each.status_code for each in answers) == [201] * 5 + [409] * 7
+
+
+# others
+
+
+def _requests(rule: dict[str, Any]) -> list[tuple[str, str, Any]]:
+    return [
+        ("GET", "", None),
+        ("PUT", "", rule),
+        ("PATCH", "", {"name": "mine"}),
+        ("POST", "/pause", None),
+        ("POST", "/resume", None),
+        ("POST", "/secrets", None),
+        ("DELETE", "/secrets/previous", None),
+        ("DELETE", "", None),
+    ]
+
+
+@pytest.mark.parametrize("number", range(8))
+async def test_another_users_rule_is_as_one_that_does_not_exist(
+    api: AutomationsApi, number: int
+) -> None:
+    before = await api.make("hook")
+    method, path, body = _requests(api.rule("hook"))[number]
+
+    async def asked(rule: str, headers: dict[str, str]) -> httpx.Response:
+        given = body | {"id": rule} if method == "PUT" else body
+        return await api.ask(method, f"/{rule}{path}", headers, given)
+
+    for stranger in (caller("bob"), caller("service", "act-as")):
+        foreign, missing = await asked("hook", stranger), await asked("none", stranger)
+        assert foreign.status_code == missing.status_code == 404
+        assert foreign.text.replace("hook", "none") == missing.text
+    assert (await api.ask("GET", "/hook")).json() == before
+    without = bearer("alice", scope="start read raw decide act-as administer")
+    assert (await asked("hook", without)).status_code == 403
+    assert (await asked("hook", {})).status_code == 401
+    assert (await asked("hook", ADMIN)).status_code in (200, 204)
+
+
+async def test_ids_that_the_bus_would_refuse_are_unknown(api: AutomationsApi) -> None:
+    for name in ("a.b", ">", "*", "%20", "A", "x" * 100):
+        assert (await api.ask("GET", f"/{name}")).status_code == 404
+
+
+async def test_a_taken_id_is_not_taken_over(api: AutomationsApi) -> None:
+    await api.make("hook")
+    refused = await api.ask("POST", "", caller("bob"), api.rule("hook"))
+    assert refused.status_code == 409
+    assert refused.json()["detail"] == "the id hook is taken; choose another"
+    assert (await api.ask("GET", "", caller("bob"))).json()["automations"] == []
