@@ -52,11 +52,12 @@ KNOWN: Final[dict[str, Any]] = {
     "Last-Event-ID": "3-0",
     "since": "2026-01-31T12:00:00Z",
 }
+USER: Final = bearer(scope="start read raw decide automate")
 CALLERS: Final[tuple[dict[str, str], ...]] = (
-    bearer(),
-    bearer(),
-    bearer(),
-    bearer(),
+    USER,
+    USER,
+    USER,
+    USER,
     bearer("bob"),
     {"authorization": "Bearer nobody"},
     {"cookie": "__Host-penstock_token=nobody"},
@@ -207,7 +208,7 @@ async def test_a_body_of_another_kind_is_415(penstock: Secured) -> None:
                 continue
             row = next(row for row in ROWS if told(row.method, row.route) == told(method, path))
             url = row.route.format(**await penstock.given(row))
-            headers = bearer() | {"content-type": "text/plain"}
+            headers = USER | {"content-type": "text/plain"}
             answer = await penstock.http.request(method, url, headers=headers, content=b"{}")
             assert answer.status_code == 415, (method, path)
 
