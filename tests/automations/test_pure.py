@@ -182,7 +182,8 @@ def test_a_hook_without_secrets_gets_one_and_keeps_what_it_has() -> None:
 def test_a_condition_that_cannot_be_compiled_has_a_position() -> None:
     with pytest.raises(InvalidRule) as refused:
         read_rule(changed("where", "true &&\n nope(1)"), Rule)
-    assert refused.value.problems[0]["position"] == "line 2, column 6"
+    [problem] = refused.value.problems
+    assert (problem["line"], problem["column"]) == (2, 6)
 
 
 def test_a_category_does_not_include_events_that_are_many() -> None:
