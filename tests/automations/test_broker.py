@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
 
-from penstock.bus import Bus, Message, streams, subjects
+from penstock.bus import Bus, Message, Msg, streams, subjects
 from penstock_automations.broker import Broker, Consumer, Taken, declare
 from support.drive.bus import connected, new_run_id
 from support.drive.waiting import eventually
@@ -57,6 +58,37 @@ async def test_batches_come_in_order_and_each_message_once(
         assert bus.ready, "the broker must not close the bus's connection"
         await publish(bus, 1)
         assert len(found) == 50
+
+
+async def test_messages_that_wait_come_in_full_batches_and_a_quiet_subscriber_rarely_asks(
+    fresh_nats: NatsServer, consumer: Consumer
+) -> None:
+    async with connected(fresh_nats.url) as bus:
+        await declare(bus, consumer)
+        await publish(bus, 50)
+        broker = Broker(bus, 1)
+        sizes: list[int] = []
+        requests: list[bytes] = []
+
+        async def handle(batch: Sequence[Taken]) -> None:
+            sizes.append(len(batch))
+            for taken in batch:
+                await taken.ack()
+
+        async def on_request(msg: Msg) -> None:
+            requests.append(msg.data)
+
+        broker.batches(consumer, 20, handle)
+        async with broker:
+            await came(sizes, 4)
+            assert sizes == [1, 20, 20, 9]
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.durable}"
+            await bus.subscribe(subject, on_request)
+            await came(requests, 4)
+            begun = time.monotonic()
+            await came(requests, 8)
+            # A busy machine makes this longer. With requests of 0.05 s it takes 0.2 s.
+            assert time.monotonic() - begun > 1.5
 
 
 async def test_a_message_that_is_given_back_comes_again_and_one_that_is_held_does_not(

@@ -22,8 +22,9 @@ from penstock.bus.connection.retry import first_answer
 log = logging.getLogger(__name__)
 
 _NANO = 1_000_000_000
-_FILL_S = 0.05  # how long a batch waits to fill, which delays each event of a quiet time
+_FILL_S = 0.05  # how long a batch waits to fill, when another process took its messages
 _POLL_S = 1.0  # how long a request for one message stays open
+_QUIET_S = 1.0  # how long batches are asked for after a message that others follow
 AGAIN_S = 5.0  # seconds before a message comes again whose handler failed unexpectedly
 
 
@@ -66,11 +67,12 @@ async def declare(bus: Bus, consumer: Consumer) -> None:
 class Taken:
     """A message that a subscriber has taken, and how it is answered."""
 
-    __slots__ = ("_msg", "stored")
+    __slots__ = ("_msg", "pending", "stored")
 
     def __init__(self, msg: Msg) -> None:
         self._msg = msg
         metadata = msg.metadata
+        self.pending = metadata.num_pending  # how many messages of the consumer come after this one
         self.stored = Stored(
             msg.subject,
             metadata.sequence.stream,
@@ -113,10 +115,40 @@ class _OnBus(NatsBroker):
         await super().stop(*error)
 
 
+class _Fetches:
+    """Sets what the next fetch of a subscriber asks for: `pull`, which FastStream reads each time.
+
+    A fetch for several messages lasts until all have come or its time is over. In a quiet time it
+    would delay each message, or poll the server twenty times per second. So a fetch asks for one
+    message, unless the last message said that others wait behind it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.pull = PullSub(batch_size=1, timeout=_POLL_S)
+        self._quiet: asyncio.TimerHandle | None = None
+
+    def follow(self, pending: int) -> None:
+        """Ask for as many messages as wait behind the newest one that was taken."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+        if pending == 0:
+            return self._ask_for_one()
+        self.pull.batch_size, self.pull.timeout = min(self._size, pending), _FILL_S
+        # Another process may take all that waits, and no message would end the short requests.
+        self._quiet = asyncio.get_running_loop().call_later(_QUIET_S, self._ask_for_one)
+
+    def _ask_for_one(self) -> None:
+        self.pull.batch_size, self.pull.timeout = 1, _POLL_S
+
+
 class _Batches:
     """Collects the messages of one fetch, whose handlers FastStream calls at once."""
 
-    def __init__(self, handle: Callable[[Sequence[Taken]], Awaitable[None]]) -> None:
+    def __init__(
+        self, fetches: _Fetches, handle: Callable[[Sequence[Taken]], Awaitable[None]]
+    ) -> None:
+        self._fetches = fetches
         self._handle = handle
         self._open: list[Taken] | None = None
         self._turn = asyncio.Lock()
@@ -131,6 +163,7 @@ class _Batches:
         await asyncio.sleep(0)  # the other handlers of this fetch begin
         self._open = None
         batch.sort(key=lambda each: each.stored.sequence)
+        self._fetches.follow(min(each.pending for each in batch))
         async with self._turn:
             try:
                 await self._handle(batch)
@@ -158,8 +191,8 @@ class Broker:
         is over, and if the last of these requests fails, it drops the messages that it has. The
         server would deliver them again only after `ack_wait_s`.
         """
-        pull = PullSub(batch_size=size, timeout=_FILL_S)
-        self._subscribe(consumer, pull, _Batches(handle).take)
+        fetches = _Fetches(size)
+        self._subscribe(consumer, fetches.pull, _Batches(fetches, handle).take)
 
     def messages(self, consumer: Consumer, handle: Callable[[Taken], Awaitable[None]]) -> None:
         """Call `handle` with one message after another.
