@@ -10,10 +10,10 @@ import httpcore
 import httpx
 
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer
+from penstock_automations.actions.webhook.exchange import NoExchange, exchange
 from penstock_automations.guard.backend import AddressRefused, Guard, GuardedBackend
 
-READ_BYTES = 64 * 1024  # how much of an answer is read
-_UNUSABLE = (httpcore.ProtocolError, httpcore.UnsupportedProtocol, httpx.InvalidURL, ValueError)
+_UNUSABLE = (NoExchange, httpx.InvalidURL, ValueError)
 
 
 class Sender:
@@ -51,42 +51,7 @@ class Sender:
         self._guard.check_scheme(url.scheme, url.host)
         if self._tls is None:
             self._tls = httpx.create_ssl_context()
-        limits = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
-        target = httpcore.URL(
-            scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
-        )
-        sent = {
-            "host": url.netloc.decode(),
-            "connection": "close",
-            "content-length": str(len(body)),
-            **headers,
-        }
-        pool = httpcore.AsyncConnectionPool(
-            ssl_context=self._tls, network_backend=self._backend, max_keepalive_connections=0
-        )
-        async with (
-            pool,
-            pool.stream(
-                "POST",
-                target,
-                headers=[(name.encode(), value.encode()) for name, value in sent.items()],
-                content=body,
-                extensions={"timeout": limits},
-            ) as response,
-        ):
-            received = bytearray()
-            async for chunk in response.aiter_stream():
-                received += chunk
-                if len(received) >= READ_BYTES:
-                    break
-            return Answer(
-                response.status,
-                {
-                    name.decode("latin-1").lower(): value.decode("latin-1")
-                    for name, value in response.headers
-                },
-                bytes(received[:READ_BYTES]),
-            )
+        return await exchange(self._backend, self._tls, url, headers, body, timeout_s)
 
 
 def _text(error: Exception) -> str:
