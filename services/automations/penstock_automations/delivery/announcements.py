@@ -2,20 +2,22 @@
 
 Two processes may carry out the same job one after another, or at the same time. What was written
 about the event is found in RAW after the event's own source frame, and the fence refuses a write
-if another frame of this service came between the look and the write.
+if another frame of this service came between the look and the write. What a process has read and
+written itself it keeps in memory, so most writes need no look.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import orjson
 
-from penstock.bus import Bus, FenceConflict, RawWriter
+from penstock.bus import Bus, FenceConflict, HistoryLost, RawWriter
 from penstock.bus.read import direct
 from penstock.bus.streams import raw_for
 from penstock.bus.subjects import raw_stored
@@ -26,6 +28,7 @@ WRITER: Final = "automations"
 # The header by which `_look` finds an event that was written before.
 DELIVERY: Final = "Penstock-Delivery"
 _LOCKS = 64
+MAX_KEYS = 100_000  # frames that are known in memory, of 100 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,19 @@ class Timeline:
     leg: int = 1
 
 
+@dataclass(slots=True)
+class _Frames:
+    """This service's frames of a run after the position `after` in RAW, up to the frame `last`.
+
+    `keys` has the deliveries that the frames are about. As long as a write after `last` is not
+    refused, no other process has written a frame.
+    """
+
+    after: int
+    last: int = 0
+    keys: set[str] = field(default_factory=set)
+
+
 class Announcements:
     """Writes the source events of one process of the automations service."""
 
@@ -48,6 +64,8 @@ class Announcements:
         self._bus = bus
         self._pod = pod
         self._number = itertools.count(1)
+        self._known: OrderedDict[str, _Frames] = OrderedDict()  # by run
+        self._keys = 0  # of all known frames
         # Deliveries of one run take turns. Otherwise their writes would refuse each other.
         self._turns = [asyncio.Lock() for _ in range(_LOCKS)]
 
@@ -69,31 +87,51 @@ class Announcements:
         key = f"{job.webhook_id} {job.replay} {what}"
         payload = orjson.dumps({"type": type_, "data": data})
         async with self._turns[hash(timeline.run_id) % _LOCKS]:
+            # If this write is cut short, nobody knows the last frame.
+            known = self._take(timeline.run_id)
             while True:
-                found, last = await self._look(timeline, key)
-                if found:
+                if known is None or timeline.raw < known.after:
+                    known = await self._look(timeline)
+                if key in known.keys:
+                    self._keep(timeline.run_id, known)
                     return False
                 connection = f"{self._pod}/{next(self._number)}"
-                writer = RawWriter(self._bus, timeline.run_id, WRITER, connection, last)
+                writer = RawWriter(self._bus, timeline.run_id, WRITER, connection, known.last)
                 try:
-                    await writer.write("event", payload, leg=timeline.leg, headers={DELIVERY: key})
-                    return True
-                except FenceConflict:
-                    continue  # another process wrote about this run: look again
+                    known.last = await writer.write(
+                        "event", payload, leg=timeline.leg, headers={DELIVERY: key}
+                    )
+                except (FenceConflict, HistoryLost):
+                    known = None  # another process wrote about this run: look again
+                    continue
+                known.keys.add(key)
+                self._keep(timeline.run_id, known)
+                return True
 
-    async def _look(self, timeline: Timeline, key: str) -> tuple[bool, int]:
-        """Return whether the event was written, and the sequence of this writer's last frame."""
+    def _take(self, run_id: str) -> _Frames | None:
+        frames = self._known.pop(run_id, None)
+        self._keys -= len(frames.keys) if frames is not None else 0
+        return frames
+
+    def _keep(self, run_id: str, frames: _Frames) -> None:
+        self._known[run_id] = frames
+        self._keys += len(frames.keys)
+        while self._keys > MAX_KEYS and len(self._known) > 1:
+            _, oldest = self._known.popitem(last=False)
+            self._keys -= len(oldest.keys)
+
+    async def _look(self, timeline: Timeline) -> _Frames:
+        """Return this writer's frames of the run after the timeline's begin."""
         stream, pattern = raw_for(timeline.run_id), raw_stored(timeline.run_id, WRITER)
         while True:
             last = await tail(self._bus, stream, pattern)
             if last is None or last.sequence <= timeline.raw:
-                return False, last.sequence if last else 0
-            seen = 0
+                return _Frames(timeline.raw, last.sequence if last else 0)
+            found = _Frames(timeline.raw)
             async for stored in direct.replay(self._bus, stream, pattern, timeline.raw + 1):
-                if stored.headers.get(DELIVERY) == key:
-                    return True, 0
-                seen = stored.sequence
-            if seen >= last.sequence:
-                return False, seen
+                found.keys.add(stored.headers.get(DELIVERY, ""))
+                found.last = stored.sequence
+            if found.last >= last.sequence:
+                return found
             # A replica that lags behind has answered: it lacks the last frame.
             await asyncio.sleep(0.05)
