@@ -20,6 +20,7 @@ from penstock.settings import (
     Settings,
     read_settings,
 )
+from penstock.web.auth.roles import roles_of
 from penstock_cli.main import app
 from penstock_cli.terminal.api import ApiError, _refusal
 from penstock_connector.settings import ConnectorSettings
@@ -54,6 +55,16 @@ def test_a_token_has_the_issuer_audience_and_algorithm_that_the_services_want(
     token = CliRunner().invoke(app, ["token"]).stdout.strip()
     claims = jwt.decode(token, SECRET * 2, ["HS512"], audience="bridge", issuer="https://me")
     assert "scope" not in claims  # so that the services' default applies
+
+
+@pytest.mark.parametrize("claim", ["roles", "realm_access.roles"])
+def test_a_token_has_its_roles_where_the_services_look_for_them(
+    monkeypatch: pytest.MonkeyPatch, claim: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_AUTH_ROLES_CLAIM", claim)
+    roles = ("--role", "finance", "--role", "ops")
+    token = CliRunner().invoke(app, ["token", *roles]).stdout.strip()
+    assert roles_of(jwt.decode(token, SECRET, ["HS256"]), claim) == {"finance", "ops"}
 
 
 @pytest.mark.parametrize(

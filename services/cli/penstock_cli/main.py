@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli.commands import agents, approvals, deadletters, runs, streams, token, up
+from penstock_cli.commands import agents, approvals, deadletters, runs, streams, token, tokens, up
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -39,6 +39,7 @@ app.command()(runs.cancel)
 app.command("token")(token.make_token)
 app.add_typer(runs.app, name="runs")
 app.add_typer(approvals.app, name="approvals")
+app.add_typer(tokens.app, name="tokens")
 app.add_typer(agents.app, name="agents")
 app.add_typer(deadletters.app, name="deadletters")
 app.add_typer(streams.app, name="streams")

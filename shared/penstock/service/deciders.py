@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.bus.records import Channel, Decider
+from penstock.bus.records import Channel, Decider, DeciderLimits
 from penstock.web.auth import Identity
 
 
@@ -20,4 +20,15 @@ def decider_of(who: Identity, channel: Channel, acts_for: str | None = None) -> 
         scopes=sorted(who.scopes),
         channel=channel,
         on_behalf_of=acts_for if acts_for != who.user_id else None,
+        limits=_limits(who),
+        token_id=who.token_id,
+    )
+
+
+def _limits(who: Identity) -> DeciderLimits | None:
+    granted = who.service
+    if granted is None or not granted.is_limited:
+        return None
+    return DeciderLimits(
+        agents=list(granted.agents), tools=list(granted.tools), rules=list(granted.rules)
     )

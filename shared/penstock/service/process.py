@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from penstock.bus import BusError, StartUpError
+from penstock.bus import Bus, BusError, StartUpError
 from penstock.service.connecting import Waiting, connect
 from penstock.service.service import Service
 from penstock.service.stopping import Stop, drain, stop, stop_on_signals
-from penstock.service.token_index import TokenIndex
+from penstock.service.token_index import BUCKET, TokenIndex
 from penstock.settings import Config, ConfigurationError, Settings, load_config, read_settings
 from penstock.telemetry import configure_logging
-from penstock.web.auth import Auth, AuthConfig, StreamTokens, redact_logs
+from penstock.web.auth import Auth, AuthConfig, ServiceTokens, StreamTokens, redact_logs
 from penstock.web.credential_routes import auth_routes
 from penstock.web.probes import Probed, probe_routes
 from penstock.web.server import BindRefused, Server
@@ -100,8 +100,7 @@ async def serve(
             bus = [service.bus for service in services if service.routes][-1]
             store = TokenIndex(bus)
             listing = asyncio.create_task(store.index.run(), name="list-tokens")
-            tokens = StreamTokens(store, BusError, bus.clock.time)
-            auth = Auth(auth_config, tokens)
+            auth = _auth(auth_config, bus, store)
             everything = [*routes, *auth_routes(auth)]
             ping_s = min(service.ws_ping_s for service in services)
             server = Server(everything, settings.host, settings.port, insecure, auth, ping_s)
@@ -126,6 +125,15 @@ async def serve(
             await asyncio.wait([listing], timeout=CANCEL_S)
         for service in services:
             await service.bus.close()
+
+
+def _auth(config: AuthConfig, bus: Bus, store: TokenIndex) -> Auth:
+    """Return the authentication that keeps its tokens on this bus."""
+    return Auth(
+        config,
+        StreamTokens(store, BusError, bus.clock.time),
+        ServiceTokens(bus.bucket(BUCKET), BusError, bus.clock.time),
+    )
 
 
 def _closes_port(settings: Settings, *, alone: bool) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.web.answers import DAY_S, MAX_LIFETIME_S, json_answer, time_text
 from penstock.web.auth import cookies
 from penstock.web.auth.auth import Auth
 from penstock.web.auth.credentials import find
@@ -37,13 +37,11 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import Problem
+from penstock.web.service_token_routes import ServiceTokenRoutes
 
-DAY_S: Final = 24 * 3600.0
-MAX_LIFETIME_S: Final = 366 * DAY_S
 MAX_BODY_BYTES: Final = 64 * 1024
 LISTED: Final = 100  # the tokens of a page; a user has no more
 MAX_LISTED: Final = 1000
-LAST_S: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 Subject = Annotated[str, Field(pattern=r"^(\*|[a-z_]{1,64})\.(\*|[a-z_]{1,64})$")]
@@ -117,7 +115,7 @@ class Sessions:
             raise Problem(400, "send the token that becomes the cookie as Authorization: Bearer")
         if not cookies.fits(config, credential.value):
             raise Problem(422, "the token is too long for a cookie; keep sending it as a bearer")
-        response = _json(_described(identity))
+        response = json_answer(_described(identity))
         cookies.set_credential(response, config, credential.value, identity.expires_at)
         return response
 
@@ -152,7 +150,7 @@ class Sessions:
         """Return a new CSRF token, in the body and in the CSRF cookie."""
         identity = identity_of(request)
         token = self._auth.csrf.issue(identity.session)
-        response = _json({"csrf_token": token, "header": "X-CSRF-Token"})
+        response = json_answer({"csrf_token": token, "header": "X-CSRF-Token"})
         cookies.set_csrf(response, self._auth.config, token, identity.expires_at)
         return response
 
@@ -188,7 +186,7 @@ class Tokens:
             sessions=body.sessions,
             users=[body.users] if isinstance(body.users, str) else body.users or (),
         )
-        return _json({"token": token, **_shown(known)}, 201)
+        return json_answer({"token": token, **_shown(known)}, 201)
 
     @serves(
         _operation(
@@ -218,7 +216,7 @@ class Tokens:
         found = await self._tokens.listed(identity, after, limit + 1)
         page = found[:limit]
         following = _cursor(page[-1]) if len(found) > limit else None
-        return _json({"tokens": [_shown(token) for token in page], "next": following})
+        return json_answer({"tokens": [_shown(token) for token in page], "next": following})
 
     @serves(
         _operation(
@@ -239,7 +237,7 @@ class Tokens:
         identity = _manager(request)
         body = await read_model(request, TokenChange, MAX_BODY_BYTES)
         token_id = request.path_params["token_id"]
-        return _json(_shown(await self._tokens.extend(identity, token_id, body.lifetime_s)))
+        return json_answer(_shown(await self._tokens.extend(identity, token_id, body.lifetime_s)))
 
     @serves(
         _operation(
@@ -260,13 +258,14 @@ class Tokens:
         return Response(status_code=204)
 
 
-OPERATIONS: Final = operations_of(Sessions, Tokens)
+OPERATIONS: Final = operations_of(Sessions, Tokens, ServiceTokenRoutes)
 
 
 def auth_routes(auth: Auth) -> list[Route]:
-    """Return the routes of credentials; the routes of stream tokens only if `auth` has tokens."""
+    """Return the routes of credentials; those of tokens only if `auth` has a store for them."""
     tokens = routes_of(Tokens(auth.tokens)) if auth.tokens is not None else []
-    return [*routes_of(Sessions(auth)), *tokens]
+    services = routes_of(ServiceTokenRoutes(auth.services)) if auth.services is not None else []
+    return [*routes_of(Sessions(auth)), *tokens, *services]
 
 
 def _limit(text: str | None) -> int:
@@ -298,11 +297,14 @@ def _place(cursor: str) -> tuple[float, str]:
 
 
 def _manager(request: Request) -> Identity:
-    """Return the caller. Raises Problem 409 for `anonymous`.
+    """Return the caller. Raises Problem 409 for `anonymous`, 403 for a service token.
 
-    A token of `anonymous` would stay valid after authentication is configured.
+    A token of `anonymous` would stay valid after authentication is configured. A stream token of a
+    service token would stay valid after the service token is revoked.
     """
     identity = identity_of(request)
+    if identity.kind == "service":
+        raise Problem(403, "a service token has no stream tokens: send it as Authorization: Bearer")
     if identity.kind == "anonymous":
         raise Problem(409, "nobody is asked who they are here, so no token is needed")
     return identity
@@ -312,26 +314,15 @@ def _described(identity: Identity) -> dict[str, Any]:
     return {
         "user_id": identity.user_id,
         "scopes": sorted(identity.scopes),
-        "expires_at": _time(identity.expires_at),
+        "expires_at": time_text(identity.expires_at),
     }
 
 
 def _shown(token: StreamToken) -> dict[str, Any]:
     times = {
-        name: _time(getattr(token, name)) for name in ("created_at", "expires_at", "last_used_at")
+        name: time_text(getattr(token, name))
+        for name in ("created_at", "expires_at", "last_used_at")
     }
     # Without users, the token may follow the runs of its own user, whom the answer then names.
     users = EVERYBODY if EVERYBODY in token.users else token.users or (token.user_id,)
     return asdict(token) | times | {"users": users}
-
-
-def _time(at_s: float | None) -> str | None:
-    """Return the time as ISO 8601 in UTC; a time after the year 9999 is cut to `LAST_S`."""
-    if at_s is None:
-        return None
-    at = datetime.fromtimestamp(min(at_s, LAST_S), UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _json(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock.bus import Bus, BusSettings
 from penstock.service import Context
-from penstock.web.auth import Auth, AuthConfig, StreamTokens
+from penstock.web.auth import Auth, AuthConfig, ServiceTokens, StreamTokens
 from penstock.web.credential_routes import auth_routes
 from penstock.web.server import BindRefused
 from penstock_cli.local.up import SERVICES
@@ -154,7 +154,8 @@ async def test_static_files_are_public_and_may_load_nothing_from_elsewhere(
 
 async def test_every_service_mounts_the_operations_that_it_declares(nats: NatsServer) -> None:
     bus = await Bus.connect(BusSettings(url=nats.url))
-    auth = Auth(AuthConfig(), StreamTokens(MemoryStore(), StoreAway))
+    store = MemoryStore()
+    auth = Auth(AuthConfig(), StreamTokens(store, StoreAway), ServiceTokens(store, StoreAway))
     mounted = [route.operation for route in auth_routes(auth)]
     for service_type in SERVICES:
         context = Context(CONFIG, service_type.settings_type(), bus, "test")

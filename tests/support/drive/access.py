@@ -197,6 +197,9 @@ HOW: dict[str, list[How]] = {
     "GET /v1/tokens": [How()],
     "PATCH /v1/tokens/{token_id}": [How(404)],
     "DELETE /v1/tokens/{token_id}": [How(404, 204)],
+    "POST /v1/service-tokens": [How(good=201)],
+    "GET /v1/service-tokens": [How()],
+    "DELETE /v1/service-tokens/{service_token_id}": [How(good=204)],
 }
 
 

@@ -103,6 +103,8 @@ class Secured:
             names["approval_id"] = await self.approval(run)
         if "{rule_id}" in row.route:
             names["rule_id"] = await self.rule()
+        if "{service_token_id}" in row.route and tokens:
+            _, names["service_token_id"] = await self.service_token()
         if "{token_id}" in row.route and tokens:
             made = await self.token(subjects=["*.*"])
             names["token_id"] = made["id"]
@@ -185,6 +187,15 @@ class Secured:
         assert answer.status_code == 201, answer.text
         made: dict[str, Any] = answer.json()
         return made
+
+    async def service_token(self, **rights: Any) -> tuple[dict[str, str], str]:
+        """Make a service token; return the header that sends the token, and the token's id."""
+        body = {"name": "machine", "scopes": ["decide", "read"], **rights}
+        headers = bearer("root", scope="administer")
+        answer = await self.http.post("/v1/service-tokens", json=body, headers=headers)
+        assert answer.status_code == 201, answer.text
+        made = answer.json()
+        return {"authorization": f"Bearer {made['token']}"}, made["id"]
 
     def stream(self, path: str, headers: dict[str, str] | None = None, **query: str) -> Stream:
         """Send a GET request whose response is read frame by frame."""

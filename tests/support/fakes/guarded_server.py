@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.websockets import WebSocket
 
 from penstock.settings import AuthSettings
-from penstock.web.auth import Auth, AuthConfig, StreamTokens, identity_of
+from penstock.web.auth import Auth, AuthConfig, ServiceTokens, StreamTokens, identity_of
 from penstock.web.credential_routes import auth_routes
 from penstock.web.operation import Route, operations_of
 from penstock.web.problems import DETAIL, PROBLEM, ErrorShape
@@ -91,6 +92,8 @@ class MemoryStore:
         self._reach()
         found = []
         for key, value in self.values.items():
+            if "." in key:
+                continue  # no stream token
             record = orjson.loads(value)
             place = (record["created_at"], record["id"])
             if (
@@ -100,6 +103,11 @@ class MemoryStore:
             ):
                 found.append((place, Kept(value, self.revisions[key])))
         return [kept for _, kept in sorted(found, key=lambda each: each[0])[:limit]]
+
+    async def entries(self, pattern: str = ">") -> list[Kept]:
+        self._reach()
+        keys = [key for key in self.values if fnmatchcase(key, pattern)]
+        return [Kept(self.values[key], self.revisions[key]) for key in keys]
 
     def _reach(self) -> None:
         self.asked += 1
@@ -114,7 +122,8 @@ class Guarded:
         self.store = MemoryStore()
         self.tokens = StreamTokens(self.store, StoreAway)
         config = AuthConfig(**AuthSettings(**settings).model_dump())
-        self.auth = Auth(config, self.tokens, look_again_s=0.05)
+        self.services = ServiceTokens(self.store, StoreAway)
+        self.auth = Auth(config, self.tokens, self.services, look_again_s=0.05)
         self.held = asyncio.Event()  # when set, streams that are held open end
         self.server = Server(self._routes(), "127.0.0.1", 0, auth=self.auth)
         self.http: httpx.AsyncClient

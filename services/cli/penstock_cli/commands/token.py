@@ -21,6 +21,10 @@ def make_token(
             "Without any: what the services give to a token that names none.",
         ),
     ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(help="A role of the user, for the policy of approvals; may be repeated."),
+    ] = None,
     lifetime: Annotated[
         str, typer.Option(help="How long the token is valid: 15m, 2h or 3d.", metavar="TIME")
     ] = "1d",
@@ -39,4 +43,4 @@ def make_token(
         raise typer.BadParameter(str(error), param_hint="--scope") from None
     output = Output(as_json)
     with configuration(output):
-        token.make(output, user, scopes, lifetime_s)
+        token.make(output, user, scopes, lifetime_s, role or [])

@@ -29,6 +29,7 @@ CALL_GIVE_UP_S = 10.0
 USER_AGENT = f"penstock-cli/{version('penstock-cli')}"
 _TRY_AGAIN = frozenset({502, 503, 504})
 CONFLICT = 409
+NO_CONTENT = 204
 MAX_PAGE = 1000  # the most entries that the services put on a page
 _ADVICE = {
     401: ". Set PENSTOCK_TOKEN to a token for it; with its PENSTOCK_AUTH_JWT_SECRET in the "
@@ -131,6 +132,19 @@ class Api:
         path = f"/v1/approvals/{_segment(approval['approval_id'])}/decision"
         return self._call("POST", path, body={k: v for k, v in body.items() if v is not None})
 
+    def make_service_token(self, **rights: object) -> dict[str, Any]:
+        """Make a service token and return it. The call is not repeated: each try makes a token."""
+        return self._call("POST", "/v1/service-tokens", body=rights, repeat=False)
+
+    def service_tokens(self) -> list[dict[str, Any]]:
+        """Return all service tokens, the oldest first."""
+        tokens: list[dict[str, Any]] = self._call("GET", "/v1/service-tokens")["tokens"]
+        return tokens
+
+    def revoke_service_token(self, token_id: str) -> None:
+        """Revoke a service token."""
+        self._call("DELETE", f"/v1/service-tokens/{_segment(token_id)}")
+
     def follow(
         self, run_id: str, *, dialect: str = "canonical", after: str | None = None
     ) -> Generator[Frame, None, None]:
@@ -201,7 +215,10 @@ class Api:
         path: str,
         params: Mapping[str, object] | None = None,
         body: Mapping[str, object] | None = None,
+        *,
+        repeat: bool = True,
     ) -> dict[str, Any]:
+        """Send a request and return the answer. `repeat`: whether a failed request is repeated."""
         given = {k: str(v) for k, v in (params or {}).items() if v is not None}
         patience = _Patience(self.url, self._notice, CALL_GIVE_UP_S)
         while True:
@@ -212,15 +229,18 @@ class Api:
             except httpx.UnsupportedProtocol as error:
                 raise Unreachable(f"{self.url} is no http:// or https:// address") from error
             except httpx.TransportError as error:
-                # Every call may be repeated, because starts and decisions carry a key.
+                # Starts and decisions carry a key, so that they may be repeated.
+                if not repeat:
+                    text = f"{self.url} did not answer ({error}); it is not known what it has done"
+                    raise Unreachable(text) from error
                 patience.spend(str(error) or type(error).__name__)
                 continue
-            if response.status_code in _TRY_AGAIN:
+            if response.status_code in _TRY_AGAIN and repeat:
                 patience.spend(f"it answered {response.status_code}")
                 continue
             if not response.is_success:
                 raise _refusal(response)
-            return self._object(response)
+            return {} if response.status_code == NO_CONTENT else self._object(response)
 
     def _object(self, response: httpx.Response) -> dict[str, Any]:
         try:

@@ -18,14 +18,14 @@ MAX_LIFETIME_S = 30 * 86400
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def parse_lifetime(text: str) -> int:
+def parse_lifetime(text: str, max_s: int = MAX_LIFETIME_S) -> int:
     """Parse a time such as `90s`, `15m`, `2h` or `3d` into seconds. Raises ValueError."""
     found = re.fullmatch(r"(\d{1,7})([smhd])", text)
     if found is None:
         raise ValueError(f"{text!r} is none: write it like 15m, 2h or 3d")
     lifetime_s = int(found[1]) * _UNITS_S[found[2]]
-    if not 0 < lifetime_s <= MAX_LIFETIME_S:
-        raise ValueError("a token for development lives from 1s to 30d")
+    if not 0 < lifetime_s <= max_s:
+        raise ValueError(f"a token lives from 1s to {max_s // 86400}d")
     return lifetime_s
 
 
@@ -37,7 +37,9 @@ def parse_scopes(given: Sequence[str]) -> list[str]:
     return scopes
 
 
-def make(output: Output, user: str, scopes: Sequence[str], lifetime_s: int) -> None:
+def make(
+    output: Output, user: str, scopes: Sequence[str], lifetime_s: int, roles: Sequence[str] = ()
+) -> None:
     """Write a token to stdout, and its limits to stderr. Raises ConfigurationError."""
     config = AuthConfig(**read_settings(AuthSettings).model_dump())
     if config.jwt_secret is None:
@@ -46,6 +48,8 @@ def make(output: Output, user: str, scopes: Sequence[str], lifetime_s: int) -> N
     claims: dict[str, Any] = {"sub": user, "iat": now, "exp": now + lifetime_s}
     if scopes:
         claims["scope"] = " ".join(scopes)
+    if roles:
+        claims |= _nested(config.roles_claim, list(roles))
     if config.issuer is not None:
         claims["iss"] = config.issuer
     if config.audience is not None:
@@ -76,3 +80,9 @@ def _no_secret(config: AuthConfig) -> str:
         "set PENSTOCK_AUTH_JWT_SECRET to the secret of the services (at least 32 bytes). "
         "Where they have none, they ask nobody for a token. To make a secret: openssl rand -hex 32"
     )
+
+
+def _nested(path: str, value: object) -> dict[str, Any]:
+    """Return claims that have the value at this path, such as `realm_access.roles`."""
+    name, _, rest = path.partition(".")
+    return {name: _nested(rest, value) if rest else value}

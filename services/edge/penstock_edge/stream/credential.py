@@ -30,7 +30,7 @@ def watch(
     identity = identity_of(scope)
     if identity.expires_at is None:
         return _nothing
-    if identity.grant is None:
+    if identity.token_id is None:
         return _Expiry(identity.expires_at, end).stop
     return _watch_token(scope, end, warn)
 

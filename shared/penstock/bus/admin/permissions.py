@@ -117,6 +117,11 @@ _ALIVE = ["alive.>"]
 _MARKS = [*_buckets("checkpoints"), *_keys("checkpoints.marks")]
 
 
+# The permissions to write stream tokens (`tokens.<id>`) and service tokens: every service with
+# routes issues tokens, revokes tokens, and records their use.
+_TOKENS = _keys("tokens.*", "tokens.service.*")
+
+
 def _service(
     name: str,
     purpose: str,
@@ -189,7 +194,8 @@ USERS: Final = (
         _reads(EVENTS, RAW, COMMANDS),
         _buckets("runs", "sessions", "aliases", "idempotency", "approvals", "pauses"),
         _buckets("leases", "tokens", "claims", "threads"),
-        _keys("runs.*", "sessions.*", "aliases.*", "idempotency.*", "tokens.*", "leases.cancel.*"),
+        _keys("runs.*", "sessions.*", "aliases.*", "idempotency.*", "leases.cancel.*"),
+        _TOKENS,
         _KEEPS_OBJECTS,
         hears=["live.>", "frames.>", "turn.*"],
         responds=True,
@@ -205,7 +211,8 @@ USERS: Final = (
         _takes(SCHEDULES, "approvals"),
         _reads(EVENTS, RAW, AUDIT),
         _buckets("approvals", "pauses", "runs", "aliases", "tokens", "sent"),
-        _keys("approvals.>", "aliases.*", "tokens.*"),
+        _keys("approvals.>", "aliases.*"),
+        _TOKENS,
         _KEEPS_OBJECTS,
         hears=["decide.*"],
         responds=True,
@@ -226,7 +233,8 @@ USERS: Final = (
         _buckets("rules", "deliveries", "endpoints", "runs", "aliases", "leases", "tokens"),
         _keys("rules.*", "deliveries.>", "endpoints.>", "runs.*", "leases.automations.*"),
         # A delivery that is replayed over HTTP is marked as replayed among the dead letters, too.
-        _keys("tokens.*", "letters.automations.*"),
+        _keys("letters.automations.*"),
+        _TOKENS,
         _KEEPS_OBJECTS,
     ),
 )

@@ -6,13 +6,13 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
 from starlette.types import Scope
 
-from penstock.web.auth import csrf
+from penstock.web.auth import csrf, service_tokens
 from penstock.web.auth.config import AuthConfig
 from penstock.web.auth.cookies import credential_cookie, csrf_cookie
 from penstock.web.auth.credentials import (
@@ -25,9 +25,10 @@ from penstock.web.auth.errors import invalid_token, nobody
 from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
 from penstock.web.auth.jwks import Jwks
 from penstock.web.auth.jwt import Secret, Verifier
-from penstock.web.auth.limits import Held, Requests
+from penstock.web.auth.limits import Guesses, Held, Requests
 from penstock.web.auth.origins import check_origin, is_local
 from penstock.web.auth.scopes import DEFAULT
+from penstock.web.auth.service_tokens import ServiceTokens
 from penstock.web.auth.stream_tokens import StreamTokens
 from penstock.web.problems import Problem
 
@@ -43,12 +44,15 @@ class Auth:
         self,
         config: AuthConfig,
         tokens: StreamTokens | None = None,
+        services: ServiceTokens | None = None,
         look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
         """`look_again_s`: seconds after which an open stream notices that its token was revoked."""
         self._warning_s = config.token_warning_s
         self.config = config
         self.tokens = tokens
+        self.services = services
+        self._guesses = Guesses()
         self.csrf = csrf.Csrf.of(config)
         self.connections = Held(
             "connections", config.max_connections_per_user, "connections open at a time"
@@ -91,7 +95,7 @@ class Auth:
         return identity
 
     async def over(self, identity: Identity, warn: Callable[[float], object] | None = None) -> None:
-        """Return when the identity has expired, or when its stream token has been revoked.
+        """Return when the identity has expired, or when its token has been revoked.
 
         A stream that the caller has opened ends when this method returns. This method never returns
         for `anonymous`. If a stream token is extended, the new expiry counts. When a stream token
@@ -129,6 +133,8 @@ class Auth:
             raise nobody()
         if credential.kind == "stream_token":
             return await self._of_stream_token(credential)
+        if credential.kind == "bearer" and credential.value.startswith(service_tokens.PREFIX):
+            return await self._of_service_token(credential)
         return await self._of_jwt(credential)
 
     async def _of_jwt(self, credential: Credential) -> Identity:
@@ -146,7 +152,21 @@ class Auth:
     async def _of_stream_token(self, credential: Credential) -> Identity:
         if self.tokens is None:
             raise invalid_token("stream tokens are not served here")
-        return await self.tokens.identify(credential.value)
+        return await self._looked_up(self.tokens.identify, credential.value)
+
+    async def _of_service_token(self, credential: Credential) -> Identity:
+        if self.services is None:
+            raise invalid_token("service tokens are not served here")
+        return await self._looked_up(self.services.identify, credential.value)
+
+    async def _looked_up(
+        self, identify: Callable[[str], Awaitable[Identity]], token: str
+    ) -> Identity:
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        self._guesses.take(digest)
+        identity = await identify(token)
+        self._guesses.found(digest)
+        return identity
 
     def _check_page(self, scope: Scope, identity: Identity) -> None:
         safe = scope["type"] == "http" and scope["method"] in csrf.SAFE_METHODS
@@ -163,16 +183,23 @@ class Auth:
     def _left_s(self, identity: Identity) -> float:
         if identity.expires_at is None:
             return float("inf")
-        # Stream tokens expire by NATS's clock, JWTs by the clock of this machine.
-        ours = self.tokens if identity.grant is not None else None
+        # Our own tokens expire by NATS's clock, JWTs by the clock of this machine.
+        ours = self._issuer_of(identity)
         return identity.expires_at - (ours.now() if ours is not None else time.time())
+
+    def _issuer_of(self, identity: Identity) -> StreamTokens | ServiceTokens | None:
+        """Return the store of the caller's token; None for a credential of another issuer."""
+        if identity.service is not None:
+            return self.services
+        return self.tokens if identity.grant is not None else None
 
     async def _renewed(self, identity: Identity) -> Identity | None:
         """Return the identity with its token's present expiry; None if the token was revoked."""
-        if identity.grant is None or self.tokens is None:
+        issuer = self._issuer_of(identity)
+        if issuer is None or identity.token_id is None:
             return identity
         try:
-            expires_at = await self.tokens.holds_until(identity.grant.token_id)
+            expires_at = await issuer.holds_until(identity.token_id)
         except Problem as problem:
             log.warning("a stream goes on, unchecked for now: %s", problem.detail)
             return identity

@@ -66,6 +66,32 @@ class Grant:
                 raise Problem(403, f"this token does not reach the subject {subject}")
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceGrant:
+    """The limits of a service token. All limits apply together; an empty limit limits nothing.
+
+    `agents`, `tools` and `rules` limit which approvals the token may decide: ids of agents, names
+    of tools (`*` for any text), and ids of rules of the policy. `on_behalf_of` are the users for
+    whom the token may decide; `EVERYBODY` means all users, and an empty tuple means nobody.
+    """
+
+    token_id: str
+    agents: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    on_behalf_of: tuple[str, ...] = ()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the token may decide some approvals only."""
+        return bool(self.agents or self.tools or self.rules)
+
+    def check_acts_for(self, user_id: str) -> None:
+        """Raise Problem 403 unless the token may decide on behalf of this user."""
+        if EVERYBODY not in self.on_behalf_of and user_id not in self.on_behalf_of:
+            raise Problem(403, "this service token may not decide on behalf of that user")
+
+
 def covers(pattern: str, subject: str) -> bool:
     """Return whether `pattern` matches all that `subject`, perhaps a pattern, matches."""
     own, asked = pattern.split("."), subject.split(".")

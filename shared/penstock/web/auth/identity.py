@@ -6,14 +6,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from penstock.web.auth.grants import EVERYBODY, Grant
+from penstock.web.auth.grants import EVERYBODY, Grant, ServiceGrant
 from penstock.web.auth.scopes import ANONYMOUS as ANONYMOUS_SCOPES
 from penstock.web.auth.scopes import Permission
 from penstock.web.problems import Problem
 
-Kind = Literal["bearer", "cookie", "stream_token", "anonymous"]
+Kind = Literal["bearer", "cookie", "stream_token", "service", "anonymous"]
 
 ANONYMOUS_USER: Final = "anonymous"
+# The first characters of the user id of each service token. No JWT may have such a subject.
+SERVICE_PREFIX: Final = "service-token:"
 # The keys of scope["state"] under which the router stores values for handlers.
 IDENTITY: Final = "identity"
 OVER: Final = "over"
@@ -30,7 +32,14 @@ class Identity:
     expires_at: float | None = None
     grant: Grant | None = None  # the limits of a stream token
     session: str = ""  # a hash of the credential; CSRF tokens are bound to this hash
-    roles: frozenset[str] = frozenset()  # the roles that the issuer of the JWT has given
+    roles: frozenset[str] = frozenset()  # from the issuer of the JWT, or of the service token
+    service: ServiceGrant | None = None  # the limits of a service token
+
+    @property
+    def token_id(self) -> str | None:
+        """The id of the revocable token of the caller; None for other credentials."""
+        granted = self.grant or self.service
+        return granted.token_id if granted is not None else None
 
     def may(self, permission: Permission) -> bool:
         """Return whether the caller has the scope."""
@@ -118,6 +127,18 @@ def act_as(identity: Identity, wanted: str | None) -> str:
     if wanted is None or wanted == identity.user_id or identity.may("act-as"):
         return wanted or identity.user_id
     raise Problem(403, "the request names another user; that needs the scope act-as")
+
+
+def decides_for(identity: Identity, wanted: str | None) -> str:
+    """Return the user for whom the caller decides: the caller itself, or the wanted user.
+
+    Raises Problem 403 if the caller may not decide on behalf of the wanted user.
+    """
+    if identity.service is None:
+        return act_as(identity, wanted)
+    if wanted not in (None, identity.user_id):
+        identity.service.check_acts_for(wanted)
+    return wanted or identity.user_id
 
 
 def _reached(identity: Identity, grant: Grant, wanted: str | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import jwt
 
 from penstock.web.auth.errors import Refused, invalid_token
-from penstock.web.auth.identity import ANONYMOUS_USER
+from penstock.web.auth.identity import ANONYMOUS_USER, SERVICE_PREFIX
 from penstock.web.auth.roles import roles_of
 from penstock.web.auth.scopes import DEFAULT, granted
 
@@ -123,7 +123,8 @@ class Verifier:
 
     def _read(self, claims: dict[str, Any]) -> Claims:
         user_id = claims["sub"]
-        if not _SUBJECT.fullmatch(user_id) or user_id == ANONYMOUS_USER:
+        reserved = user_id == ANONYMOUS_USER or user_id.startswith(SERVICE_PREFIX)
+        if not _SUBJECT.fullmatch(user_id) or reserved:
             raise invalid_token("the subject of the token is no user of ours")
         return Claims(
             user_id,

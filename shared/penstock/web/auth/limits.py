@@ -17,13 +17,16 @@ from prometheus_client import Counter as Metric
 from penstock.web.auth.errors import Refused
 from penstock.web.auth.identity import STREAMS, Identity
 
-Limit = Literal["connections", "streams", "requests", "open_runs", "queued_runs"]
+Limit = Literal["connections", "streams", "requests", "guesses", "open_runs", "queued_runs"]
 
 LIMITED: Final = Metric(
     "penstock_limited_total", "Requests refused (429) by a limit for each user", ["limit"]
 )
 RETRY_S: Final = 1
 MAX_BUCKETS: Final = 10_000
+GUESSES_PER_S: Final = 20.0
+GUESSES_BURST: Final = 200
+MAX_FOUND: Final = 10_000  # how many digests `Guesses` remembers
 
 
 def beyond(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
@@ -91,6 +94,46 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self._full_at)
+
+
+class Guesses:
+    """Limits how often a process looks up secrets that it has not found before.
+
+    A secret of 256 bits cannot be guessed, but each look-up is a request to NATS. So somebody who
+    tries one secret after another must not be able to keep NATS busy. Secrets that were found in
+    this process are not limited, so their owners are served meanwhile.
+    """
+
+    def __init__(
+        self,
+        rate: float = GUESSES_PER_S,
+        burst: int = GUESSES_BURST,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`rate`: look-ups a second on average. `burst`: look-ups at once."""
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._left = float(burst)
+        self._at = clock()
+        self._found: dict[str, None] = {}  # digests, the one that was found longest ago first
+
+    def take(self, digest: str) -> None:
+        """Count the look-up of a secret with this digest. Raises Refused 429 at the limit."""
+        if digest in self._found:
+            return
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            text = "too many unknown tokens or links were tried; try again later"
+            raise beyond("guesses", text, math.ceil((1 - self._left) / self._rate))
+        self._left -= 1
+
+    def found(self, digest: str) -> None:
+        """Note that there is a secret with this digest, so that it is not limited from now on."""
+        self._found.pop(digest, None)
+        self._found[digest] = None
+        if len(self._found) > MAX_FOUND:
+            del self._found[next(iter(self._found))]
 
 
 class StreamPlace:

@@ -22,7 +22,8 @@ _SECRETS: Final = tuple(
         r"([?&](?:token|access_token)=)[^\s&#\"'\\]+",
         r"(\b(?:__Host-)?penstock_(?:token|csrf)=)[^\s;\"'\\]+",
         r"()\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*",
-        r"()\bpst_[A-Za-z0-9_-]{20,}",
+        r"()\bps[tv]_[A-Za-z0-9_-]{20,}",
+        r"(/d/)[A-Za-z0-9_-]{20,}",  # the secret of a one-time link
     )
 )
 

@@ -1,0 +1,26 @@
+"""Write the answers of the routes of credentials: JSON, and times as text."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+from starlette.responses import Response
+
+DAY_S: Final = 24 * 3600.0
+MAX_LIFETIME_S: Final = 366 * DAY_S
+LAST_S: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+
+
+def time_text(at_s: float | None) -> str | None:
+    """Return the time as ISO 8601 in UTC; a time after the year 9999 is cut to `LAST_S`."""
+    if at_s is None:
+        return None
+    at = datetime.fromtimestamp(min(at_s, LAST_S), UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def json_answer(body: dict[str, Any], status: int = 200) -> Response:
+    """Return the body as a JSON response."""
+    return Response(orjson.dumps(body), status, media_type="application/json")
