@@ -53,6 +53,11 @@ RULE_MATCHES = Counter(
     "Events that rules of automations matched, and conditions that failed",
     ["result"],
 )
+SCHEDULE_FIRINGS = Counter(
+    "penstock_schedule_firings_total",
+    "Times of schedules: fired, caught_up (late), missed, stale (the rule changed), early",
+    ["outcome"],
+)
 DELIVERIES = Counter("penstock_deliveries_total", "Deliveries that have their outcome", ["outcome"])
 DELIVERY_ATTEMPTS = Counter(
     "penstock_delivery_attempts_total", "Attempts of deliveries, by result", ["result"]

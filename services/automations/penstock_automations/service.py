@@ -28,6 +28,8 @@ from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.refusals import Refusals
 from penstock_automations.rules.store import CurrentRules, RuleStore
 from penstock_automations.settings import AutomationsSettings
+from penstock_automations.triggers import schedules
+from penstock_automations.triggers.schedules import Schedules
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +67,13 @@ class AutomationsService(Service):
             ),
             self.give_up,
         )
+        self._schedules = Schedules(self.bus, self._rules, self.give_up)
         self._due = Due(self.bus, self.give_up)
         self._consumers = Consumers(self.bus, self._rules, self.name, settings.deliver_ack_wait_s)
         self._brokers: list[Broker] = []
         self._shards = 0  # how many shards have subscribers
         self._changed = asyncio.Event()
-        self._rules.on_change = self._changed.set
+        self._rules.on_change = self._on_change
         refusals = Refusals(guard)
         self.routes = routes_of(
             Rules(self._store, self._rules, refusals, self.rules_changed, settings.rules_per_user)
@@ -86,6 +89,7 @@ class AutomationsService(Service):
         await self._take_new_shards()
         self.spawn("rules", self._rules.follow)
         self.spawn("consumers", self._keep_consumers)
+        self.spawn("schedules", self._schedules.keep)
         self.spawn("shards", self._look_for_shards)
         self.spawn("replays", self.replays(self._replay).run)
 
@@ -97,7 +101,7 @@ class AutomationsService(Service):
 
     async def stop(self) -> None:
         """Take nothing more; give back the jobs that are not finished."""
-        await self.cancel("shards", "consumers", "rules", "replays")
+        await self.cancel("shards", "consumers", "schedules", "rules", "replays")
         await self._stop_brokers()
         await self._deliverer.finish(0)
 
@@ -106,10 +110,12 @@ class AutomationsService(Service):
         jobs = Consumer(streams.DELIVERIES, self.name, ("delivery.*.*",), ack_wait_s)
         due = Consumer(streams.SCHEDULES, self.name, (subjects.due(self.name, ">"),), ack_wait_s)
         broker = Broker(self.bus, self._settings.drain_s)
-        for consumer in (jobs, due):
+        times = schedules.consumer(self.name, ack_wait_s)
+        for consumer in (jobs, due, times):
             await declare(self.bus, consumer)
         broker.messages(jobs, self._deliverer.take)
         broker.messages(due, self._due.take)
+        broker.batches(times, schedules.BATCH, self._schedules.take)
         await self._start_broker(broker)
 
     async def _take_new_shards(self) -> None:
@@ -135,10 +141,17 @@ class AutomationsService(Service):
     async def rules_changed(self) -> None:
         """Return when the rules that are stored now match every event that is stored from now on.
 
+        The next times of their schedules are scheduled then.
+
         Raises:
             BusError: the bus does not answer; call this again.
         """
         await self._consumers.update()
+        await self._schedules.arrange()
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._schedules.look()
 
     async def _keep_consumers(self) -> None:
         """Change the subjects of the consumers when the rules have changed."""

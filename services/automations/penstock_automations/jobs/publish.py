@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.bus import Bus, Message
+from penstock.bus import Bus, FenceConflict, Message
+from penstock.bus.write import fence
 from penstock_automations.jobs.job import Job
 
 
@@ -14,3 +15,21 @@ async def publish(bus: Bus, job: Job) -> None:
     """
     headers = {"Nats-Msg-Id": job.message_id}
     await bus.publisher.publish(Message(job.subject, job.dump(), headers))
+
+
+async def publish_first(bus: Bus, job: Job) -> bool:
+    """Store a job in DELIVERIES unless a job about the same is there; return whether it was stored.
+
+    A trigger may be handled again long after the server's window for repeated messages. While the
+    first job waits in DELIVERIES, the fence refuses a second one. Later, the delivery's record ends
+    the second job.
+
+    Raises:
+        BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.
+    """
+    message = Message(job.subject, job.dump(), {"Nats-Msg-Id": job.message_id})
+    try:
+        await fence.append(bus, job.subject, [message], 0)
+    except FenceConflict:
+        return False
+    return True

@@ -32,7 +32,7 @@ class Schedule(BaseModel):
     )
     catch_up_s: float = Field(
         3600.0,
-        ge=0,
+        ge=60,
         le=MAX_CATCH_UP_S,
         description="How late a time may be fired, in seconds, if no service could fire it in "
         "time. Of several missed times, only the latest is fired.",

@@ -24,12 +24,28 @@ async def schedule(bus: Writes, subject: str, target: str, at: float, payload: b
         BusUnavailable, StreamFull, MessageTooLarge: nothing was scheduled.
         OutcomeUnknown: no acknowledgement came in time; repeat the call.
     """
+    try:
+        await reschedule(bus, subject, target, at, payload, 0)
+    except FenceConflict:
+        return False
+    return True
+
+
+async def reschedule(
+    bus: Writes, subject: str, target: str, at: float, payload: bytes, last: int
+) -> None:
+    """Schedule a message in place of the message of this subject, which has the sequence `last`.
+
+    A subject has one scheduled message: the server drops the earlier one. `last` is 0 for a subject
+    without a message. The other arguments are those of `schedule`.
+
+    Raises:
+        FenceConflict: the subject's message has another sequence; nothing was scheduled.
+        BusUnavailable, StreamFull, MessageTooLarge: nothing was scheduled.
+        OutcomeUnknown: no acknowledgement came in time; read the subject's message.
+    """
     when = datetime.fromtimestamp(math.ceil(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     # Without the TTL "never", an age limit that an operator sets on the stream would delete the
     # message before its time.
     headers = {_AT: f"@at {when}", _TARGET: target, _TTL: "never"}
-    try:
-        await fence.append(bus, subject, [Message(subject, payload, headers)], 0)
-    except FenceConflict:
-        return False
-    return True
+    await fence.append(bus, subject, [Message(subject, payload, headers)], last)

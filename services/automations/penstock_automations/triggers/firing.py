@@ -1,0 +1,210 @@
+"""Decides when a schedule fires its rule, and makes the job of a firing. Pure.
+
+A rule has at most one scheduled message, which carries a `Firing`: the next time of the rule's
+schedule. The message of a rule that has changed meanwhile says so by its fields, and fires nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, Self
+from zoneinfo import ZoneInfo
+
+import orjson
+
+from penstock.bus import subjects
+from penstock_automations.jobs.job import Job, TriggerKind, TriggerSource
+from penstock_automations.matching.match import matches
+from penstock_automations.rules.cron import Cron
+from penstock_automations.rules.records import CompiledRule, event_of
+
+SERVICE: Final = "automations-schedules"  # of the subjects in SCHEDULES
+ON_TIME_S: Final = 60.0  # a firing that is later counts as caught up
+EARLY_S: Final = 5.0  # a firing that is earlier waits again: NATS's clock was set back meanwhile
+
+Outcome = Literal["fired", "caught_up", "missed", "stale", "early"]
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """The next time of a rule's schedule, in Unix seconds. `uid` and `cron` are the rule's then."""
+
+    rule: str
+    uid: str
+    cron: str
+    timezone: str
+    at: float
+
+    @property
+    def subject(self) -> str:
+        """The subject of the rule's scheduled message. A later message replaces an earlier one."""
+        return schedule_subject(self.rule)
+
+    @property
+    def due_subject(self) -> str:
+        """The subject to which the server publishes the message at its time."""
+        return subjects.due(SERVICE, f"rule-{self.rule}")
+
+    def is_of(self, rule: CompiledRule) -> bool:
+        """Return whether the rule has this schedule now."""
+        times = times_of(rule)
+        return times == Cron(self.cron, self.timezone) and rule.record.uid == self.uid
+
+    def dump(self) -> bytes:
+        """Return the firing as JSON."""
+        return orjson.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Self:
+        """Parse a firing that `dump` wrote; unknown fields of later versions are left out.
+
+        Raises:
+            ValueError: the payload is no firing.
+        """
+        try:
+            fields: dict[str, Any] = orjson.loads(payload)
+            firing = cls(**{name: fields[name] for name in cls.__slots__})
+            return cls(**{**asdict(firing), "at": float(firing.at)})
+        except (TypeError, LookupError, ValueError) as error:
+            raise ValueError(f"not a firing of a schedule: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is done about a firing that is due. `at`: the time that is fired, or that was missed."""
+
+    outcome: Outcome
+    at: float
+
+    @property
+    def fires(self) -> bool:
+        """Whether the rule is fired."""
+        return self.outcome in ("fired", "caught_up")
+
+
+def schedule_subject(rule_id: str) -> str:
+    """Return the subject of a rule's scheduled message."""
+    return subjects.schedule(SERVICE, f"rule-{rule_id}")
+
+
+def times_of(rule: CompiledRule | None) -> Cron | None:
+    """Return the times at which the rule fires now; None for a rule that fires at no time."""
+    if rule is None or not rule.matches_now or rule.record.rule.schedule is None:
+        return None
+    return rule.record.rule.schedule.times
+
+
+def next_firing(
+    rule: CompiledRule, pending: Firing | None, now: float, handled: float | None = None
+) -> Firing | None:
+    """Return the firing that is to be scheduled; None if the rule fires at no time any more.
+
+    `pending` is the firing that is scheduled now. If its time has come, it stays: the server is
+    about to publish it. `handled` is the time that the caller has just fired. Without either of
+    them a time may have been missed. Then the firing is the latest time that may still be fired.
+    """
+    times = times_of(rule)
+    if times is None:
+        return None
+    if (
+        pending is not None
+        and pending.is_of(rule)
+        and max(rule.record.since, handled or 0.0) < pending.at <= now
+    ):
+        return pending
+    at = None
+    if pending is None and handled is None:
+        at = times.latest(_earliest(rule, now), now)
+    if at is None:
+        at = times.next(max(now, handled or 0.0))
+    if at is None:
+        return None
+    return Firing(rule.id, rule.record.uid, times.expression, times.timezone, at)
+
+
+def due(firing: Firing, rule: CompiledRule | None, now: float) -> Due:
+    """Return what is done about a firing that the server has published.
+
+    - "stale": the rule was deleted, paused or changed, or came into force after the time.
+    - "early": the time has not come, since NATS's clock was set back.
+    - "missed": the time has passed too long ago.
+    - "fired", "caught_up": the rule is fired for the latest time that has passed, once.
+    """
+    if rule is None or not firing.is_of(rule) or firing.at <= rule.record.since:
+        return Due("stale", firing.at)
+    if firing.at > now + EARLY_S:
+        return Due("early", firing.at)
+    latest = Cron(firing.cron, firing.timezone).latest(_earliest(rule, now), now)
+    at = max(firing.at, latest or 0.0)
+    late_s = now - at
+    if late_s <= ON_TIME_S:
+        return Due("fired", at)
+    return Due("caught_up" if latest is not None else "missed", at)
+
+
+def body_of_firing(times: Cron, at: float) -> dict[str, Any]:
+    """Return the JSON of a time of a schedule, in the form of an event.
+
+    The JSON depends on the time alone, so every process makes the same one.
+    """
+    moment = datetime.fromtimestamp(at, UTC)
+    local = moment.astimezone(ZoneInfo(times.timezone))
+    return {
+        "timestamp": _stamp(moment),
+        "event": {"category": "schedule", "action": "fired"},
+        "data": {
+            "scheduled_at": _stamp(moment),
+            "local_time": local.isoformat(timespec="seconds"),
+            "cron": times.expression,
+            "timezone": times.timezone,
+        },
+    }
+
+
+def id_of_time(at: float) -> str:
+    """Return the trigger's id of a time: the same for every process, so a time has one job."""
+    return f"schedule-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%SZ}"
+
+
+def job_of(
+    rule: CompiledRule,
+    kind: TriggerKind,
+    id: str,
+    body: dict[str, Any],
+    size_bytes: int,
+    depth: int = 0,
+) -> Job | None:
+    """Return the job of a trigger; None if the rule's condition does not hold for the body.
+
+    `body` is the JSON of the trigger in the form of an event. A condition that fails makes a job
+    that says so, and that does nothing else.
+    """
+    found = matches([rule], body, size_bytes, time.perf_counter, _ignored)
+    if not found:
+        return None
+    return Job(
+        rule=rule.id,
+        version=rule.record.version,
+        uid=rule.record.uid,
+        type=event_of(body)["type"],
+        source=TriggerSource(kind, id, body),
+        depth=depth,
+        failure=found[0].failure,
+    )
+
+
+def _earliest(rule: CompiledRule, now: float) -> float:
+    """Return the moment after which a time of the rule may be fired now."""
+    schedule = rule.record.rule.schedule
+    catch_up_s = schedule.catch_up_s if schedule is not None else 0.0
+    return max(rule.record.since, now - catch_up_s)
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def _ignored(rule: CompiledRule, seconds: float) -> None:
+    """Take the seconds of an evaluation, which only matter where all rules wait for it."""

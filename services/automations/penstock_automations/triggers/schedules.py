@@ -1,0 +1,217 @@
+"""Keeps one scheduled message for each rule with a schedule, and fires the rules at their times.
+
+All processes do both. NATS publishes a scheduled message at its time, whether or not a process
+runs, and one process takes it. That process stores the job of the time, then schedules the next
+time, then deletes the message, so a kill at any step repeats steps and loses none. A repeated step
+has no effect: the job's id contains the time, and the rule's scheduled message is replaced only by
+a process that has read the present one (its sequence is the fence).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final
+
+import orjson
+
+from penstock import telemetry
+from penstock.bus import Bus, BusError, FenceConflict, Stored, streams, subjects
+from penstock.bus.write.schedules import reschedule
+from penstock_automations.broker import AGAIN_S, Consumer, Taken
+from penstock_automations.jobs.publish import publish_first
+from penstock_automations.rules.records import CompiledRule
+from penstock_automations.rules.store import CurrentRules
+from penstock_automations.triggers.firing import (
+    SERVICE,
+    Due,
+    Firing,
+    body_of_firing,
+    due,
+    id_of_time,
+    job_of,
+    next_firing,
+    schedule_subject,
+    times_of,
+)
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+BATCH: Final = 100  # how many firings are handled at once
+# How often, and how long after a rule's time, a process looks whether the rule's next time is
+# scheduled. The process that handles the firing schedules the next time long before.
+LOOK_S: Final = 30.0
+
+GiveUp = Callable[[Stored, Exception], Awaitable[None]]
+
+
+def consumer(name: str, ack_wait_s: float) -> Consumer:
+    """Return the durable consumer of the firings that are due."""
+    return Consumer(
+        streams.SCHEDULES, f"{name}-schedules", (subjects.due(SERVICE, ">"),), ack_wait_s
+    )
+
+
+class Schedules:
+    """Schedules and fires the rules with schedules."""
+
+    def __init__(self, bus: Bus, rules: CurrentRules, give_up: GiveUp) -> None:
+        self._bus = bus
+        self._rules = rules
+        self._give_up = give_up
+        # The firings that are known to be scheduled, each with the revision of its rule.
+        self._known: dict[str, tuple[int, Firing | None]] = {}
+        self._changed = asyncio.Event()
+        bus.on_reconnect(self._on_reconnect)
+
+    async def keep(self) -> None:
+        """Schedule the next times of all rules, and again after changes, until cancelled."""
+        while True:
+            self._changed.clear()
+            try:
+                await self.arrange()
+            except BusError as error:
+                log.warning("the times of schedules are looked at in %g s: %s", RETRY_S, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._changed.wait()
+
+    def look(self) -> None:
+        """Have `keep` look at the rules now, since they have changed."""
+        self._changed.set()
+
+    async def arrange(self) -> None:
+        """Schedule the next time of each rule whose next time is not scheduled.
+
+        Raises:
+            BusError: the bus does not answer; call this again.
+        """
+        now = self._bus.clock.time()
+        rules = [rule for rule in self._rules.all() if self._is_open(rule, now)]
+        for begin in range(0, len(rules), BATCH):
+            part = rules[begin : begin + BATCH]
+            await asyncio.gather(*(self._arrange(rule.id) for rule in part))
+        for rule_id in self._known.keys() - {rule.id for rule in self._rules.all()}:
+            del self._known[rule_id]
+
+    async def take(self, batch: Sequence[Taken]) -> None:
+        """Handle firings that are due."""
+        await self._persist(batch, self._rules.refresh)
+        await asyncio.gather(*map(self._take, batch))
+
+    async def _take(self, taken: Taken) -> None:
+        stored = taken.stored
+        try:
+            firing = Firing.parse(stored.payload)
+        except ValueError as error:
+            await self._give_up(stored, error)
+        else:
+            try:
+                await self._handle(taken, firing)
+            except Exception:  # without this, the other firings of the batch would be repeated, too
+                log.exception("rule %s: its time is handled again", firing.rule)
+                await taken.give_back(AGAIN_S)
+                return
+        # SCHEDULES has no age limit, so it would keep the message forever.
+        await self._persist([taken], lambda: self._bus.delete(streams.SCHEDULES, stored.sequence))
+        await taken.ack()
+
+    async def _handle(self, taken: Taken, firing: Firing) -> None:
+        rule = self._rules.get(firing.rule)
+        now = self._bus.clock.time()
+        found = due(firing, rule, now)
+        telemetry.SCHEDULE_FIRINGS.labels(found.outcome).inc()
+        _log(firing, found, now)
+        if rule is None or found.outcome == "stale":
+            return  # the process that changed the rule has scheduled its next time, if it has one
+        times = times_of(rule)
+        if times is not None and found.fires:
+            body = body_of_firing(times, found.at)
+            size_bytes = len(orjson.dumps(body))
+            job = job_of(rule, "schedule", id_of_time(found.at), body, size_bytes)
+            if job is not None:
+                await self._persist([taken], lambda: publish_first(self._bus, job))
+        after = found.at if found.outcome != "early" else None
+        await self._persist([taken], lambda: self._arrange(rule.id, after))
+
+    async def _arrange(self, rule_id: str, handled: float | None = None) -> None:
+        """Have the next time of a rule scheduled. `handled`: the time that was fired just now.
+
+        The scheduled message is read before the rule. Otherwise a process that has read an earlier
+        version of the rule could replace the message of the present version.
+        """
+        while True:
+            pending = await self._bus.tail(streams.SCHEDULES, schedule_subject(rule_id))
+            await self._rules.refresh()
+            rule = self._rules.get(rule_id)
+            if rule is None:
+                return
+            scheduled = _parsed(pending)
+            wanted = next_firing(rule, scheduled, self._bus.clock.time(), handled)
+            if wanted is not None and wanted != scheduled:
+                last = pending.sequence if pending is not None else 0
+                try:
+                    await reschedule(
+                        self._bus,
+                        wanted.subject,
+                        wanted.due_subject,
+                        wanted.at,
+                        wanted.dump(),
+                        last,
+                    )
+                except FenceConflict:
+                    continue  # another process scheduled it, or the server published it: look again
+            self._known[rule_id] = (rule.revision, wanted)
+            return
+
+    def _on_reconnect(self) -> None:
+        # Another server answers, or the server was restored: it may lack scheduled messages.
+        self._known.clear()
+        self.look()
+
+    def _is_open(self, rule: CompiledRule, now: float) -> bool:
+        """Return whether the rule's next time may not be scheduled."""
+        if times_of(rule) is None:
+            return False
+        revision, firing = self._known.get(rule.id, (0, None))
+        if revision != rule.revision:
+            return True
+        return firing is not None and now > firing.at + LOOK_S
+
+    async def _persist(self, batch: Iterable[Taken], step: Callable[[], Awaitable[Any]]) -> None:
+        """Repeat a step until the bus answers; the server must not deliver the batch elsewhere."""
+        while True:
+            try:
+                await step()
+                return
+            except BusError as error:
+                log.warning("times of schedules are handled again in %g s: %s", RETRY_S, error)
+                await asyncio.sleep(RETRY_S)
+                for taken in batch:
+                    await taken.working()
+
+
+def _parsed(stored: Stored | None) -> Firing | None:
+    try:
+        return Firing.parse(stored.payload) if stored is not None else None
+    except ValueError as error:
+        log.warning("a scheduled message is replaced: %s", error)
+        return None
+
+
+def _log(firing: Firing, found: Due, now: float) -> None:
+    texts = {
+        "caught_up": "it is fired late, for its latest time of those that were missed",
+        "missed": "it is not fired, since the time has passed longer ago than `catch_up_s`",
+        "early": "NATS's clock was set back, so it waits again",
+    }
+    if found.outcome in texts:
+        log.warning(
+            "rule %s: time %s, %.0f s ago: %s",
+            *(firing.rule, id_of_time(found.at), now - found.at, texts[found.outcome]),
+        )
