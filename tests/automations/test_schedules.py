@@ -323,9 +323,7 @@ async def test_clocks_that_jump_forward_and_back_fire_each_time_once(
         await in_force_since(made.store, rule, 3600)
         await made.settled()
         await made.receiver.count(1)
-        services = [
-            each for each in made.penstock.services if isinstance(each, AutomationsService)
-        ]
+        services = [each for each in made.penstock.services if isinstance(each, AutomationsService)]
         for step_s in (86_400, -86_400, -600, 600):
             for service in services:
                 server_steps(service.bus.clock, step_s)
