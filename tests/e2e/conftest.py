@@ -13,16 +13,16 @@ from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=[2], ids=["two of each"])
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def penstock(
-    request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     agno_server: Upstream,
     adk_server: Upstream,
 ) -> AsyncIterator[Deployment]:
     """Run a deployment on its own NATS server, with the agents that are listed here.
 
-    `test_real_servers.py` also runs its tests with one process of each service.
+    The deployment ends with the last test of this folder: ten idle processes and their NATS server
+    would take a tenth of a core until the end of all tests.
     """
     agno = {"protocol": "agno", "url": agno_server.url}
     agents: list[dict[str, Any]] = [
@@ -40,7 +40,7 @@ async def penstock(
     nats = NatsServer(folder / "nats")
     nats.start()
     try:
-        async with deployment(nats.url, folder, agents, request.param) as running:
+        async with deployment(nats.url, folder, agents, 2) as running:
             yield running
     finally:
         nats.remove()

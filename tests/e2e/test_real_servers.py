@@ -23,9 +23,6 @@ from support.real.upstreams import Upstream
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.parametrize(
-        "penstock", [1, 2], ids=["one of each", "two of each"], indirect=True, scope="session"
-    ),
 ]
 
 

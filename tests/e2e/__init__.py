@@ -1,0 +1,1 @@
+"""Tests of whole systems. The package ends the deployment that its tests share."""
