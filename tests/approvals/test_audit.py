@@ -7,11 +7,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import orjson
 import pytest
 
-from penstock.bus import Bus, BusError, BusSettings, FenceConflict, Message, OutcomeUnknown
+from penstock.bus import (
+    Bus,
+    BusError,
+    BusSettings,
+    FenceConflict,
+    Message,
+    OutcomeUnknown,
+    RawWriter,
+)
 from penstock.bus.read import direct
-from penstock.bus.records import Decided, Decider, DecideRequest
+from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
 from penstock.bus.streams import AUDIT
 from penstock.bus.subjects import audit as subject_of
 from penstock.bus.write import fence
@@ -19,17 +28,20 @@ from penstock.settings import Config
 from penstock_approvals.audit import anchors
 from penstock_approvals.audit.anchors import Anchors
 from penstock_approvals.audit.approval import ApprovalAudit
-from penstock_approvals.audit.chain import Entry, Link, parse
+from penstock_approvals.audit.chain import Entry, Link, digest, parse
 from penstock_approvals.audit.trail import Audit
 from penstock_approvals.audit.verify import Verifier
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, new_run_id, pipeline
 from support.drive.waiting import eventually
-from support.fakes.pauses import confirmation, end, pause, user_input
+from support.fakes.pauses import asks, confirmation, end, pause, user_input
+from support.fakes.raw import agno, agno_approved
 from support.real.nats import NatsServer
+from support.recorded.older_store import copied, put_back
 
 ONE = (NormalizerService, ApprovalsService)
+ANCHOR = subject_of("anchor")
 AT = "2026-01-01T10:00:00.000Z"
 
 
@@ -302,3 +314,94 @@ async def test_the_api_says_that_the_chain_is_broken(nats: NatsServer) -> None:
         answer = (await penstock.http.get(path)).json()
     assert answer["intact"] is False
     assert "record 2: it is no record of an audit" in answer["findings"][0]
+
+
+async def next_leg(penstock: Pipeline, approval: ApprovalRecord, body: bytes) -> None:
+    """Have the upstream answer the decision with this body."""
+    upstream = await RawWriter.resume(penstock.bus, approval.run_id, "upstream", "test/2")
+    items = [{"item_id": "t1", "decision": "approve"}]
+    opened = {"agent": "a", "approval_id": approval.approval_id, "items": items}
+    await upstream.write("open", orjson.dumps(opened), leg=2)
+    await upstream.write("bytes", body, leg=2)
+    await upstream.write("end", b'{"outcome":"eof"}', leg=2)
+
+
+async def test_what_ran_is_audited_when_the_run_ends(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        await penstock.decide(approval.approval_id)
+        await events(penstock, approval.run_id, 3)
+        await next_leg(penstock, approval, agno_approved())
+        *_, ran = await events(penstock, approval.run_id, 4)
+    assert (ran.record["event"], ran.record["decision"]) == ("ran", "as_approved")
+    assert ran.record["digest"] == approval.items[0]["digest"]
+    assert ran.record["items"] == {"t1": "ok"}
+
+
+async def test_a_call_that_is_not_what_was_approved_is_audited_as_such(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        await penstock.decide(approval.approval_id)
+        await events(penstock, approval.run_id, 3)
+        await next_leg(penstock, approval, agno_approved().replace(b'"/x"', b'"/y"'))
+        *_, ran = await events(penstock, approval.run_id, 4)
+    assert (ran.record["event"], ran.record["decision"]) == ("ran", "not_what_was_approved")
+    assert ran.record["digest"] == digest({"path": "/y"})
+
+
+async def test_what_ran_is_audited_when_the_run_pauses_again(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        await penstock.decide(approval.approval_id)
+        await events(penstock, approval.run_id, 3)
+        body = agno_approved().split(b"event: RunContent\n")[0] + asks(confirmation("t2"))
+        await next_leg(penstock, approval, body)
+        chain = await events(penstock, approval.run_id, 5)
+    assert [each.record["event"] for each in chain] == [
+        *["requested", "decided", "sent", "ran", "requested"]
+    ]
+
+
+async def test_a_rejected_call_did_not_run(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        await penstock.decide(approval.approval_id, "reject")
+        await events(penstock, approval.run_id, 3)
+        await next_leg(penstock, approval, agno("RunContinued") + agno("RunCompleted"))
+        await penstock.ended(approval.run_id)
+        chain = await events(penstock, approval.run_id, 3)
+    assert [each.record["event"] for each in chain] == ["requested", "decided", "sent"]
+
+
+async def test_an_older_store_of_the_audit_is_completed_and_the_loss_is_named(
+    fresh_nats: NatsServer,
+) -> None:
+    async with pipeline(fresh_nats.url, Config(), ONE, outbox_s=0.2) as penstock:
+        kept = await pause(penstock)
+        await events(penstock, kept.run_id, 1)
+        copy = copied(fresh_nats, AUDIT)
+        lost = await pause(penstock)
+        await penstock.decide(kept.approval_id)
+        await penstock.decide(lost.approval_id)
+        before = [await events(penstock, each.run_id, 3) for each in (kept, lost)]
+        marked = (await penstock.bus.api(f"STREAM.INFO.{AUDIT}"))["state"]["last_seq"]
+
+        async def noted() -> bool:
+            entry = await penstock.bus.bucket("checkpoints").get("marks")
+            return entry is not None and orjson.loads(entry.value)[AUDIT] == marked
+
+        await eventually(noted, what="the end of AUDIT is noted")
+        await asyncio.to_thread(put_back, fresh_nats, copy, AUDIT)
+
+        async def named() -> bool:
+            found = [parse(each.payload) for each in await Audit(penstock.bus).stored(ANCHOR)]
+            return any(each.record["event"] == "lost" for each in found)
+
+        await eventually(named, 30, "the loss is named")
+        after = [await events(penstock, each.run_id, 2) for each in (kept, lost)]
+        findings = await verified(penstock.bus)
+    # What the approvals imply has the same bytes as before. That it was sent is lost.
+    assert [[each.payload for each in chain] for chain in after] == [
+        [each.payload for each in chain[:2]] for chain in before
+    ]
+    assert findings == []

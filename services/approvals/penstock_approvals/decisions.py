@@ -85,6 +85,7 @@ class Approvals:
             await self._point_to(record, run, item["item_id"])
         if created:
             log.info("run %s waits for approval %s", run_id, approval_id)
+        await self._write_what_ran(run_id)
         kept = record if created else await self.get(approval_id)
         if kept is not None:
             await self.audit.follow(kept)
@@ -116,6 +117,14 @@ class Approvals:
         approval_id = await self._last_request(run_id)
         if approval_id is not None:
             await self._withdraw(run_id, approval_id)
+            await self._write_what_ran(run_id)
+
+    async def _write_what_ran(self, run_id: str) -> None:
+        """Write into the audit which approved calls of the run's last leg ran."""
+        for approval_id in await self.audit.undocumented(run_id):
+            record = await self.get(approval_id)
+            if record is not None:
+                await self.audit.ran(record)
 
     async def _last_request(self, run_id: str) -> str | None:
         """Return the id of the run's last requested approval; None if the run never paused."""
@@ -152,7 +161,11 @@ class Approvals:
         if held is None or held.record.status != "pending":
             return False
         update = {"status": "decided", "decision": decision, "updated_at": decision.at}
-        return await self._records.replace(held, held.record.model_copy(update=update))
+        decided = held.record.model_copy(update=update)
+        if not await self._records.replace(held, decided):
+            return False
+        await self.audit.follow(decided)
+        return True
 
     async def _withdraw(self, run_id: str, approval_id: str) -> None:
         """Withdraw a pending request; announce the withdrawal, even if it happened earlier."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import ClassVar
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from penstock.web.operation import operations_of, routes_of
 from penstock_approvals.api import Api
 from penstock_approvals.audit.anchors import Anchors
 from penstock_approvals.audit.approval import ApprovalAudit
+from penstock_approvals.audit.losses import AuditLosses
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.records import UnreadableRecord
 from penstock_approvals.restore import Restore
@@ -51,6 +53,8 @@ class ApprovalsService(Service):
         self._audit = ApprovalAudit(self.bus, with_details=details, keys=keys)
         self._anchors = Anchors(self.bus, keys)
         self._approvals = Approvals(self.bus, context.pod, self._audit)
+        records = self._approvals.all
+        self._audit_losses = AuditLosses(self.bus, self._audit, self._anchors, records)
         self._restore = Restore(self.bus, self._approvals)
         self._listening: Subscription | None = None
         self._requests: list[str] = []  # the names of the loops that take requests
@@ -62,7 +66,7 @@ class ApprovalsService(Service):
         self._listening = await self.bus.subscribe("decide.*", self._on_decide, self.name)
         self.spawn("outbox", self._sweep)
         self.spawn("shards", self._take_from_all)
-        self.spawn("anchors", self._anchor)
+        self.spawn("audit", self._keep_audit)
         self.spawn("list", self._approvals.list.index.run)
         self.spawn("replays", self.replays(self._on_event).run)
 
@@ -92,7 +96,7 @@ class ApprovalsService(Service):
         await self.cancel("shards", *self._requests, "replays")
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._settings.drain_s)
-        await self.cancel("outbox", "anchors", "list")
+        await self.cancel("outbox", "audit", "list")
 
     async def _on_event(self, stored: Stored) -> None:
         try:
@@ -147,11 +151,15 @@ class ApprovalsService(Service):
             except BusError as error:
                 log.warning("the outbox is looked through again later: %s", error)
 
-    async def _anchor(self) -> None:
-        """Have each day's anchor written by one of the instances, soon after the day's begin."""
+    async def _keep_audit(self) -> None:
+        """Write what NATS has lost of the audit, and have each day's anchor written by one pod."""
+        anchored_s = -ANCHOR_S
         while True:
             try:
-                await self._anchors.daily()
+                await self._audit_losses.after_losses()
+                if time.monotonic() - anchored_s >= ANCHOR_S:
+                    await self._anchors.daily()
+                    anchored_s = time.monotonic()
             except BusError as error:
-                log.warning("the anchor of the audit is tried again later: %s", error)
-            await asyncio.sleep(ANCHOR_S)
+                log.warning("the audit is looked after again later: %s", error)
+            await asyncio.sleep(self._settings.outbox_s)

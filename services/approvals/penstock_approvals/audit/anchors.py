@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from penstock.bus import Bus, FenceConflict, Loss, Message, OutcomeUnknown
 from penstock.bus.read import direct
@@ -18,6 +19,7 @@ from penstock_approvals.audit.anchor_chain import (
     through_of,
 )
 from penstock_approvals.audit.chain import GENESIS, Link, Malformed, parse
+from penstock_approvals.audit.trail import complete
 
 log = logging.getLogger(__name__)
 
@@ -55,26 +57,30 @@ class Anchors:
         await self._write(None)
         return (await self._last())[0]
 
-    async def lost(self, losses: tuple[Loss, ...]) -> None:
-        """Write down the losses of AUDIT that the chain does not name yet.
+    async def lost(self, losses: Sequence[Loss]) -> None:
+        """Write down these losses of AUDIT, unless the chain of anchors names them.
 
         Raises:
             BusError: the bus does not answer; call again.
         """
         for each in losses:
-            while not await self._named(each):
+            while await self.unnamed([each]):
                 last, sequence = await self._last()
                 record = loss(*_facts(each), self._bus.clock.stamp(), last, self._keys)
                 await self._append(record, sequence)
 
-    async def _named(self, lost: Loss) -> bool:
-        async for stored in direct.replay(self._bus, AUDIT, SUBJECT):
-            record = _parsed(stored.payload)
-            if record is not None and record.record.get("event") == "lost":
-                said = tuple(record.record.get(name) for name in ("stands", "known", "found_at"))
-                if said == _facts(lost):
-                    return True
-        return False
+    async def unnamed(self, losses: Sequence[Loss]) -> list[Loss]:
+        """Return the losses that the chain of anchors does not name.
+
+        Raises:
+            BusError: the bus does not answer; call again.
+        """
+        named = set()
+        for stored in await complete(self._bus, AUDIT, SUBJECT):
+            link = _parsed(stored.payload)
+            if link is not None and link.record.get("event") == "lost":
+                named.add(tuple(link.record.get(name) for name in ("stands", "known", "found_at")))
+        return [each for each in losses if _facts(each) not in named]
 
     async def _write(self, day: str | None) -> bool:
         """Cover all records that no anchor covers yet; return whether this process did it.

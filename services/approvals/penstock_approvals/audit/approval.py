@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.bus import Bus
+import orjson
+
+from penstock.bus import Bus, ObjectGone
 from penstock.bus.records import ApprovalRecord, Decider
-from penstock.bus.subjects import audit
+from penstock.bus.streams import events_for
+from penstock.bus.subjects import audit, event
+from penstock.bus.write import objects
 from penstock_approvals.audit import entries
 from penstock_approvals.audit.chain import Link, keyed
-from penstock_approvals.audit.trail import Audit
+from penstock_approvals.audit.ran import TOOL_EVENTS, approved_calls, ran
+from penstock_approvals.audit.trail import Audit, complete
 from penstock_approvals.audit.verify import Finding, Verifier
 
 
@@ -49,6 +55,34 @@ class ApprovalAudit:
         entry = entries.sent(record, self._bus.clock.stamp())
         if entry is not None:
             await self.trail.append(record.run_id, entry)
+
+    async def ran(self, record: ApprovalRecord) -> None:
+        """Write which approved calls ran, as the run's events tell.
+
+        This is called when the run ends or pauses again, so that the service need not read the
+        tool events of all runs. Raises BusError.
+        """
+        if not approved_calls(record):
+            return
+        stream = events_for(record.run_id)
+        bodies = []
+        for type_ in TOOL_EVENTS:
+            for stored in await complete(self._bus, stream, event(type_, record.run_id)):
+                with suppress(ObjectGone):
+                    bodies.append(orjson.loads(await objects.unwrap(self._bus, stored.payload)))
+        bodies.sort(key=lambda body: int(body["sequence"]))
+        await self.trail.append(record.run_id, *ran(record, bodies))
+
+    async def undocumented(self, run_id: str) -> set[str]:
+        """Return the approvals of the run that were decided and of which no call is known to run.
+
+        Raises BusError.
+        """
+        found: dict[object, set[object]] = {}
+        for link in await self.trail.chain(run_id):
+            approval_id = link.record.get("approval_id")
+            found.setdefault(approval_id, set()).add(link.record.get("event"))
+        return {str(key) for key, seen in found.items() if "decided" in seen and "ran" not in seen}
 
     async def viewed(self, record: ApprovalRecord, who: Decider, ip: str | None) -> None:
         """Write that somebody else than the requester has seen the approval.

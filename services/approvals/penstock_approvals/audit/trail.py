@@ -71,17 +71,22 @@ class Audit:
         return chain, found[-1].sequence if found else 0
 
     async def stored(self, subject: str) -> list[Stored]:
-        """Return all messages of a subject of AUDIT, up to the last one that the leader has.
+        """Return all messages of a subject of AUDIT. Raises what `complete` raises."""
+        return await complete(self._bus, AUDIT, subject)
 
-        Raises:
-            BusError: the bus does not answer.
-        """
-        last = await self._bus.tail(AUDIT, subject)
-        if last is None:
-            return []
-        for _ in range(ATTEMPTS):
-            found = [each async for each in direct.replay(self._bus, AUDIT, subject)]
-            if found and found[-1].sequence >= last.sequence:
-                return found
-            await asyncio.sleep(LAG_S)  # a lagging replica has answered
-        raise BusUnavailable(f"{AUDIT}: no server answers with the last message of {subject}")
+
+async def complete(bus: Bus, stream: str, subject: str) -> list[Stored]:
+    """Return all messages of a subject, up to the last one that the stream's leader has.
+
+    Raises:
+        BusError: the bus does not answer.
+    """
+    last = await bus.tail(stream, subject)
+    if last is None:
+        return []
+    for _ in range(ATTEMPTS):
+        found = [each async for each in direct.replay(bus, stream, subject)]
+        if found and found[-1].sequence >= last.sequence:
+            return found
+        await asyncio.sleep(LAG_S)  # a lagging replica has answered
+    raise BusUnavailable(f"{stream}: no server answers with the last message of {subject}")
