@@ -11,10 +11,13 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from penstock_automations.rules.check import read_rule
+from penstock_automations.rules.model import Rule
 from penstock_automations.rules.secrets import HIDDEN, check_secret
+from penstock_automations.rules.store import RuleStore
 from support.drive.automations_api import ADMIN, AutomationsApi, automations_api, caller
 from support.drive.secured import bearer
-from support.fakes.receiver import SECRET
+from support.fakes.receiver import SECRET, answers, echoes
 from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -155,7 +158,7 @@ async def test_of_two_changes_of_one_version_the_second_is_refused(api: Automati
 async def test_racing_changes_lose_none_silently(api: AutomationsApi) -> None:
     await api.make("hook")
     answers = await asyncio.gather(
-        *(api.ask("PATCH", "/hook", body={"name": f"n{number}"}) for number in range(8))
+        *(api.ask("PATCH", "/hook", body={"name": f"n{number}"}) for number in range(10))
     )
     done = [each for each in answers if each.status_code == 200]
     assert {each.status_code for each in answers} <= {200, 409}
@@ -254,6 +257,11 @@ async def test_two_secrets_are_valid_while_one_replaces_the_other(api: Automatio
         ({"id": "endpoints"}, "id", "choose another id"),
         ({"webhook": {"secrets": ["geheim"]}}, "action.webhook.secrets", "begins with whsec_"),
         ({"webhook": {"secrets": [HIDDEN]}}, "action.webhook.secrets.0", "there is none"),
+        (
+            {"webhook": {"auth": {"header": {"name": "x-key", "value": " geheim"}}}},
+            "action.webhook.auth.header.value",
+            "pattern",
+        ),
         ({"webhook": {"url": "http://hook.example/"}}, "action.webhook.url", "webhooks use https"),
         ({"webhook": {"url": "https://10.0.0.1/"}}, "action.webhook.url", "is not public"),
         ({"webhook": {"url": "https://2130706434/"}}, "action.webhook.url", "is not public"),
@@ -322,6 +330,81 @@ async def test_starts_at_once_do_not_pass_the_limit(api: AutomationsApi) -> None
     assert sorted(each.status_code for each in answers) == [201] * 5 + [409] * 7
 
 
+# tried
+
+
+async def test_a_test_request_is_signed_and_marked_and_leaves_nothing(api: AutomationsApi) -> None:
+    await api.make("hook", "llm.tool_call", "lifecycle.*", webhook={"auth": {"bearer": "geheim"}})
+    api.receiver.plans["/hook"] = [answers(500, "no " + "x" * 3000), echoes]
+    first = await api.ask("POST", "/hook/test", body={"type": "llm.tool_call"})
+    assert first.status_code == 200, first.text
+    failed = first.json()
+    assert (failed["verdict"], failed["code"], failed["status"]) == ("failed", "http_500", 500)
+    assert len(failed["answer"]) == 1024
+    second = (await api.ask("POST", "/hook/test")).json()
+    assert second["verdict"] == "delivered"
+    [one, two] = api.receiver.got("/hook")
+    assert one.id != two.id
+    assert one.headers["penstock-test"] == two.headers["penstock-test"] == "1"
+    assert one.headers["authorization"] == "Bearer geheim"
+    assert one.json["data"]["event"] == {"category": "llm", "action": "tool_call"}
+    assert second["request"]["body"] == two.json
+    assert second["request"]["headers"]["authorization"] == HIDDEN
+    assert second["request"]["headers"]["webhook-signature"] == HIDDEN
+    assert second["request"]["headers"]["webhook-id"] == two.id
+    for answer in (first.text, str(second)):
+        assert "geheim" not in answer, "the receiver has answered with its headers"
+        assert two.headers["webhook-signature"] not in answer
+    runs = {one.json["data"]["run_id"], two.json["data"]["run_id"]}
+    for key in await api.bus.bucket("deliveries").keys():
+        assert not any(run in key for run in runs)
+
+
+async def test_a_test_request_meets_the_guard(api: AutomationsApi) -> None:
+    await api.make("hook", webhook={"url": "https://penstock.invalid/"})
+    answer = (await api.ask("POST", "/hook/test")).json()
+    assert (answer["verdict"], answer["code"], answer["status"]) == ("failed", "connection", None)
+    stored = await RuleStore(api.bus).get("hook")
+    assert stored is not None
+    rule = api.rule("hook", webhook={"url": "https://10.0.0.1/"})
+    await RuleStore(api.bus).apply(read_rule(rule, Rule), stored.record.owner)
+    answer = (await api.ask("POST", "/hook/test")).json()
+    assert answer["code"] == "refused_address"
+
+
+async def test_a_test_of_another_type_is_refused(api: AutomationsApi) -> None:
+    await api.make("hook", "lifecycle.completed")
+    refused = await api.ask("POST", "/hook/test", body={"type": "llm.tool_call"})
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == "type: the rule waits for lifecycle.completed"
+
+
+async def test_a_dry_run_looks_at_the_owners_events_also_for_an_administrator(
+    api: AutomationsApi,
+) -> None:
+    since = api.bus.clock.stamp()
+    mine = await api.completed()
+    await api.completed("bob")
+    await api.make("hook", where='event.data.agent != "x"')
+    for headers in (caller(), ADMIN):
+        body = {"since": since, "limit": 10}
+        found = (await api.ask("POST", "/hook/dry-run", headers, body)).json()
+        assert found["complete"]
+        assert found["looked_at"] == 1
+        assert [each["run_id"] for each in found["shown"]] == [mine.run_id]
+    assert api.receiver.got("/hook") == []
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"since": "yesterday"},
+        {"since": "2026-01-31T12:00:00"},
+        {"since": since, "limit": 10_001},
+        {"since": since, "limit": 0},
+    ]
+    for body in wrong:
+        refused = await api.ask("POST", "/hook/dry-run", body=body)
+        assert refused.status_code == 422, refused.text
+
+
 # others
 
 
@@ -334,6 +417,8 @@ def _requests(rule: dict[str, Any]) -> list[tuple[str, str, Any]]:
         ("POST", "/resume", None),
         ("POST", "/secrets", None),
         ("DELETE", "/secrets/previous", None),
+        ("POST", "/test", None),
+        ("POST", "/dry-run", {"since": "2026-01-31T12:00:00Z"}),
         ("DELETE", "", None),
     ]
 

@@ -15,6 +15,7 @@ from penstock_automations.actions.carrier import Carrier
 from penstock_automations.actions.webhook.carrier import WebhookCarrier
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.api.rules import Rules
+from penstock_automations.api.trials import Trials
 from penstock_automations.broker import Broker, Consumer, declare
 from penstock_automations.delivery.deliverer import Deliverer, Limits
 from penstock_automations.delivery.due import Due
@@ -42,7 +43,7 @@ class AutomationsService(Service):
 
     name: ClassVar[str] = "automations"
     settings_type: ClassVar[type[Settings]] = AutomationsSettings
-    operations = operations_of(Rules)
+    operations = operations_of(Rules, Trials)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -75,9 +76,11 @@ class AutomationsService(Service):
         self._changed = asyncio.Event()
         self._rules.on_change = self._on_change
         refusals = Refusals(guard)
-        self.routes = routes_of(
-            Rules(self._store, self._rules, refusals, self.rules_changed, settings.rules_per_user)
+        rules = Rules(
+            self._store, self._rules, refusals, self.rules_changed, settings.rules_per_user
         )
+        surfaces = (rules, Trials(self.bus, self._store, webhooks))
+        self.routes = [route for surface in surfaces for route in routes_of(surface)]
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 
     async def start(self) -> None:

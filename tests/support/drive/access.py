@@ -189,6 +189,8 @@ HOW: dict[str, list[How]] = {
     "POST /v1/automations/{rule_id}/resume": [How(404)],
     "POST /v1/automations/{rule_id}/secrets": [How(404)],
     "DELETE /v1/automations/{rule_id}/secrets/previous": [How(404)],
+    "POST /v1/automations/{rule_id}/test": [How(404)],
+    "POST /v1/automations/{rule_id}/dry-run": [How(404)],
     # credentials
     "POST /v1/login": [How()],
     "POST /v1/logout": [How(good=204)],

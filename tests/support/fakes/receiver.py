@@ -90,6 +90,11 @@ def trickles(seconds: float = 60) -> Behaviour:
     return behave
 
 
+async def echoes(writer: asyncio.StreamWriter, received: Received) -> None:
+    """Send an answer that contains the headers of the request."""
+    await answers(200, str(received.headers))(writer, received)
+
+
 async def garbage(writer: asyncio.StreamWriter, received: Received) -> None:
     """Send something that is no HTTP."""
     writer.write(b"\x00\x01\x02 this is no HTTP at all\r\n\r\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_o
 MAX_EVENTS: Final = 10_000
 SHOWN_OF_EACH = 20
 MAX_SECONDS = 20.0
+TURN = 100  # events after which other tasks of the process get their turn
 
 Why = Literal["matched", "condition", "missing_field", "failed", "not_allowed", "unreadable"]
 
@@ -68,12 +70,8 @@ async def dry_run(bus: Bus, rule: CompiledRule, since: datetime, limit: int = MA
         first = await bus.since(stream, since)
         if first is None:
             continue
-        left = limit - result.looked_at
-        events = await _events(bus, stream, rule, first.sequence, left)
-        if len(events) > left:
-            result.complete = False
-        for stored in events[:left]:
-            if time.monotonic() > until:
+        async for stored in _events(bus, stream, rule, first.sequence):
+            if result.looked_at >= limit or time.monotonic() > until:
                 result.complete = False
                 return result
             shown = await _tried(bus, facts, rule, stored)
@@ -83,32 +81,30 @@ async def dry_run(bus: Bus, rule: CompiledRule, since: datetime, limit: int = MA
             result.counts[shown.why] += 1
             if result.counts[shown.why] <= SHOWN_OF_EACH:
                 result.shown.append(shown)
+            if not result.looked_at % TURN:
+                await asyncio.sleep(0)
     return result
 
 
-async def _events(
-    bus: Bus, stream: str, rule: CompiledRule, start: int, limit: int
-) -> list[Stored]:
-    """Return up to one more than `limit` events of the rule's types, in the order of the stream."""
-    found = [
-        [
-            stored
-            async for stored in _limited(bus, stream, subjects.event(type_, "*"), start, limit + 1)
-        ]
-        for type_ in sorted(rule.types)
+async def _events(bus: Bus, stream: str, rule: CompiledRule, start: int) -> AsyncIterator[Stored]:
+    """Yield the events of the rule's types, in the order of the stream.
+
+    One batch of each type is in memory at a time.
+    """
+    sources = [
+        direct.replay(bus, stream, subjects.event(type_, "*"), start) for type_ in rule.types
     ]
-    return list(heapq.merge(*found, key=lambda stored: stored.sequence))[: limit + 1]
-
-
-async def _limited(
-    bus: Bus, stream: str, pattern: str, start: int, limit: int
-) -> AsyncIterator[Stored]:
-    count = 0
-    async for stored in direct.replay(bus, stream, pattern, start):
-        if count >= limit:
-            return
-        count += 1
+    heads: list[tuple[int, int, Stored]] = []
+    for number, source in enumerate(sources):
+        if (first := await anext(source, None)) is not None:
+            heapq.heappush(heads, (first.sequence, number, first))
+    while heads:
+        _, number, stored = heads[0]
         yield stored
+        if (following := await anext(sources[number], None)) is not None:
+            heapq.heapreplace(heads, (following.sequence, number, following))
+        else:
+            heapq.heappop(heads)
 
 
 async def _tried(bus: Bus, facts: Facts, rule: CompiledRule, stored: Stored) -> Shown | None:

@@ -57,7 +57,8 @@ class HeaderAuth(_Part):
     name: str = Field(description="The header's name.", pattern=r"^[A-Za-z0-9-]{1,64}$")
     value: str = Field(
         description="The header's value. Penstock never shows it.",
-        pattern=r"^[\x20-\x7e]+$",
+        # h11 refuses a space at either end with an error that contains the value.
+        pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$",
         json_schema_extra=WRITE_ONLY,
     )
 

@@ -9,17 +9,19 @@ from contextlib import asynccontextmanager
 from penstock import telemetry
 from penstock.bus import Bus
 from penstock_automations.actions.carrier import Attempted, Occurrence
-from penstock_automations.actions.webhook.answers import Answer, is_up, verdict
+from penstock_automations.actions.webhook.answers import Answer, NoAnswer, is_up, verdict
 from penstock_automations.actions.webhook.breaker import State
 from penstock_automations.actions.webhook.endpoints import Endpoints, admitted
-from penstock_automations.actions.webhook.preparing import request_of
+from penstock_automations.actions.webhook.preparing import Request, request_of
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.jobs.deferrals import growing_s
 from penstock_automations.jobs.job import Job
+from penstock_automations.rules.model import Webhook
 from penstock_automations.rules.records import CompiledRule
 
 # The first and the longest wait of a delivery to an endpoint that is busy.
 BUSY_S = (1.0, 60.0)
+MAX_TEST_S = 20.0
 
 
 class WebhookCarrier:
@@ -51,23 +53,45 @@ class WebhookCarrier:
         webhook = rule.record.rule.action.webhook
         endpoint = self.endpoints.of(webhook)
         async with endpoint.turn():
-            request = request_of(
-                rule.record.rule, job, occurrence, self._bus.clock.time(), self._max_bytes
-            )
-            begun, at = time.monotonic(), self._bus.clock.stamp()
-            result = await self._sender.post(
-                request.url, request.headers, request.body, webhook.timeout_s
-            )
-        seconds = time.monotonic() - begun
+            request = self._request(rule, job, occurrence)
+            result, attempted = await self._send(request, webhook)
         if is_up(result):
             endpoint.breaker.succeeded()
         else:
             endpoint.breaker.failed(time.monotonic())
-        telemetry.DELIVERY_SECONDS.observe(seconds)
-        return Attempted(
+        telemetry.DELIVERY_SECONDS.observe(attempted.seconds)
+        return attempted
+
+    async def test(
+        self, rule: CompiledRule, job: Job, occurrence: Occurrence
+    ) -> tuple[Request, Attempted]:
+        """Send a webhook that is marked as a test, whatever the breaker and the rate say.
+
+        Nothing is counted or recorded. The request has to end within 20 s.
+        """
+        webhook = rule.record.rule.action.webhook
+        limited = webhook.model_copy(update={"timeout_s": min(webhook.timeout_s, MAX_TEST_S)})
+        request = self._request(rule, job, occurrence, is_test=True)
+        _, attempted = await self._send(request, limited)
+        return request, attempted
+
+    def _request(
+        self, rule: CompiledRule, job: Job, occurrence: Occurrence, *, is_test: bool = False
+    ) -> Request:
+        now = self._bus.clock.time()
+        return request_of(rule.record.rule, job, occurrence, now, self._max_bytes, is_test=is_test)
+
+    async def _send(
+        self, request: Request, webhook: Webhook
+    ) -> tuple[Answer | NoAnswer, Attempted]:
+        begun, at = time.monotonic(), self._bus.clock.stamp()
+        result = await self._sender.post(
+            request.url, request.headers, request.body, webhook.timeout_s
+        )
+        return result, Attempted(
             verdict(result, webhook.expect, self._bus.clock.time()),
             at,
-            seconds,
+            time.monotonic() - begun,
             answer=result.shown(request.secrets) if isinstance(result, Answer) else "",
             request=request.head,
         )

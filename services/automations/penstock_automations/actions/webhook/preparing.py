@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from penstock_automations.actions.carrier import Occurrence, RequestHead
@@ -29,8 +30,17 @@ class Request:
         return [*hidden, *(value.partition(" ")[2] for value in hidden if " " in value)]
 
 
+TEST: Final = "penstock-test"  # the header of a request that a person has sent to try a rule
+
+
 def request_of(
-    rule: Rule, job: Job, occurrence: Occurrence, unix_s: float, max_bytes: int
+    rule: Rule,
+    job: Job,
+    occurrence: Occurrence,
+    unix_s: float,
+    max_bytes: int,
+    *,
+    is_test: bool = False,
 ) -> Request:
     """Return the request for an event or a trigger, signed for this time."""
     webhook = rule.action.webhook
@@ -45,6 +55,8 @@ def request_of(
     }
     if job.run_id is not None:
         shown["penstock-run-id"] = job.run_id
+    if is_test:
+        shown[TEST] = "1"
     if occurrence.traceparent:
         shown["traceparent"] = occurrence.traceparent
     headers = {

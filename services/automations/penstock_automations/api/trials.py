@@ -1,0 +1,205 @@
+"""The routes that try a rule: a test request, and a dry run over past events."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Final, get_args
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.bus import Bus
+from penstock.web.auth import identity_of
+from penstock.web.bodies import read_model
+from penstock.web.leaving import while_there
+from penstock.web.operation import (
+    FLAG,
+    OBJECT,
+    TEXT,
+    Json,
+    a_list,
+    an_object,
+    json,
+    serves,
+)
+from penstock.web.problems import Problem
+from penstock.web.read_scheduler import ReadScheduler
+from penstock_automations.actions.webhook.carrier import WebhookCarrier
+from penstock_automations.api.common import (
+    MAX_BODY_BYTES,
+    RULE_ID,
+    answer,
+    asked,
+    found_rule,
+    operation,
+    optional_body,
+)
+from penstock_automations.api.samples import sample, sample_types
+from penstock_automations.matching.dry_run import MAX_EVENTS, Why, dry_run
+from penstock_automations.rules.records import CompiledRule
+from penstock_automations.rules.secrets import HIDDEN
+from penstock_automations.rules.store import RuleStore
+
+_NUMBER: Final[Json] = {"type": "number"}
+_COUNT: Final[Json] = {"type": "integer"}
+
+
+class TestBody(BaseModel):
+    """Which sample is sent."""
+
+    __test__ = False  # not a test of pytest
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str | None = Field(
+        None,
+        max_length=200,
+        description="The type of the sample, one that the rule waits for. Default: the first.",
+    )
+
+
+class DryRunBody(BaseModel):
+    """Which events a rule is tried on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    since: str = Field(
+        max_length=40, description="The time (RFC 3339) from which events are looked at."
+    )
+    limit: int = Field(
+        1000, ge=1, le=MAX_EVENTS, description="How many events are looked at, the oldest first."
+    )
+
+
+_TESTED: Final = an_object(
+    request=an_object(method=TEXT, url=TEXT, headers=OBJECT, body=OBJECT),
+    verdict=TEXT,
+    code=TEXT,
+    text=TEXT,
+    status={"type": ["integer", "null"]},
+    answer=TEXT,
+    seconds=_NUMBER,
+)
+_TRIED: Final = an_object(
+    looked_at=_COUNT,
+    complete=FLAG,
+    counts={"type": "object", "additionalProperties": _COUNT},
+    shown=a_list(an_object(run_id=TEXT, sequence=_COUNT, type=TEXT, why=TEXT, reason=TEXT)),
+)
+
+
+class Trials:
+    """The handlers of the routes."""
+
+    def __init__(self, bus: Bus, store: RuleStore, webhooks: WebhookCarrier) -> None:
+        self._bus = bus
+        self._store = store
+        self._webhooks = webhooks
+        # A user tries one rule at a time. So nobody can flood a receiver by tests, or keep the
+        # process busy with dry runs.
+        self._turns = ReadScheduler()
+
+    @serves(
+        operation(
+            method="POST",
+            path="/v1/automations/{rule_id}/test",
+            summary="Send a sample event now, marked as a test, and show request and answer",
+            description="The request is signed, and the guard checks its address, as for a real "
+            "event; it has the header `penstock-test: 1`. It is sent also if the rule is paused, "
+            "and leaves no outcome and no delivery.",
+            answers={200: json("The request without secrets, and what came of it", _TESTED)},
+            parameters=(RULE_ID,),
+            body=TestBody,
+            body_required=False,
+            example={},
+            refusals=(404, 409),
+        )
+    )
+    async def test(self, request: Request) -> Response | None:
+        """Send a sample, and return the request and the answer."""
+        rule = await found_rule(request, self._store)
+        body = await optional_body(request, TestBody)
+        types = sample_types(rule)
+        type_ = types[0] if body.type is None else body.type
+        if type_ not in types:
+            raise Problem(422, f"type: the rule waits for {', '.join(types)}")
+        if rule.record.rule.action.kind != "webhook":
+            raise Problem(409, "only a webhook can be tested; a dry run shows what would match")
+        tested = self._tested(identity_of(request).user_id, rule, type_)
+        return await while_there(request.receive, tested)
+
+    @serves(
+        operation(
+            method="POST",
+            path="/v1/automations/{rule_id}/dry-run",
+            summary="Which past events would have fired the rule, and why the others would not",
+            description="Sends nothing. Only events of runs that the rule may see are looked at. "
+            "`shown` has the first 20 events of each kind.",
+            answers={200: json("What was found", _TRIED)},
+            parameters=(RULE_ID,),
+            body=DryRunBody,
+            example={"since": "2026-01-31T12:00:00Z", "limit": 1000},
+            refusals=(404, 409),
+        )
+    )
+    async def dry_run(self, request: Request) -> Response | None:
+        """Try the rule on past events, and return what it would have done."""
+        rule = await found_rule(request, self._store)
+        body = await read_model(request, DryRunBody, MAX_BODY_BYTES)
+        since = time_of(body.since, "since")
+        if rule.record.rule.trigger != "subjects":
+            raise Problem(409, f"the rule has a {rule.record.rule.trigger}: it waits for no events")
+        tried = self._tried(identity_of(request).user_id, rule, since, body.limit)
+        return await while_there(request.receive, tried)
+
+    async def _tested(self, user_id: str, rule: CompiledRule, type_: str) -> Response:
+        async with self._turns.of(user_id):
+            job, occurrence = sample(rule, type_, self._bus.clock.stamp())
+            request, attempted = await self._webhooks.test(rule, job, occurrence)
+        hidden = dict.fromkeys(request.headers, HIDDEN)
+        return answer(
+            {
+                "request": {
+                    "method": request.head.method,
+                    "url": request.head.url,
+                    "headers": {**hidden, **request.head.headers},
+                    "body": orjson.loads(request.body),
+                },
+                "verdict": attempted.verdict.outcome,
+                "code": attempted.verdict.code,
+                "text": attempted.verdict.text,
+                "status": attempted.verdict.status,
+                "answer": attempted.answer,
+                "seconds": round(attempted.seconds, 3),
+            }
+        )
+
+    async def _tried(
+        self, user_id: str, rule: CompiledRule, since: datetime, limit: int
+    ) -> Response:
+        async with self._turns.of(user_id):
+            found = await asked(dry_run(self._bus, rule, since, limit))
+        return answer(
+            {
+                "looked_at": found.looked_at,
+                "complete": found.complete,
+                "counts": {why: found.counts[why] for why in get_args(Why)},
+                "shown": [asdict(each) for each in found.shown],
+            }
+        )
+
+
+def time_of(text: str, field: str) -> datetime:
+    """Return a time of a request. Raises Problem 422 for a text that is no time with a zone."""
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            raise ValueError("no zone")
+        return time.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        reason = "must be a time with a zone, such as 2026-01-31T12:00:00Z"
+        errors = [{"field": field, "message": reason}]
+        raise Problem(422, f"{field}: {reason}", errors=errors) from error
