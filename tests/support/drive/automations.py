@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from penstock.bus import Bus, RawWriter
+from penstock.bus import Bus, RawWriter, streams, subjects
+from penstock.bus.read import direct
 from penstock.settings import Config
 from penstock.web.auth.scopes import DEFAULT
 from penstock_automations.delivery.records import DeliveryRecord
@@ -132,6 +133,15 @@ class Automations:
         assert found is not None
         return found
 
+    async def said(self, run_id: str) -> list[tuple[str, str]]:
+        """Return what the services wrote about a run, in order: the type and the delivery's id."""
+        found = []
+        pattern = subjects.raw_stored(run_id, "automations")
+        async for stored in direct.replay(self.bus, streams.raw_for(run_id), pattern):
+            event = orjson.loads(stored.payload)
+            found.append((event["type"], event["data"]["delivery_id"]))
+        return found
+
 
 def _nth(types: frozenset[str], count: int) -> Any:
     seen: set[int] = set()
@@ -162,4 +172,12 @@ async def automations(url: str, count: int = 1, **settings: Any) -> AsyncIterato
         for each in await store.all():
             await store.delete(each.id)
         yield Automations(penstock, made, store)
+        assert made.bad_signatures == []
+
+
+@asynccontextmanager
+async def without_service(url: str) -> AsyncIterator[Automations]:
+    """Run a normalizer and a receiver; the test starts the service's processes itself."""
+    async with receiver() as made, pipeline(url, Config(agents=[]), (NormalizerService,)) as base:
+        yield Automations(base, made, RuleStore(base.bus))
         assert made.bad_signatures == []

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import orjson
@@ -102,6 +102,43 @@ async def automations_process(
         yield made
     finally:
         await made.kill()
+
+
+class KeptProcess:
+    """The service as a process that is started again after each kill."""
+
+    def __init__(self, nats_url: str, **settings: Any) -> None:
+        self._nats_url = nats_url
+        self._settings = settings
+        self._now: AsyncExitStack | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._started()
+        await self._end()
+
+    async def kill(self) -> None:
+        """Send SIGKILL as soon as the process is ready, and begin to start the next one."""
+        await self._started()
+        await self._end()
+        self._starting = asyncio.create_task(self._start())
+
+    async def _start(self) -> None:
+        self._now = AsyncExitStack()
+        await self._now.enter_async_context(automations_process(self._nats_url, **self._settings))
+
+    async def _started(self) -> None:
+        if self._starting is not None:
+            await self._starting
+            self._starting = None
+
+    async def _end(self) -> None:
+        assert self._now is not None
+        await self._now.aclose()
 
 
 def _text(value: Any) -> str:
