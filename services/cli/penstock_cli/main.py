@@ -11,7 +11,17 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli.commands import agents, approvals, deadletters, runs, streams, token, tokens, up
+from penstock_cli.commands import (
+    agents,
+    approvals,
+    deadletters,
+    runs,
+    streams,
+    subscribers,
+    token,
+    tokens,
+    up,
+)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -43,3 +53,4 @@ app.add_typer(tokens.app, name="tokens")
 app.add_typer(agents.app, name="agents")
 app.add_typer(deadletters.app, name="deadletters")
 app.add_typer(streams.app, name="streams")
+app.add_typer(subscribers.app, name="subscribers")

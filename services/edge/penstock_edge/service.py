@@ -11,6 +11,7 @@ from penstock.settings import Settings
 from penstock.web.server import raise_file_limit
 from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
+from penstock_edge.sources.large_events import LargeEvents
 from penstock_edge.stream.direct_write import is_tried
 from penstock_edge.surfaces.adk.routes import Adk
 from penstock_edge.surfaces.agno.routes import Agno
@@ -40,6 +41,7 @@ class EdgeService(Service):
         assert isinstance(context.settings, EdgeSettings)
         self.ws_ping_s = context.settings.keep_alive_s
         self._edge = Edge.of(context.bus, context.config, context.settings)
+        self._large_events = LargeEvents(context.bus)
         self._surfaces = [surface(self._edge) for surface in SURFACES]
         around = on_bus(context.bus)
         self.routes = [route for surface in self._surfaces for route in surface.routes(around)]
@@ -52,6 +54,7 @@ class EdgeService(Service):
             )
         self._edge.streams.fit(raise_file_limit())
         self.bus.continuity.on_loss(self._on_loss)
+        await self._large_events.start()
         self.spawn("maintain-streams", self._edge.hubs.maintain)
         self.spawn("open-runs", self._edge.open_runs.follow)
         self.spawn("list-runs", self._edge.run_list.index.run)
@@ -68,6 +71,7 @@ class EdgeService(Service):
     async def stop(self) -> None:
         """End all streams between two frames, so that clients can reconnect with their cursors."""
         await self.cancel("maintain-streams", "open-runs", "list-runs", "list-sessions")
+        await self._large_events.stop()
         await self._edge.hubs.close()
         await self._edge.many.feeds.close()
         for surface in self._surfaces:

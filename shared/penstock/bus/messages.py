@@ -25,6 +25,9 @@ SEQUENCE = "Penstock-Sequence"
 RAW_POSITION = "Penstock-Raw"
 FIRST = "Penstock-First"
 RAW_FIRST = "Penstock-Raw-First"
+# Headers of an edge's answer to a subscriber's request for a large event.
+LARGE_PARTS = "Penstock-Parts"
+LARGE_ERROR = "Penstock-Error"  # gone, invalid or unavailable
 
 _NAME = re.compile(r"[!-9;-~]+")  # printable ASCII without blanks and without the colon
 _LINE_ENDS = str.maketrans("\r\n", "  ")

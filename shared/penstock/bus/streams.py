@@ -42,7 +42,7 @@ DAY_S = 24 * HOUR_S
 
 # The version of the declarations below. Increase the version by one with every change of the
 # declarations. Release 0.1 recorded no schema, so the streams of release 0.1 count as schema 1.
-SCHEMA = 3
+SCHEMA = 4
 # The oldest schema whose services can work on streams of this schema.
 OLDEST = 1
 # The oldest schema whose services know shards. Services of an older schema would write the frames
@@ -144,8 +144,8 @@ def streams(retention: Retention) -> list[StreamConfig]:
         ),
         stream(
             name=ADVISORIES,
-            description="Which messages were delivered as often as they may be",
-            subjects=[f"{subjects.MAX_DELIVERIES}.>"],
+            description="Which messages were delivered as often as they may be, or terminated",
+            subjects=[f"{subjects.MAX_DELIVERIES}.>", f"{subjects.TERMINATED}.>"],
             retention=RetentionPolicy.WORK_QUEUE,
             max_age=retention.deadletters_max_age_s,
         ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 
 PARTITIONS = 16
 # The version digit of the ids of runs in shard 1 and later: UUIDv8. The three digits after the
@@ -32,6 +33,8 @@ CATEGORIES = (
 )
 # The server reports on these subjects that a message was delivered as often as its consumer allows.
 MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
+# The server reports on these subjects that a client terminated a message, with the client's reason.
+TERMINATED = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"
 
 _RUN_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -145,6 +148,54 @@ def deadletter(service: str, run_id: str) -> str:
 def replay_of(service: str, run_id: str) -> str:
     """Return the subject of the command to process the message of a dead letter again."""
     return command(service, "replay", run_id)
+
+
+def of_events(types: Iterable[str]) -> list[str]:
+    """Return the patterns of the stored subjects of events, without those that others cover.
+
+    A type is `category.action`, in which each part may be `*`; `category` alone means all its
+    events. A pattern with a run id, such as `*.*.<run_id>`, is taken as it is.
+    """
+    patterns = list(dict.fromkeys(map(_of_events, types)))
+    return [
+        each
+        for each in patterns
+        if not any(other != each and covers(other, each) for other in patterns)
+    ]
+
+
+def _of_events(type: str) -> str:
+    tokens = type.split(".")
+    if tokens[-1] == ">":
+        return type
+    return ".".join([*tokens, *["*"] * (3 - len(tokens))])
+
+
+def covers(pattern: str, other: str) -> bool:
+    """Return whether `pattern` matches every subject that the pattern `other` matches."""
+    own, asked = pattern.split("."), other.split(".")
+    if own[-1] == ">":
+        own, asked = own[:-1], asked[: len(own) - 1]
+    elif asked[-1] == ">":
+        return False
+    return len(own) == len(asked) and all(
+        mine in ("*", theirs) for mine, theirs in zip(own, asked, strict=True)
+    )
+
+
+def meet(pattern: str, other: str) -> bool:
+    """Return whether some subject matches both patterns."""
+    for mine, theirs in zip(pattern.split("."), other.split("."), strict=False):
+        if ">" in (mine, theirs):
+            return True
+        if mine != theirs and "*" not in (mine, theirs):
+            return False
+    return pattern.count(".") == other.count(".")
+
+
+def large_event(run_id: str, sequence: int | str, part: int | str) -> str:
+    """Return the subject of core requests for a part of an event that is in the object store."""
+    return f"large.{run_id}.{sequence}.{part}"
 
 
 def delivery(rule: str, run_id: str, sequence: int) -> str:

@@ -1,10 +1,12 @@
 """Makes dead letters of messages that the server has stopped delivering.
 
-When a message has been delivered as often as its consumer allows, the server publishes an advisory
-as a core message. The stream ADVISORIES keeps the advisory until the advisory is processed.
-Penstock's own work queues normally give a message up before the server publishes an advisory (see
-`read.work_queue`). So the advisories are about messages that a work queue failed to give up, and
-about messages of subscribers' consumers.
+When a message has been delivered as often as its consumer allows, or when a client terminates the
+message, the server publishes an advisory as a core message. The stream ADVISORIES keeps the
+advisory until the advisory is processed. Penstock's own work queues normally give a message up
+before the server publishes an advisory (see `read.work_queue`). So the advisories are about
+messages that a work queue failed to give up, and about messages of subscribers' consumers. The
+users of subscribers may not write dead letters: a subscriber that gives a message up terminates
+the message with a reason (`penstock.subscribe`).
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.messages import Stored
 from penstock.bus.read import leader
 from penstock.bus.read.work_queue import NeverFinished, WorkQueue
-from penstock.bus.subjects import MAX_DELIVERIES
+from penstock.bus.subjects import MAX_DELIVERIES, TERMINATED
 
 log = logging.getLogger(__name__)
 
 WATCHED = frozenset({streams.COMMANDS, streams.RAW, streams.EVENTS, streams.SCHEDULES})
+
+
+class Terminated(Exception):
+    """The client that took a message has given the message up. The text is the client's reason."""
 
 
 def exhausted(
@@ -57,7 +63,9 @@ def exhausted(
             return
         message.delivered = advisory["deliveries"]
         service = consumer.partition("-")[0]
-        why = NeverFinished(message.delivered)
+        why: Exception = NeverFinished(message.delivered)
+        if stored.subject.startswith(TERMINATED):
+            why = Terminated(advisory.get("reason") or "the client gave no reason")
         await bury(service, message, why)
         if stream == streams.COMMANDS:
             await end(message, why)
@@ -69,7 +77,7 @@ def exhausted(
         bus,
         streams.ADVISORIES,
         durable,
-        [f"{MAX_DELIVERIES}.>"],
+        [f"{MAX_DELIVERIES}.>", f"{TERMINATED}.>"],
         handle,
         on_poison=on_poison,
     )

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from penstock.bus.shards import BUCKET as SHARDS_BUCKET
+from penstock.bus.shards import KEY as SHARDS_KEY
 from penstock.bus.shards import group_of
 from penstock.bus.streams import (
     ADVISORIES,
@@ -32,7 +34,7 @@ from penstock.bus.streams import (
     events_of,
     raw_of,
 )
-from penstock.bus.subjects import CATEGORIES, to_shard
+from penstock.bus.subjects import CATEGORIES, large_event, to_shard
 
 ACCOUNT: Final = "PENSTOCK"
 SUBSCRIBERS: Final = "SUBSCRIBERS"
@@ -43,6 +45,10 @@ SUBSCRIBER: Final = "subscriber"
 DOMAIN: Final = "penstock"
 
 _API = "$JS.API"
+# The subject of a direct get that reads the record of the shards and nothing else.
+SHARDS_RECORD: Final = f"DIRECT.GET.KV_{SHARDS_BUCKET}.$KV.{SHARDS_BUCKET}.{SHARDS_KEY}"
+# The subjects of requests for the parts of large events, which edges answer.
+LARGE_EVENTS: Final = large_event("*", "*", "*")
 _OBJECTS = "OBJ_payloads"
 _NEXT, _INFO = "CONSUMER.MSG.NEXT", "CONSUMER.INFO"
 
@@ -197,7 +203,7 @@ USERS: Final = (
         _keys("runs.*", "sessions.*", "aliases.*", "idempotency.*", "leases.cancel.*"),
         _TOKENS,
         _KEEPS_OBJECTS,
-        hears=["live.>", "frames.>", "turn.*"],
+        hears=["live.>", "frames.>", "turn.*", LARGE_EVENTS],
         responds=True,
     ),
     _service(
@@ -246,6 +252,8 @@ READERS: Final = (
             f"$JS.{DOMAIN}.API.{_INFO}.{EVENTS}.{SUBSCRIBER}",
             f"$JS.{DOMAIN}.API.{_NEXT}.{EVENTS}.{SUBSCRIBER}",
             f"$JS.ACK.{EVENTS}.{SUBSCRIBER}.>",
+            f"$JS.{DOMAIN}.API.{SHARDS_RECORD}",
+            LARGE_EVENTS,
         ),
         (f"{inbox_prefix(SUBSCRIBER)}.>", "live.>"),
     ),
@@ -328,7 +336,9 @@ accounts {{{{
     ]
     # all that the account of the subscribers may reach
     exports: [
-{{exports}}      {{{{stream: "live.>"}}}}
+{{exports}}      {{{{service: "{_API}.{SHARDS_RECORD}"}}}}
+      {{{{service: "{LARGE_EVENTS}"}}}}
+      {{{{stream: "live.>"}}}}
     ]
   }}}}
   {SUBSCRIBERS} {{{{
@@ -336,7 +346,12 @@ accounts {{{{
 {{readers}}
     ]
     imports: [
-{{imports}}      {{{{stream: {{{{account: {ACCOUNT}, subject: "live.>"}}}}}}}}
+{{imports}}      {{{{
+        service: {{{{account: {ACCOUNT}, subject: "{_API}.{SHARDS_RECORD}"}}}}
+        to: "$JS.{DOMAIN}.API.{SHARDS_RECORD}"
+      }}}}
+      {{{{service: {{{{account: {ACCOUNT}, subject: "{LARGE_EVENTS}"}}}}}}}}
+      {{{{stream: {{{{account: {ACCOUNT}, subject: "live.>"}}}}}}}}
     ]
   }}}}
 }}}}

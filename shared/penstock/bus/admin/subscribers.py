@@ -1,4 +1,4 @@
-"""Makes the durable consumers of the NATS user `subscriber`, which may not make consumers itself.
+"""Makes the durable consumers of subscribers, whose NATS users may not make consumers themselves.
 
 A user that may make a consumer chooses the subject of the consumer's deliveries, and the server
 does not check whether the user may publish to this subject.
@@ -6,51 +6,169 @@ does not check whether the user may publish to this subject.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from penstock.bus import subjects
 from penstock.bus.admin.ensure import shards_of
 from penstock.bus.admin.permissions import SUBSCRIBER
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import CONSUMER_NOT_FOUND, ApiError
 from penstock.bus.state.kv import Buckets
-from penstock.bus.streams import events_of
+from penstock.bus.streams import EVENTS, events_of
 
 ACK_WAIT_S = 30
 MAX_DELIVER = 20
+MAX_PENDING = 1000
+
+Place = Literal["beginning", "now"]
+Start = Place | datetime
+PLACES: Final[tuple[Place, ...]] = ("beginning", "now")
+
+_MARK: Final = "penstock-subscriber"  # in the metadata of durables that this module has made
+# The fields of a durable that its copies in further shards have, too.
+_KEPT: Final = (
+    *("durable_name", "description", "filter_subject", "filter_subjects", "ack_policy"),
+    *("ack_wait", "max_deliver", "max_ack_pending", "metadata"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A subscriber's durable consumer, in each shard of EVENTS.
+
+    `events` are types such as `llm.tool_call` and `approval.*`; empty means all events. `start` is
+    the place where a new durable begins: the oldest stored event, the next event, or the first
+    event that was stored at a time or later. The place of a durable that exists is never changed.
+    """
+
+    name: str
+    events: tuple[str, ...] = ()
+    start: Start = "beginning"
+
+    def config(self) -> dict[str, Any]:
+        """Return the consumer's configuration as JetStream's API takes it."""
+        config: dict[str, Any] = {
+            "durable_name": self.name,
+            "description": "Every event once, for a subscriber",
+            "deliver_policy": "all",
+            "ack_policy": "explicit",
+            "ack_wait": ACK_WAIT_S * 1_000_000_000,
+            "max_deliver": MAX_DELIVER,
+            "max_ack_pending": MAX_PENDING,
+            "metadata": {_MARK: "yes"},
+        }
+        if self.events:
+            config["filter_subjects"] = subjects.of_events(self.events)
+        if isinstance(self.start, datetime):
+            config["deliver_policy"] = "by_start_time"
+            config["opt_start_time"] = self.start.astimezone(UTC).isoformat()
+        elif self.start == "now":
+            config["deliver_policy"] = "new"
+        return config
 
 
 async def ensure(bus: Buckets) -> list[str]:
-    """Make the consumer of each shard if it does not exist; return the streams that got one.
+    """Make the missing durables of each shard; return a line for each that was made.
 
-    The consumer delivers every present and future event of its stream. It does not change how long
-    events are kept.
+    These are the durable of the user `subscriber`, and in further shards every durable that `make`
+    has made in the first shard. A durable of a new shard begins at the shard's first event.
+
+    Raises:
+        BusError: the server refuses the request, or does not answer.
+    """
+    count = (await shards_of(bus)).made
+    known = [Durable(SUBSCRIBER).config()]
+    known += [config for config in await _made(bus, EVENTS) if config["durable_name"] != SUBSCRIBER]
+    return [
+        f"the durable {config['durable_name']} of {events_of(shard)}"
+        for shard in range(count)
+        for config in known
+        if await _ensure(bus, events_of(shard), _for_shard(config, shard))
+    ]
+
+
+async def make(bus: Buckets, durable: Durable) -> list[str]:
+    """Make the durable in each shard that lacks it; return the streams that got one.
 
     Raises:
         BusError: the server refuses the request, or does not answer.
     """
     names = [events_of(shard) for shard in range((await shards_of(bus)).made)]
-    return [name for name in names if await _ensure(bus, name)]
+    return [name for name in names if await _ensure(bus, name, durable.config())]
 
 
-async def _ensure(bus: HasJetStream, stream: str) -> bool:
-    api = bus.jetstream.api
+async def listed(bus: Buckets) -> list[dict[str, Any]]:
+    """Return what the server says about the subscribers' durables of each shard, sorted.
+
+    Raises:
+        BusError: the server refuses the request, or does not answer.
+    """
+    found = [
+        info
+        for shard in range((await shards_of(bus)).made)
+        for info in await _infos(bus, events_of(shard))
+        if _is_ours(info["config"])
+    ]
+    return sorted(found, key=lambda info: (info["name"], info["stream_name"]))
+
+
+async def delete(bus: Buckets, name: str) -> list[str]:
+    """Delete a subscriber's durable in each shard; return the streams that had one.
+
+    Raises:
+        BusError: the server refuses the request, or does not answer.
+    """
+    deleted = []
+    for info in await listed(bus):
+        if info["name"] == name:
+            await bus.jetstream.api(f"CONSUMER.DELETE.{info['stream_name']}.{name}")
+            deleted.append(str(info["stream_name"]))
+    return deleted
+
+
+def _is_ours(config: dict[str, Any]) -> bool:
+    marked = _MARK in (config.get("metadata") or {})
+    return marked or config.get("durable_name") == SUBSCRIBER
+
+
+def _for_shard(config: dict[str, Any], shard: int) -> dict[str, Any]:
+    """Return the configuration for a shard that was made after the durable, so without a start."""
+    if not shard:
+        return config
+    return {name: each for name, each in config.items() if name != "opt_start_time"} | {
+        "deliver_policy": "all"
+    }
+
+
+async def _made(bus: HasJetStream, stream: str) -> list[dict[str, Any]]:
+    return [
+        {name: info["config"][name] for name in _KEPT if name in info["config"]}
+        for info in await _infos(bus, stream)
+        if _is_ours(info["config"])
+    ]
+
+
+async def _infos(bus: HasJetStream, stream: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while True:
+        page = await bus.jetstream.api(f"CONSUMER.LIST.{stream}", {"offset": len(found)})
+        consumers: Sequence[dict[str, Any]] = page.get("consumers") or ()
+        found += consumers
+        if not consumers or len(found) >= page["total"]:
+            return found
+
+
+async def _ensure(bus: HasJetStream, stream: str, config: dict[str, Any]) -> bool:
+    api, name = bus.jetstream.api, config["durable_name"]
     try:
-        await api(f"CONSUMER.INFO.{stream}.{SUBSCRIBER}")
+        await api(f"CONSUMER.INFO.{stream}.{name}")
         return False
     except ApiError as error:
         if error.code != CONSUMER_NOT_FOUND:
             raise
-    await api(
-        f"CONSUMER.DURABLE.CREATE.{stream}.{SUBSCRIBER}",
-        {
-            "stream_name": stream,
-            "config": {
-                "durable_name": SUBSCRIBER,
-                "description": "Every event once, for the NATS user of that name",
-                "deliver_policy": "all",
-                "ack_policy": "explicit",
-                "ack_wait": ACK_WAIT_S * 1_000_000_000,
-                "max_deliver": MAX_DELIVER,
-                "max_ack_pending": 1000,
-            },
-        },
-    )
+    call = f"CONSUMER.DURABLE.CREATE.{stream}.{name}"
+    await api(call, {"stream_name": stream, "config": config})
     return True

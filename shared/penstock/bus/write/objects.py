@@ -45,6 +45,11 @@ async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
             await store.put(name, payload)
         except NatsError as error:
             raise BusUnavailable(f"the object store did not take {name}: {error}") from error
+    return reference(name)
+
+
+def reference(name: str) -> bytes:
+    """Return the reference to the object of this name, as `wrap` returns it."""
     return _MARK + name.encode() + b'"}'
 
 

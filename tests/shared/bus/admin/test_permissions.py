@@ -92,6 +92,12 @@ PUBLISH: Mapping[str, set[str]] = {
     "$JS.API.CONSUMER.DURABLE.CREATE.EVENTS.mine": set(),
     "$JS.API.CONSUMER.MSG.NEXT.COMMANDS.connector-start": {"connector"},
     "$JS.API.CONSUMER.MSG.NEXT.EVENTS.subscriber": set(),
+    # what subscribers may ask for besides their durable
+    f"large.{RUN}.1.0": {SUBSCRIBER},
+    "$JS.penstock.API.DIRECT.GET.KV_checkpoints.$KV.checkpoints.shards": {SUBSCRIBER},
+    "$JS.penstock.API.DIRECT.GET.KV_checkpoints.$KV.checkpoints.marks": set(),
+    "$JS.penstock.API.DIRECT.GET.KV_checkpoints": set(),
+    "$JS.penstock.API.DIRECT.GET.OBJ_payloads": set(),
     "$JS.ACK.COMMANDS.connector-start.1.1.1.1.0": {"connector"},
     "$JS.API.CONSUMER.DELETE.EVENTS.approvals": set(),
     # changes of the streams themselves
@@ -123,6 +129,7 @@ SUBSCRIBE: Mapping[str, set[str]] = {
     "control.*": {"connector"},
     "handover.leg": {"connector"},
     "turn.*": {"connector", "edge"},
+    "large.*.*.*": {"edge"},
     "raw.>": set(),
     "command.>": set(),
     "llm.>": set(),
@@ -269,11 +276,18 @@ async def test_nothing_that_a_subscriber_may_ask_for_can_be_sent_elsewhere(
 ) -> None:
     """A JetStream request names the subject of its answer; no publish permission limits it."""
     heard: list[str] = []
+    own = permissions.READERS[0].publish
+    asked = [*own[:2], own[3], f"large.{RUN}.1.0"]
+    assert own[4] == permissions.LARGE_EVENTS
 
     async def hear(msg: Msg) -> None:
         heard.append(msg.subject)
 
+    async def answer(msg: Msg) -> None:  # as an edge does
+        await msg.respond(b"the event")
+
     await bus.client.subscribe("decide.*", cb=hear)
+    await bus.client.subscribe(permissions.LARGE_EVENTS, cb=answer)
     await bus.publisher.publish(event(new_run_id(), 1))
     elsewhere = ["decide.1", "$KV.approvals.1", f"command.connector.continue.{RUN}"]
     elsewhere += [f"raw.{RUN}.upstream", f"approval.decided.{RUN}", f"control.{RUN}"]
@@ -281,7 +295,7 @@ async def test_nothing_that_a_subscriber_may_ask_for_can_be_sent_elsewhere(
     before = [(await bus.api(f"STREAM.INFO.{name}"))["state"]["last_seq"] for name in names]
     async with client_of(server, SUBSCRIBER) as (client, refused):
         for reply in elsewhere:
-            for subject in permissions.READERS[0].publish[:2]:
+            for subject in asked:
                 await client.publish(subject, b'{"batch": 1, "no_wait": true}', reply)
         # The server answers in order, so it has already answered the earlier requests.
         await client.request(permissions.READERS[0].publish[0], b"", timeout=5)

@@ -1,0 +1,102 @@
+"""Answers subscribers' requests for events that are in the object store.
+
+Subscribers may not read the object store, which also holds commands, decisions and dead letters.
+So an edge reads the event for them. The answer to a request has one part of the event; the header
+`Penstock-Parts` says how many parts there are. A request that cannot be answered gets no part, and
+the header `Penstock-Error`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from penstock.bus import Bus, BusError, Msg, NatsError, ObjectGone, Subscription
+from penstock.bus.messages import LARGE_ERROR, LARGE_PARTS
+from penstock.bus.subjects import is_run_id, large_event
+from penstock.bus.write import objects
+from penstock.bus.write.fence import MAX_MESSAGE_BYTES as PART_BYTES
+
+log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 4  # how many requests read the object store at once
+MAX_WAITING: Final = 256  # further requests get no answer, and the subscribers ask again
+KEPT_S: Final = 10.0  # how long an event is kept for the requests for its other parts
+KEPT_BYTES: Final = 64 * 1024 * 1024
+
+
+class LargeEvents:
+    """Answers the requests. All edges share them: each request reaches one edge."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._listening: Subscription | None = None
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._kept: dict[str, bytes] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Begin to answer requests.
+
+        Raises:
+            BusUnavailable: the server did not take the subscription.
+        """
+        subject = large_event("*", "*", "*")
+        self._listening = await self._bus.subscribe(subject, self._take, "edge")
+
+    async def stop(self) -> None:
+        """Answer no more requests."""
+        if self._listening is not None:
+            try:
+                await self._listening.unsubscribe()
+            except NatsError as error:
+                log.debug("the subscription ended with its connection: %s", error)
+            self._listening = None
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+        self._kept.clear()
+
+    async def _take(self, msg: Msg) -> None:
+        if len(self._answering) >= MAX_WAITING:
+            return
+        task = asyncio.create_task(self._answer(msg))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, msg: Msg) -> None:
+        _, run_id, sequence, part = msg.subject.split(".")
+        body, headers = b"", {}
+        if not (is_run_id(run_id) and sequence.isdecimal() and part.isdecimal()):
+            headers = {LARGE_ERROR: "invalid"}
+        else:
+            try:
+                async with self._room:
+                    event = await self._event(f"{run_id}.{sequence}")
+            except ObjectGone:
+                headers = {LARGE_ERROR: "gone"}
+            except BusError as error:
+                log.warning("run %s: a large event cannot be read now: %s", run_id, error)
+                headers = {LARGE_ERROR: "unavailable"}
+            else:
+                start = int(part[:9]) * PART_BYTES
+                body = event[start : start + PART_BYTES]
+                headers = {LARGE_PARTS: f"{-(-len(event) // PART_BYTES)}"}
+        try:
+            await self._bus.client.publish(msg.reply, body, headers=headers)
+        except NatsError as error:
+            log.debug("a part of a large event could not be sent: %s", error)
+
+    async def _event(self, name: str) -> bytes:
+        """Return the event of this name, `<run id>.<sequence>`. Raises BusError, ObjectGone.
+
+        Only events have names of this form.
+        """
+        kept = self._kept.get(name)
+        if kept is None:
+            kept = await objects.unwrap(self._bus, objects.reference(name))
+            if sum(map(len, self._kept.values())) + len(kept) <= KEPT_BYTES:
+                self._kept[name] = kept
+                asyncio.get_running_loop().call_later(KEPT_S, self._kept.pop, name, None)
+        return kept

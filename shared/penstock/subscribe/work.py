@@ -1,0 +1,181 @@
+"""Handles one event after another of each run, and decides what becomes of each delivery."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import orjson
+
+from penstock.bus import Msg, NatsError, ObjectGone
+from penstock.bus.connection.nats_client import Connection
+from penstock.bus.subjects import run_id_of
+from penstock.bus.write.objects import is_reference
+from penstock.events import Event, InvalidEvent, parse
+from penstock.subscribe.account import Account
+from penstock.subscribe.handlers import Handler
+from penstock.subscribe.received import Later, Reject
+from penstock.subscribe.settings import Limits
+
+log = logging.getLogger("penstock.subscribe")
+
+MAX_REASON_CHARACTERS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message of a durable, and the answers that the server takes about it."""
+
+    connection: Connection
+    subject: str
+    reply: str
+    payload: bytes
+    delivered: int
+    stored_at: datetime
+
+    @classmethod
+    def of(cls, connection: Connection, msg: Msg) -> Delivery:
+        """Return the delivery that a message is."""
+        metadata = msg.metadata
+        return cls(
+            connection,
+            msg.subject,
+            msg.reply,
+            msg.data,
+            metadata.num_delivered or 1,
+            metadata.timestamp,
+        )
+
+    @property
+    def run_id(self) -> str:
+        """The run of the event."""
+        return run_id_of(self.subject)
+
+    def done(self) -> None:
+        """Acknowledge the event."""
+        self._answer(b"+ACK")
+
+    def working(self) -> None:
+        """Tell the server that the event is still being handled."""
+        self._answer(b"+WPI")
+
+    def again(self, delay_s: float) -> None:
+        """Have the event delivered again after this many seconds."""
+        self._answer(b"-NAK " + orjson.dumps({"delay": round(delay_s * 1e9)}))
+
+    def give_up(self, reason: str) -> None:
+        """End the deliveries of the event. Penstock makes a dead letter with the reason."""
+        plain = reason.encode("ascii", "backslashreplace").replace(b"\r", b" ").replace(b"\n", b" ")
+        self._answer(b"+TERM " + plain[:MAX_REASON_CHARACTERS])
+
+    def _answer(self, answer: bytes) -> None:
+        try:
+            self.connection.send(self.reply, answer)
+        except NatsError as error:
+            # Without an answer, the server delivers the event again.
+            log.warning("run %s: %s comes again: %s", self.run_id, self.subject, error)
+
+
+class Work:
+    """Handles up to `concurrency` events at once, and the events of each run in their order."""
+
+    def __init__(self, account: Account, handlers: Sequence[Handler], limits: Limits) -> None:
+        self._account = account
+        self._handlers = handlers
+        self._limits = limits
+        self._room = asyncio.Semaphore(limits.concurrency)
+        self._last: dict[str, asyncio.Task[None]] = {}  # by run: the event that was taken last
+
+    async def take(self, delivery: Delivery, heartbeat_s: float) -> None:
+        """Begin to handle an event, when there is room for it."""
+        try:
+            await self._room.acquire()
+        except asyncio.CancelledError:  # the subscriber stops
+            delivery.again(0)
+            raise
+        run_id = delivery.run_id
+        task = asyncio.create_task(self._in_turn(delivery, heartbeat_s, self._last.get(run_id)))
+        self._last[run_id] = task
+        task.add_done_callback(lambda done: self._forget(run_id, done))
+
+    async def finish(self, grace_s: float) -> None:
+        """Wait for the events that are being handled, then give back the rest."""
+        if tasks := set(self._last.values()):
+            await asyncio.wait(tasks, timeout=grace_s)
+        while tasks := {task for task in self._last.values() if not task.done()}:
+            log.warning("%d events were not handled in time: they come again", len(tasks))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await asyncio.sleep(0)  # the callbacks of the tasks run
+
+    def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
+        self._room.release()
+        if self._last.get(run_id) is task:
+            del self._last[run_id]
+
+    async def _in_turn(
+        self, delivery: Delivery, heartbeat_s: float, before: asyncio.Task[None] | None
+    ) -> None:
+        beat = asyncio.create_task(_beat(delivery, heartbeat_s))
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            await self._handle(delivery)
+        except asyncio.CancelledError:
+            delivery.again(0)
+            raise
+        finally:
+            beat.cancel()
+
+    async def _handle(self, delivery: Delivery) -> None:
+        wanting = [handler for handler in self._handlers if handler.wants(delivery.subject)]
+        if not wanting:
+            delivery.done()
+            return
+        where = f"run {delivery.run_id}: {delivery.subject}"
+        name = ""
+        try:
+            event = await self._read(delivery.payload)
+            for handler in wanting:
+                name = handler.name
+                await handler.call(handler.argument(event, delivery.delivered, delivery.stored_at))
+        except (InvalidEvent, ObjectGone) as error:
+            log.error("%s is given up, since it cannot be read: %s", where, error)
+            delivery.give_up(f"cannot be read: {error}")
+        except Reject as error:
+            log.error("%s is given up by %s: %s", where, name, error)
+            delivery.give_up(f"{name} rejects it: {error}")
+        except Later as error:
+            delivery.again(error.delay_s)
+        except Exception as error:
+            self._failed(delivery, name, error)
+        else:
+            delivery.done()
+
+    async def _read(self, payload: bytes) -> Event:
+        """Return the event. Raises InvalidEvent, ObjectGone."""
+        if is_reference(payload):
+            payload = await self._account.large_event(payload)
+        return parse(payload)
+
+    def _failed(self, delivery: Delivery, name: str, error: Exception) -> None:
+        where = f"run {delivery.run_id}: {delivery.subject}"
+        delays_s = self._limits.retry_delays_s
+        if delivery.delivered > len(delays_s):
+            log.error("%s is given up: %s failed", where, name, exc_info=error)
+            delivery.give_up(f"{name} failed {delivery.delivered} times, last with {error!r}")
+            return
+        delay_s = delays_s[delivery.delivered - 1]
+        log.warning("%s: %s failed, again in %g s", where, name, delay_s, exc_info=error)
+        delivery.again(delay_s)
+
+
+async def _beat(delivery: Delivery, heartbeat_s: float) -> None:
+    while True:
+        await asyncio.sleep(heartbeat_s)
+        delivery.working()
