@@ -827,6 +827,8 @@ export interface AutomationCompleted extends Envelope {
     attempts: number;
     /** Seconds between the first attempt and the end. */
     duration_s: number;
+    /** The run that the rule has started, if it starts runs. */
+    started_run_id?: string | null;
     /** The error of the last attempt. */
     error?: ErrorInfo | null;
   };
@@ -855,6 +857,8 @@ export interface AutomationFailed extends Envelope {
     attempts: number;
     /** Seconds between the first attempt and the end. */
     duration_s: number;
+    /** The run that the rule has started, if it starts runs. */
+    started_run_id?: string | null;
     /** The error of the last attempt. */
     error?: ErrorInfo | null;
   };

@@ -29,7 +29,7 @@ from penstock_automations.actions.webhook.signing import signed
 from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s
 from penstock_automations.jobs.job import EventSource, Job, TriggerSource
 from penstock_automations.matching.facts import RunFacts
-from penstock_automations.matching.match import matches, may_act
+from penstock_automations.matching.match import matches, may_act, too_deep
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import MANY, Rule, types_of
@@ -76,7 +76,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("wher", "true", "wher", "Extra inputs"),
         ("payload", "some", "payload", "'full' or 'reference'"),
         ("order", "session", "order", "'none' or 'run'"),
-        ("action", {}, "action.webhook", "required"),
+        ("action", {}, "action", "exactly one action of webhook, run, decide"),
         ("action.webhook.url", "ftp://x.example", "action.webhook.url", "https://"),
         ("action.webhook.url", "https://", "action.webhook.url", "no host"),
         ("action.webhook.url", "https://u:p@x.example", "action.webhook.url", "use `auth`"),
@@ -384,9 +384,8 @@ OWN = {"event": {"category": "automation", "action": "completed"}, "data": {"aut
         (compiled(all_users=True), RunFacts("u2"), EVENT, True),
         (compiled(), RunFacts("u1", ("good",)), EVENT, False),
         (compiled(loops=True), RunFacts("u1", ("good",)), EVENT, True),
-        (compiled(loops=True), RunFacts("u1", ("good",) * 4), EVENT, False),
+        (compiled(loops=True), RunFacts("u1", ("good",) * 4), EVENT, True),
         (compiled(), RunFacts("u1", ("a", "b", "c")), EVENT, True),
-        (compiled(), RunFacts("u1", ("a", "b", "c", "d")), EVENT, False),
         (compiled(), RunFacts("u1"), OWN, False),
         (compiled(id="other"), RunFacts("u1"), OWN, True),
         (compiled(), RunFacts("u1"), OTHERS, True),
@@ -397,6 +396,24 @@ def test_a_rule_acts_with_its_owners_rights_and_in_no_loop(
     rule: CompiledRule, facts: RunFacts, body: dict[str, Any], may: bool
 ) -> None:
     assert may_act(rule, facts, body) is may
+
+
+@pytest.mark.parametrize(
+    ("facts", "body", "reason"),
+    [
+        (RunFacts("u1", ("a", "b", "c")), EVENT, None),
+        (RunFacts("u1", ("a", "b", "c", "d")), EVENT, "4 rules led to this event"),
+        (RunFacts("u1", (), depth=4), EVENT, "4 rules led to this event"),
+        (RunFacts("u1"), OTHERS, None),
+        (RunFacts("u1"), DEEP, "4 rules led to this event"),
+        (RunFacts("u1", ("a", "b", "c")), OTHERS, "4 rules led to this event"),
+    ],
+)
+def test_an_event_to_which_four_rules_led_triggers_nothing(
+    facts: RunFacts, body: dict[str, Any], reason: str | None
+) -> None:
+    found = too_deep(facts, body)
+    assert found == reason or (reason is not None and reason in str(found))
 
 
 EVENT_JOB = Job(

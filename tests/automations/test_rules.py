@@ -14,7 +14,7 @@ from penstock.settings import ConfigurationError
 from penstock.web.auth.scopes import DEFAULT
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules.file import apply_file, read_rules
-from penstock_automations.rules.records import Owner
+from penstock_automations.rules.records import Owner, RuleRecord
 from penstock_automations.rules.secrets import check_secret
 from penstock_automations.rules.store import Conflict, CurrentRules, RuleStore
 from support.drive.automations import rule, user
@@ -37,6 +37,12 @@ rules:
 """
 
 
+def secrets_of(record: RuleRecord) -> list[str]:
+    webhook = record.rule.action.webhook
+    assert webhook is not None
+    return webhook.secrets
+
+
 @asynccontextmanager
 async def stored(server: NatsServer) -> AsyncIterator[tuple[Bus, RuleStore]]:
     async with connected(server.url) as bus:
@@ -50,16 +56,16 @@ async def test_a_change_is_a_new_version_and_keeps_the_secret(nats_server: NatsS
     async with stored(nats_server) as (_, store):
         plain = rule("hook", URL, "lifecycle.completed", webhook={"secrets": []})
         first = await store.apply(plain, user("u1"))
-        [secret] = first.rule.action.webhook.secrets
+        [secret] = secrets_of(first)
         check_secret(secret)
         changed = rule("hook", URL, "lifecycle.failed", webhook={"secrets": []})
         second = await store.apply(changed, user("u1"))
         assert (first.version, second.version) == (1, 2)
-        assert second.rule.action.webhook.secrets == [secret]
+        assert secrets_of(second) == [secret]
         assert second.uid == first.uid
         other = await store.apply(changed, user("u2"))
         assert other.uid != first.uid
-        assert other.rule.action.webhook.secrets != [secret], "another owner must not sign with it"
+        assert secrets_of(other) != [secret], "another owner must not sign with it"
 
 
 async def test_of_two_changes_at_once_one_is_refused(nats_server: NatsServer) -> None:
@@ -165,7 +171,7 @@ async def test_a_file_makes_changes_and_deletes_its_rules_and_no_others(
             "first": 1,
             "second": 1,
         }
-        assert found["first"].rule.action.webhook.secrets == [SECRET]
+        assert secrets_of(found["first"]) == [SECRET]
         assert (found["first"].all_users, found["second"].all_users) == (True, False)
         assert found["second"].owner == Owner(user_id="alice", scopes=sorted(DEFAULT))
         assert found["first"].owner.may("act-as")

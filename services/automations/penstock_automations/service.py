@@ -8,10 +8,15 @@ from typing import ClassVar
 
 from penstock import telemetry
 from penstock.bus import BusError, Stored, streams, subjects
+from penstock.runs.open_runs import OpenRuns
+from penstock.runs.session_shards import SessionShards
+from penstock.runs.start import Starter
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock.web.operation import operations_of, routes_of
 from penstock_automations.actions.carrier import Carrier
+from penstock_automations.actions.decide import DecideCarrier
+from penstock_automations.actions.start_run import RunCarrier
 from penstock_automations.actions.webhook.carrier import WebhookCarrier
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.api.rules import Rules
@@ -54,7 +59,16 @@ class AutomationsService(Service):
         order = Order(self.bus)
         guard = Guard(settings.webhook_allow_hosts, settings.webhook_allow_networks)
         webhooks = WebhookCarrier(self.bus, Sender(guard), settings.webhook_max_bytes)
-        carriers: dict[ActionKind, Carrier] = {"webhook": webhooks}
+        self._open_runs = OpenRuns(
+            self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
+        )
+        shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
+        starter = Starter(self.bus, self._open_runs, shards, callers_known=settings.auth.asks)
+        carriers: dict[ActionKind, Carrier] = {
+            "webhook": webhooks,
+            "run": RunCarrier(self.bus, context.config, starter),
+            "decide": DecideCarrier(self.bus),
+        }
         self._matching = Matching(self.bus, self._rules, self._store, order, self.give_up)
         self._deliverer = Deliverer(
             self.bus,
@@ -75,7 +89,7 @@ class AutomationsService(Service):
         self._shards = 0  # how many shards have subscribers
         self._changed = asyncio.Event()
         self._rules.on_change = self._on_change
-        refusals = Refusals(guard)
+        refusals = Refusals(guard, context.config)
         rules = Rules(
             self._store, self._rules, refusals, self.rules_changed, settings.rules_per_user
         )
@@ -94,6 +108,7 @@ class AutomationsService(Service):
         self.spawn("consumers", self._keep_consumers)
         self.spawn("schedules", self._schedules.keep)
         self.spawn("shards", self._look_for_shards)
+        self.spawn("open runs", self._open_runs.follow)
         self.spawn("replays", self.replays(self._replay).run)
 
     async def drain(self, grace_s: float) -> None:
@@ -104,7 +119,7 @@ class AutomationsService(Service):
 
     async def stop(self) -> None:
         """Take nothing more; give back the jobs that are not finished."""
-        await self.cancel("shards", "consumers", "schedules", "rules", "replays")
+        await self.cancel("shards", "consumers", "schedules", "rules", "open runs", "replays")
         await self._stop_brokers()
         await self._deliverer.finish(0)
 

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from penstock.settings import Settings, Words
+from penstock.runs.settings import StartSettings
+from penstock.settings import Words
 from penstock_automations.guard.addresses import parse_networks
 
 
-class AutomationsSettings(Settings):
+class AutomationsSettings(StartSettings):
     """From the environment, as `PENSTOCK_<NAME>`."""
 
     rules: Path | None = Field(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
-from penstock.settings import Settings
+from penstock.runs.settings import StartSettings
 
 _YES = frozenset({"true", "1", "yes", "on"})
 
@@ -16,7 +16,7 @@ def _flag(value: Any) -> bool:
     return value if isinstance(value, bool) else str(value).strip().lower() in _YES
 
 
-class EdgeSettings(Settings):
+class EdgeSettings(StartSettings):
     """The variables are `PENSTOCK_<NAME>`; the flag has the name that its contract fixes."""
 
     model_config = SettingsConfigDict(populate_by_name=True)
@@ -73,17 +73,6 @@ class EdgeSettings(Settings):
         ge=0,
         description="Seconds after which a stream that can be resumed is ended; the edge picks a "
         "moment between 80 and 100 % of it. 0 means never.",
-    )
-    max_open_runs_per_user: int = Field(
-        500,
-        ge=0,
-        description="The number of queued or running runs of one user in the whole installation. "
-        "A further start is answered with 429. 0 means no limit.",
-    )
-    max_queued_runs_per_user: int = Field(
-        200,
-        ge=0,
-        description="The number of these runs that no connector has taken yet. 0 means no limit.",
     )
     page_events: int = Field(
         5000,

@@ -51,6 +51,9 @@ class _Outcome(_Delivery):
     result: str = Field(description="A description of the outcome for people.")
     attempts: int = Field(description="The number of attempts.")
     duration_s: float = Field(description="Seconds between the first attempt and the end.")
+    started_run_id: str | None = Field(
+        default=None, description="The run that the rule has started, if it starts runs."
+    )
     error: ErrorInfo | None = Field(default=None, description="The error of the last attempt.")
 
 

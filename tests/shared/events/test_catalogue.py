@@ -50,9 +50,9 @@ VOCABULARY = {
     "approval.withdrawn": "approval_id reason",
     "automation.triggered": "depth? automation trigger delivery_id workflow",
     "automation.completed": "depth? automation workflow delivery_id status_code? result attempts"
-    " duration_s error?",
+    " duration_s started_run_id? error?",
     "automation.failed": "depth? automation workflow delivery_id status_code? result attempts"
-    " duration_s error?",
+    " duration_s started_run_id? error?",
     "state.snapshot": "snapshot",
     "state.delta": "delta",
     "state.messages": "messages",

@@ -20,7 +20,7 @@ from penstock_automations.rules.records import Owner, RuleRecord
 from penstock_automations.rules.store import RuleStore
 from penstock_automations.service import AutomationsService
 from penstock_normalizer.service import NormalizerService
-from support.drive.pipeline import Event, Pipeline, pipeline
+from support.drive.pipeline import Event, Pipeline, Services, pipeline
 from support.drive.waiting import eventually
 from support.fakes.raw import agno
 from support.fakes.receiver import SECRET, Receiver, receiver
@@ -38,6 +38,11 @@ def rule(id: str, url: str, *subjects: str, **fields: Any) -> Rule:
     )
 
 
+def rule_with(id: str, action: dict[str, Any], *subjects: str, **fields: Any) -> Rule:
+    """Return a rule with this action."""
+    return read_rule({"id": id, "subjects": list(subjects), "action": action, **fields}, Rule)
+
+
 def user(user_id: str) -> Owner:
     """Return the owner of a rule that a user with the default scopes makes."""
     return Owner(user_id=user_id, scopes=sorted(DEFAULT | {"automate"}))
@@ -50,6 +55,7 @@ class DrivenRun:
     bus: Bus
     run_id: str
     user_id: str
+    session_id: str = ""  # default: a session of its own
     writer: RawWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +67,7 @@ class DrivenRun:
             "agent": "assistant",
             "protocol": "agno",
             "kind": "agent",
-            "session_id": f"s-{self.run_id}",
+            "session_id": self.session_id or f"s-{self.run_id}",
             "user_id": self.user_id,
             "message": "hello",
         }
@@ -155,7 +161,13 @@ def _nth(types: frozenset[str], count: int) -> Any:
 
 
 @asynccontextmanager
-async def automations(url: str, count: int = 1, **settings: Any) -> AsyncIterator[Automations]:
+async def automations(
+    url: str,
+    count: int = 1,
+    config: Config | None = None,
+    others: Services = (NormalizerService,),
+    **settings: Any,
+) -> AsyncIterator[Automations]:
     """Run a normalizer, `count` automations services, and a receiver that they may reach."""
     given = {
         "webhook_allow_hosts": ("127.0.0.1",),
@@ -163,10 +175,10 @@ async def automations(url: str, count: int = 1, **settings: Any) -> AsyncIterato
         "drain_s": 5,
         **settings,
     }
-    services = (NormalizerService, *[AutomationsService] * count)
+    services: Services = (*others, *[AutomationsService] * count)
     async with (
         receiver() as made,
-        pipeline(url, Config(agents=[]), services, **given) as penstock,
+        pipeline(url, config or Config(agents=[]), services, **given) as penstock,
     ):
         store = RuleStore(penstock.bus)
         for each in await store.all():

@@ -57,6 +57,7 @@ from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
 from penstock_automations.rules.refusals import Refusals
+from penstock_automations.rules.rights import missing_right
 from penstock_automations.rules.secrets import check_secret, new_secret, new_token
 from penstock_automations.rules.store import Conflict, CurrentRules, RuleStore
 
@@ -424,6 +425,8 @@ class Rules:
     async def _stored(
         self, rule: Rule, owner: Owner, everybody: bool, expected: int, refusal: str
     ) -> RuleRecord:
+        if (reason := missing_right(rule, owner)) is not None:
+            raise Problem(403, reason)
         try:
             return await asked(
                 self._store.apply(rule, owner, all_users=everybody, expected=expected)
@@ -503,6 +506,8 @@ def _secrets(rule: Rule, of: Literal["webhook", "hook"] | str) -> tuple[str, lis
             raise Problem(409, "the rule has no hook, so it has no secret for one")
         name = "tokens" if rule.hook.tokens else "secrets"
         return name, getattr(rule.hook, name)
+    if rule.action.webhook is None:
+        raise Problem(409, "the rule sends no webhook, so it has no secret for one")
     return "secrets", rule.action.webhook.secrets
 
 

@@ -41,6 +41,8 @@ def outcome(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
     }
     if last is not None and last.status is not None:
         data["status_code"] = last.status
+    if record.started_run_id is not None:
+        data["started_run_id"] = record.started_run_id
     if record.status == "delivered":
         return "automation.completed", data
     code, text = (last.code, last.text) if last is not None else ("unknown", "")

@@ -12,6 +12,7 @@ from penstock.bus import subjects
 
 TriggerKind = Literal["schedule", "hook"]
 SourceKind = Literal["event", TriggerKind]
+FailureCode = Literal["condition", "depth", "queue_full"]
 
 _TRIGGER_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
@@ -87,7 +88,7 @@ class Job:
     deferrals: int = 0  # how often the delivery was put off without an attempt
     replay: int = 0  # how often a person had the delivery made again
     failure: str | None = None  # why nothing is sent: the delivery fails at once
-    failure_code: Literal["condition", "queue_full"] = "condition"
+    failure_code: FailureCode = "condition"
 
     @property
     def run_id(self) -> str | None:
@@ -103,7 +104,7 @@ class Job:
     @property
     def can_be_repeated(self) -> bool:
         """Whether a replay of the delivery may succeed, so that its failure is a dead letter."""
-        return self.failure is None or self.failure_code != "condition"
+        return self.failure is None or self.failure_code == "queue_full"
 
     @property
     def key(self) -> str:

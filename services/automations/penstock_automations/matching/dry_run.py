@@ -18,7 +18,7 @@ from penstock.bus.read import direct
 from penstock.bus.write import objects
 from penstock.expressions import ExpressionError, MissingField
 from penstock_automations.matching.facts import Facts, RunFacts
-from penstock_automations.matching.match import may_act
+from penstock_automations.matching.match import may_act, too_deep
 from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_of
 
 MAX_EVENTS: Final = 10_000
@@ -128,6 +128,8 @@ def _why(
 ) -> tuple[Why, str]:
     if not may_act(rule, facts, body):
         return "not_allowed", "the rule would set itself off, or too many rules led to the event"
+    if (reason := too_deep(facts, body)) is not None:
+        return "not_allowed", reason
     if rule.trouble is not None:
         return "failed", rule.trouble
     try:

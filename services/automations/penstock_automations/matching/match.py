@@ -8,9 +8,8 @@ from typing import Any
 
 from penstock.expressions import Bound, ExpressionError, MissingField
 from penstock_automations.matching.facts import RunFacts
+from penstock_automations.rules.model import MAX_DEPTH
 from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_of
-
-MAX_DEPTH = 4  # an event to which so many rules led triggers nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +67,29 @@ def may_act(rule: CompiledRule, facts: RunFacts, body: Mapping[str, Any]) -> boo
     """Return whether the rule may act on an event of this run.
 
     A rule acts with its owner's rights, so it sees its owner's runs only, unless it sees all users.
-    Unless the rule says `loops`, it sees neither its own events nor the runs that it led to. An
-    event to which MAX_DEPTH rules led triggers nothing, whatever its rules say.
+    Unless the rule says `loops`, it sees neither its own events nor the runs that it led to. See
+    also `too_deep`.
     """
     record = rule.record
     if not record.all_users and facts.owner != record.owner.user_id:
         return False
-    if depth_of(facts, body) >= MAX_DEPTH:
-        return False
+    is_delivery = body["event"]["category"] == "automation"
+    if is_delivery and too_deep(facts, body) is not None:
+        return False  # the outcome of this refusal would be an event, which would be refused, too
     if record.rule.loops:
         return True
-    is_own_event = (
-        body["event"]["category"] == "automation" and body["data"].get("automation") == rule.id
-    )
+    is_own_event = is_delivery and body["data"].get("automation") == rule.id
     return not is_own_event and rule.id not in facts.rules
+
+
+def too_deep(facts: RunFacts, body: Mapping[str, Any]) -> str | None:
+    """Return why the event triggers nothing, whatever the rules say; None if it may.
+
+    Rules that start each other's runs, or wait for each other's events, would otherwise never end.
+    """
+    depth = depth_of(facts, body)
+    if depth < MAX_DEPTH:
+        return None
+    return (
+        f"{depth} rules led to this event; an event of depth {MAX_DEPTH} or more triggers nothing"
+    )

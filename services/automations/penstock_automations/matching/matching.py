@@ -21,7 +21,7 @@ from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
 from penstock_automations.matching.facts import Facts
-from penstock_automations.matching.match import depth_of, matches, may_act
+from penstock_automations.matching.match import depth_of, matches, may_act, too_deep
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
 
@@ -107,8 +107,10 @@ class Matching:
             rule = match.rule
             if not may_act(rule, facts, body):
                 continue
-            if match.failure:
-                log.warning("run %s: rule %s: %s", run_id, rule.id, match.failure)
+            deep = too_deep(facts, body) if match.failure is None else None
+            failure = match.failure or deep
+            if failure is not None:
+                log.warning("run %s: rule %s: %s", run_id, rule.id, failure)
             jobs.append(
                 Job(
                     rule=rule.id,
@@ -124,7 +126,8 @@ class Matching:
                     ),
                     ordered=rule.is_ordered,
                     depth=depth_of(facts, body),
-                    failure=match.failure,
+                    failure=failure,
+                    failure_code="condition" if deep is None else "depth",
                 )
             )
         return jobs

@@ -6,10 +6,10 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.settings import ConfigurationError
 from penstock.web.auth.scopes import DEFAULT, SCOPES
@@ -17,6 +17,7 @@ from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner, RuleRecord
+from penstock_automations.rules.rights import missing_right
 from penstock_automations.rules.store import Conflict, RuleStore
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,12 @@ class FileRule(Rule):
     """A rule of a file. It sees the runs of all users, unless it has an owner."""
 
     owner: str | None = Field(None, min_length=1, description="The user whose runs the rule sees.")
+
+    @model_validator(mode="after")
+    def _may_act(self) -> Self:
+        if (reason := missing_right(self, owner_of(self))) is not None:
+            raise ValueError(reason)
+        return self
 
 
 def read_rules(path: Path) -> list[FileRule]:
@@ -68,7 +75,7 @@ async def apply_file(path: Path, store: RuleStore) -> None:
     known = {rule.id: rule for rule in await store.all()}
     for rule in wanted:
         plain = Rule.model_validate(rule.model_dump(exclude={"owner"}))
-        owner, everybody = _owner(rule), rule.owner is None
+        owner, everybody = owner_of(rule), rule.owner is None
         earlier = known.get(rule.id)
         if earlier is not None and earlier.record.source == "api":
             log.error("rule %s of %s is left out: a rule made over HTTP has its id", rule.id, path)
@@ -85,7 +92,7 @@ async def apply_file(path: Path, store: RuleStore) -> None:
             await store.delete(rule_id)
 
 
-def _owner(rule: FileRule) -> Owner:
+def owner_of(rule: FileRule) -> Owner:
     """Return the owner of a rule: the operator, or the named user with the default scopes."""
     if rule.owner is None:
         return Owner(user_id="", scopes=sorted(SCOPES))

@@ -12,8 +12,9 @@ from penstock_automations.rules.triggers import Hook
 def with_secrets(rule: Rule, earlier: Rule | None) -> Rule:
     """Return the rule with the secrets of the earlier rule, or with new ones, where it has none."""
     webhook = rule.action.webhook
-    if not webhook.secrets:
-        kept = earlier.action.webhook.secrets if earlier is not None else []
+    if webhook is not None and not webhook.secrets:
+        before = earlier.action.webhook if earlier is not None else None
+        kept = before.secrets if before is not None else []
         changed = webhook.model_copy(update={"secrets": kept or [new_secret()]})
         action = rule.action.model_copy(update={"webhook": changed})
         rule = rule.model_copy(update={"action": action})

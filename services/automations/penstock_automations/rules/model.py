@@ -7,19 +7,23 @@ that does more than its author meant.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from penstock.events import CATALOGUE
+from penstock.expressions import ExpressionError
+from penstock_automations.rules.actions import DecideAction, RunAction
 from penstock_automations.rules.secrets import WRITE_ONLY, check_secret
 from penstock_automations.rules.triggers import Hook, Schedule
 
@@ -29,7 +33,9 @@ _TYPES: Final = frozenset(CATALOGUE)
 MANY: Final = frozenset({"llm.stream", "llm.tool_args"})
 MAX_SUBJECTS = 50
 MAX_TIMEOUT_S = 60.0
+MAX_DEPTH: Final = 4  # an event to which so many rules led triggers nothing
 
+DECIDED: Final = "approval.requested"  # the only event to which the action `decide` is an answer
 TRIGGERS: Final = ("subjects", "schedule", "hook")
 
 # The words that follow /v1/automations/ in paths of their own.
@@ -142,18 +148,27 @@ class Webhook(_Part):
         return secrets
 
 
-ActionKind = Literal["webhook"]
+ActionKind = Literal["webhook", "run", "decide"]
+ACTIONS: Final[tuple[ActionKind, ...]] = get_args(ActionKind)
 
 
 class Action(_Part):
-    """What a rule does. In this version it sends a webhook."""
+    """What a rule does: one of the three."""
 
-    webhook: Webhook
+    webhook: Webhook | None = None
+    run: RunAction | None = None
+    decide: DecideAction | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum(getattr(self, kind) is not None for kind in ACTIONS) != 1:
+            raise ValueError(f"give exactly one action of {', '.join(ACTIONS)}")
+        return self
 
     @property
     def kind(self) -> ActionKind:
         """The kind of the action."""
-        return "webhook"
+        return next(kind for kind in ACTIONS if getattr(self, kind) is not None)
 
 
 class Rule(_Part):
@@ -212,6 +227,13 @@ class Rule(_Part):
             if sum(map(bool, given)) != 1:
                 raise ValueError(f"give exactly one trigger of {', '.join(TRIGGERS)}")
         return subjects
+
+    @field_validator("action")
+    @classmethod
+    def _has_an_approval(cls, action: Action, info: ValidationInfo) -> Action:
+        if action.decide is not None and info.data.get("subjects") not in (None, [DECIDED]):
+            raise ValueError(f"only a rule with the one subject {DECIDED} can decide")
+        return action
 
     @field_validator("order")
     @classmethod
@@ -280,12 +302,19 @@ def check_url(url: str) -> None:
         raise ValueError("the port 0 cannot be called")
 
 
-def fields_of(error: Any) -> list[dict[str, str]]:
-    """Return the problems of a pydantic ValidationError: each with its field and its reason."""
-    return [
-        {
-            "field": ".".join(str(step) for step in each["loc"]),
-            "reason": each["msg"].removeprefix("Value error, "),
-        }
-        for each in error.errors(include_input=False, include_url=False, include_context=False)
-    ]
+def fields_of(error: ValidationError) -> list[dict[str, Any]]:
+    """Return the problems of a rule: each with its field, its reason and, if known, a position."""
+    return [_problem(each) for each in error.errors(include_input=False, include_url=False)]
+
+
+def _problem(each: ErrorDetails) -> dict[str, Any]:
+    cause = each.get("ctx", {}).get("error")
+    reason = each["msg"].removeprefix("Value error, ")
+    problem: dict[str, Any] = {
+        "field": ".".join(str(step) for step in each["loc"]),
+        "reason": reason,
+    }
+    if isinstance(cause, ExpressionError) and cause.position is not None:
+        position = cause.position
+        problem |= {"reason": cause.reason, "line": position.line, "column": position.column}
+    return problem

@@ -36,7 +36,7 @@ class WebhookCarrier:
     @asynccontextmanager
     async def place(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
         """Hold a place at the endpoint, or give the seconds until there may be one."""
-        endpoint = self.endpoints.of(rule.record.rule.action.webhook)
+        endpoint = self.endpoints.of(_webhook_of(rule))
         if wait_s := await admitted(endpoint):
             if endpoint.breaker.state is State.CLOSED:
                 wait_s = max(wait_s, growing_s(BUSY_S, job.deferrals))
@@ -50,7 +50,7 @@ class WebhookCarrier:
 
     async def attempt(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Attempted:
         """Send the webhook once, and judge the answer."""
-        webhook = rule.record.rule.action.webhook
+        webhook = _webhook_of(rule)
         endpoint = self.endpoints.of(webhook)
         async with endpoint.turn():
             request = self._request(rule, job, occurrence)
@@ -95,3 +95,9 @@ class WebhookCarrier:
             answer=result.shown(request.secrets) if isinstance(result, Answer) else "",
             request=request.head,
         )
+
+
+def _webhook_of(rule: CompiledRule) -> Webhook:
+    webhook = rule.record.rule.action.webhook
+    assert webhook is not None, "the deliverer chooses the carrier by the kind of action"
+    return webhook

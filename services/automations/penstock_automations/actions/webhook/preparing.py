@@ -44,6 +44,7 @@ def request_of(
 ) -> Request:
     """Return the request for an event or a trigger, signed for this time."""
     webhook = rule.action.webhook
+    assert webhook is not None, "the caller has chosen a rule that sends a webhook"
     body = body_of(job.type, occurrence.payload, rule.payload, max_bytes)
     shown = {
         "content-type": "application/json",

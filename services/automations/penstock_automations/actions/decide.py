@@ -1,0 +1,108 @@
+"""Carries out the action `decide`: decides an approval with the rights of the rule's owner.
+
+The decision has the delivery's id as its idempotency key, and the digest of the event that matched.
+So a repeated attempt gets the first answer again, and a request for approval that has changed is
+not decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import orjson
+
+from penstock.bus import Bus
+from penstock.bus.records import Decided, Decider, DecideRequest
+from penstock.expressions import ExpressionError
+from penstock.runs.decide import forward_decision
+from penstock.web.problems import Problem
+from penstock_automations.actions.carrier import Attempted, Occurrence, Verdict
+from penstock_automations.actions.refusals import Codes, refused, unfilled
+from penstock_automations.jobs.job import Job
+from penstock_automations.rules.actions import DecideAction, filled
+from penstock_automations.rules.records import CompiledRule, event_of
+from penstock_automations.rules.rights import missing_right
+
+_CODES: Final[Codes] = {
+    403: ("final", "not_allowed"),
+    # The approvals service has not yet handled the event that the rule has matched already.
+    404: ("failed", "unknown_approval"),
+    409: ("final", "not_pending"),
+    422: ("final", "cannot_decide"),
+    503: ("failed", "unavailable"),
+}
+# The approvals service handles approval.requested at the same time as this service. So the first
+# answers may say that there is no such approval.
+LOOKUP_S, LOOKUP_RETRY_S = 5.0, 0.1
+_DONE: Final = {"approve": "approved", "reject": "rejected"}
+
+
+class DecideCarrier:
+    """Decides approvals."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    @asynccontextmanager
+    async def place(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
+        """Begin at once: one decision is one short request."""
+        yield 0.0
+
+    async def attempt(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Attempted:
+        """Send the decision, and return how the approvals service has answered."""
+        begun, at = time.monotonic(), self._bus.clock.stamp()
+        try:
+            verdict = await self._decided(rule, job, occurrence)
+        except ExpressionError as error:
+            verdict = unfilled(error)
+        except Problem as problem:
+            verdict = refused(problem, _CODES)
+        return Attempted(verdict, at, time.monotonic() - begun)
+
+    async def _decided(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Verdict:
+        record = rule.record
+        action = record.rule.action.decide
+        assert action is not None, "the deliverer chooses the carrier by the kind of action"
+        if (reason := missing_right(record.rule, record.owner)) is not None:
+            raise Problem(403, reason)
+        event = event_of(orjson.loads(occurrence.payload))
+        approval_id = str(event["data"]["approval_id"])
+        await self._sent(approval_id, _request(rule, action, job, event))
+        return Verdict("delivered", text=f"{_DONE[action.decision]} approval {approval_id}")
+
+    async def _sent(self, approval_id: str, request: DecideRequest) -> None:
+        deadline = time.monotonic() + LOOKUP_S
+        while True:
+            try:
+                return await forward_decision(self._bus, approval_id, request)
+            except Problem as problem:
+                if problem.status != 404 or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(LOOKUP_RETRY_S)
+
+
+def _request(
+    rule: CompiledRule, action: DecideAction, job: Job, event: dict[str, Any]
+) -> DecideRequest:
+    owner, data = rule.record.owner, event["data"]
+    name = f"automation {rule.id}"
+    return DecideRequest(
+        by=f"{name}, on behalf of {owner.user_id}" if owner.user_id else name,
+        decider=Decider(
+            name=name,
+            roles=owner.roles,
+            scopes=owner.scopes,
+            channel="automation",
+            on_behalf_of=owner.user_id or None,
+        ),
+        note=filled(action.note, event) if action.note is not None else None,
+        digest=data["digest"],
+        items=[
+            Decided(item_id=item["item_id"], decision=action.decision) for item in data["items"]
+        ],
+        idempotency_key=job.webhook_id,
+    )

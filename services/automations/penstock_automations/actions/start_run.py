@@ -1,0 +1,166 @@
+"""Carries out the action `run`: starts one run of the rule's owner for each delivery.
+
+What is to be started is stored before the start, with the run's id. So every later attempt of the
+delivery, also after a kill or a replay, starts the same run with the same message, and never a
+second run. The plan is kept as long as the delivery's record (30 days), which is longer than the
+24 hours of an idempotency key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import orjson
+from pydantic import ValidationError
+
+from penstock import starts
+from penstock.bus import Bus, StreamFull
+from penstock.bus.records import Record, RunRecord
+from penstock.expressions import ExpressionError
+from penstock.runs.start import Origin, Start, Starter, require_reachable
+from penstock.settings import Config
+from penstock.web.problems import Problem
+from penstock_automations.actions.carrier import Attempted, Occurrence, Verdict
+from penstock_automations.actions.refusals import Codes, refused, unfilled
+from penstock_automations.jobs.job import Job
+from penstock_automations.rules.actions import filled, filled_input
+from penstock_automations.rules.model import MAX_DEPTH
+from penstock_automations.rules.records import CompiledRule, event_of
+from penstock_automations.rules.rights import missing_right
+
+MAX_SESSION_CHARACTERS: Final = 512
+_CODES: Final[Codes] = {
+    403: ("final", "not_allowed"),
+    404: ("final", "unknown_agent"),
+    422: ("final", "not_accepted"),
+    429: ("failed", "too_many_runs"),
+    503: ("failed", "unavailable"),
+    508: ("final", "depth"),
+}
+
+
+class Plan(Record):
+    """KV `deliveries`, key `run.<delivery>`: the run that a delivery starts."""
+
+    run_id: str
+    agent: str
+    session_id: str | None = None
+    message: str
+    input: dict[str, Any] | None = None
+    automations: list[str]
+    depth: int
+
+
+class RunCarrier:
+    """Starts runs."""
+
+    def __init__(self, bus: Bus, config: Config, starter: Starter) -> None:
+        self._bus = bus
+        self._config = config
+        self._starter = starter
+        self._plans = bus.bucket("deliveries")
+
+    @asynccontextmanager
+    async def place(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
+        """Begin at once: the limit of the owner's open runs is checked by the start."""
+        yield 0.0
+
+    async def attempt(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Attempted:
+        """Start the run, unless an earlier attempt has started it."""
+        begun, at = time.monotonic(), self._bus.clock.stamp()
+        run_id: str | None = None
+        try:
+            plan = await self._plan(rule, job, occurrence)
+            await self._start(rule, job, plan, occurrence.traceparent)
+            run_id = plan.run_id
+            verdict = Verdict("delivered", text=f"started run {run_id} of agent {plan.agent}")
+        except ExpressionError as error:
+            verdict = unfilled(error)
+        except starts.NotAccepted as error:
+            verdict = Verdict("final", "not_accepted", f"the agent does not accept input: {error}")
+        except Problem as problem:
+            verdict = refused(problem, _CODES)
+        except StreamFull as error:
+            verdict = Verdict("failed", "queue_full", f"the queue of starts is full: {error}")
+        return Attempted(verdict, at, time.monotonic() - begun, run_id=run_id)
+
+    async def _plan(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Plan:
+        """Return the plan of the delivery; the first call makes and stores it.
+
+        Raises:
+            Problem, NotAccepted, ExpressionError: the rule cannot start a run for this event.
+            BusError: the plan cannot be read or stored now.
+        """
+        key = f"run.{job.key}"
+        entry = await self._plans.get(key)
+        if entry is None:
+            made = await self._made(rule, job, occurrence)
+            if await self._plans.create(key, made.dump()) is not None:
+                return made
+            entry = await self._plans.get(key)  # another process was first
+        if entry is None:
+            raise Problem(503, "the plan of the run has just expired")
+        return Plan.model_validate_json(entry.value)
+
+    async def _made(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Plan:
+        record = rule.record
+        action = record.rule.action.run
+        assert action is not None, "the deliverer chooses the carrier by the kind of action"
+        if (reason := missing_right(record.rule, record.owner)) is not None:
+            raise Problem(403, reason)
+        if job.depth + 1 > MAX_DEPTH:
+            raise Problem(508, f"{job.depth} rules led to this event; at most {MAX_DEPTH} may")
+        agent = self._config.agent(action.agent)
+        if agent is None:
+            raise Problem(404, self._config.no_agent(action.agent))
+        event = event_of(orjson.loads(occurrence.payload))
+        session_id = None
+        if action.session_id is not None:
+            session_id = filled(action.session_id, event)
+            if not 0 < len(session_id) <= MAX_SESSION_CHARACTERS:
+                raise Problem(422, f"a session id has 1 to {MAX_SESSION_CHARACTERS} characters")
+        input = filled_input(action.input, event)
+        starts.accepted_input(agent.protocol, agent.accepts, input)
+        require_reachable(agent, record.owner.user_id, session_id)
+        return Plan(
+            run_id=await self._starter.new_run_id(record.owner.user_id, session_id),
+            agent=agent.id,
+            session_id=session_id,
+            message=filled(action.message, event),
+            input=input,
+            automations=[*await self._rules_before(job), rule.id],
+            depth=job.depth + 1,
+        )
+
+    async def _rules_before(self, job: Job) -> list[str]:
+        """Return the rules that led to the run of the event."""
+        entry = await self._bus.bucket("runs").get(job.run_id) if job.run_id is not None else None
+        if entry is None:
+            return []
+        try:
+            return RunRecord.model_validate_json(entry.value).automations or []
+        except ValidationError:
+            return []
+
+    async def _start(
+        self, rule: CompiledRule, job: Job, plan: Plan, traceparent: str | None
+    ) -> None:
+        agent = self._config.agent(plan.agent)
+        if agent is None:
+            raise Problem(404, self._config.no_agent(plan.agent))
+        await self._starter.start(
+            Start(
+                agent,
+                plan.message,
+                plan.session_id,
+                rule.record.owner.user_id,
+                input=plan.input,
+                key=job.webhook_id,
+                run_id=plan.run_id,
+                origin=Origin(job.run_id, tuple(plan.automations), plan.depth),
+                traceparent=traceparent,
+            )
+        )

@@ -1,0 +1,50 @@
+"""What a rule's action needs: scopes of the rule's owner, and agents of the configuration. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock import starts
+from penstock.settings import Config
+from penstock_automations.rules.actions import RunAction
+from penstock_automations.rules.check import InvalidRule
+from penstock_automations.rules.model import ActionKind, Rule
+from penstock_automations.rules.records import Owner
+
+_SCOPES: Final[Mapping[ActionKind, str]] = {"run": "start", "decide": "decide"}
+
+
+def missing_right(rule: Rule, owner: Owner) -> str | None:
+    """Return why the owner may not have a rule with this action; None if the owner may.
+
+    A rule acts with the rights that its owner had when it was written, so this is checked when a
+    rule is written, and again when it acts.
+    """
+    scope = _SCOPES.get(rule.action.kind)
+    if scope is not None and not owner.may(scope):
+        return f"the action {rule.action.kind} needs the scope {scope}, which the owner lacks"
+    if rule.action.run is not None and not owner.user_id:
+        return "a run belongs to a user, so the rule needs an owner"
+    return None
+
+
+def check_agent(run: RunAction, config: Config) -> None:
+    """Check the action against the agents of the configuration.
+
+    An input with placeholders is only checked when it is filled.
+
+    Raises:
+        InvalidRule: there is no such agent, or the agent does not accept the input.
+    """
+    agent = config.agent(run.agent)
+    if agent is None:
+        problem = {"field": "action.run.agent", "reason": config.no_agent(run.agent)}
+        raise InvalidRule([problem])
+    if run.input is None or run.has_placeholders_in_input:
+        return
+    try:
+        starts.accepted_input(agent.protocol, agent.accepts, run.input)
+    except starts.NotAccepted as error:
+        field = "action.run.input"
+        raise InvalidRule([{"field": field, "reason": str(error)}]) from None

@@ -1,0 +1,23 @@
+"""The settings of services that start runs."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from penstock.settings import Settings
+
+
+class StartSettings(Settings):
+    """The limits of each user's open runs, which must be the same in all services."""
+
+    max_open_runs_per_user: int = Field(
+        500,
+        ge=0,
+        description="The number of queued or running runs of one user in the whole installation. "
+        "A further start is answered with 429. 0 means no limit.",
+    )
+    max_queued_runs_per_user: int = Field(
+        200,
+        ge=0,
+        description="The number of these runs that no connector has taken yet. 0 means no limit.",
+    )
