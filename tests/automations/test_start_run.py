@@ -214,11 +214,11 @@ async def test_a_rule_does_not_see_the_runs_that_it_started_unless_it_says_loops
     nats_server: NatsServer,
 ) -> None:
     async with automations(nats_server.url, config=CONFIG) as made:
-        await made.apply(rule_with("once", {"run": RUN}, "lifecycle.completed"))
+        await made.apply(rule_with("modest", {"run": RUN}, "lifecycle.completed"))
         await made.apply(rule_with("loops", {"run": RUN}, "lifecycle.completed", loops=True), "u2")
         run = await completed(made)
         await made.outcomes(run.run_id, 1)
-        [child] = await played(made, "once", 1)
+        [child] = await played(made, "modest", 1)
         other = await completed(made, "u2")
         depths = []
         for number in range(1, 5):
@@ -230,7 +230,7 @@ async def test_a_rule_does_not_see_the_runs_that_it_started_unless_it_says_loops
         assert refusal.data["error"]["code"] == "depth"
         assert "4 rules led to this event" in refusal.data["error"]["message"]
         assert len(await started_by(made, "loops")) == 4
-        assert len(await started_by(made, "once")) == 1
+        assert len(await started_by(made, "modest")) == 1
         assert (await started_by(made, "loops"))[0].parent_run_id == other.run_id
         assert child.parent_run_id == run.run_id
 

@@ -7,7 +7,7 @@ that does more than its author meant.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
