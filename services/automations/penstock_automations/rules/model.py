@@ -7,6 +7,7 @@ that does more than its author meant.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
@@ -19,7 +20,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from penstock.events import CATALOGUE
 from penstock.expressions import ExpressionError
@@ -307,7 +307,7 @@ def fields_of(error: ValidationError) -> list[dict[str, Any]]:
     return [_problem(each) for each in error.errors(include_input=False, include_url=False)]
 
 
-def _problem(each: ErrorDetails) -> dict[str, Any]:
+def _problem(each: Mapping[str, Any]) -> dict[str, Any]:
     cause = each.get("ctx", {}).get("error")
     reason = each["msg"].removeprefix("Value error, ")
     problem: dict[str, Any] = {

@@ -69,7 +69,7 @@ class WebhookCarrier:
 
         Nothing is counted or recorded. The request has to end within 20 s.
         """
-        webhook = rule.record.rule.action.webhook
+        webhook = _webhook_of(rule)
         limited = webhook.model_copy(update={"timeout_s": min(webhook.timeout_s, MAX_TEST_S)})
         request = self._request(rule, job, occurrence, is_test=True)
         _, attempted = await self._send(request, limited)
