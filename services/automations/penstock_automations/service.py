@@ -19,11 +19,13 @@ from penstock_automations.actions.decide import DecideCarrier
 from penstock_automations.actions.start_run import RunCarrier
 from penstock_automations.actions.webhook.carrier import WebhookCarrier
 from penstock_automations.actions.webhook.request import Sender
+from penstock_automations.api.deliveries import Deliveries
 from penstock_automations.api.rules import Rules
 from penstock_automations.api.trials import Trials
 from penstock_automations.broker import Broker, Consumer, declare
 from penstock_automations.delivery.deliverer import Deliverer, Limits
 from penstock_automations.delivery.due import Due
+from penstock_automations.delivery.listing import DeliveryList
 from penstock_automations.delivery.replay import replay
 from penstock_automations.guard.backend import Guard
 from penstock_automations.jobs.order import Order
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 
 NEW_SHARDS_S = 1.0  # how often the service looks whether the bus has new shards
 RETRY_S = 1.0
+LIST = "list of deliveries"
 
 
 class AutomationsService(Service):
@@ -48,7 +51,7 @@ class AutomationsService(Service):
 
     name: ClassVar[str] = "automations"
     settings_type: ClassVar[type[Settings]] = AutomationsSettings
-    operations = operations_of(Rules, Trials)
+    operations = operations_of(Rules, Trials, Deliveries)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -93,7 +96,12 @@ class AutomationsService(Service):
         rules = Rules(
             self._store, self._rules, refusals, self.rules_changed, settings.rules_per_user
         )
-        surfaces = (rules, Trials(self.bus, self._store, webhooks))
+        deliveries = DeliveryList(self.bus, lambda index: self.spawn(LIST, index.run))
+        surfaces = (
+            rules,
+            Trials(self.bus, self._store, webhooks),
+            Deliveries(self.bus, self._store, deliveries),
+        )
         self.routes = [route for surface in surfaces for route in routes_of(surface)]
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 
@@ -119,7 +127,7 @@ class AutomationsService(Service):
 
     async def stop(self) -> None:
         """Take nothing more; give back the jobs that are not finished."""
-        await self.cancel("shards", "consumers", "schedules", "rules", "open runs", "replays")
+        await self.cancel("shards", "consumers", "schedules", "rules", "open runs", "replays", LIST)
         await self._stop_brokers()
         await self._deliverer.finish(0)
 

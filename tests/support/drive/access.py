@@ -191,6 +191,10 @@ HOW: dict[str, list[How]] = {
     "DELETE /v1/automations/{rule_id}/secrets/previous": [How(404)],
     "POST /v1/automations/{rule_id}/test": [How(404)],
     "POST /v1/automations/{rule_id}/dry-run": [How(404)],
+    "GET /v1/automations/{rule_id}/deliveries": [How(404)],
+    "GET /v1/automations/{rule_id}/deliveries/{delivery_id}": [How(404)],
+    "POST /v1/automations/{rule_id}/deliveries/{delivery_id}/replay": [How(404, 202)],
+    "POST /v1/automations/{rule_id}/replay": [How(404, 202)],
     # credentials
     "POST /v1/login": [How()],
     "POST /v1/logout": [How(good=204)],

@@ -17,6 +17,8 @@ from penstock.bus.records import ApprovalRecord, StartCommand
 from penstock.service import Service, Stop, serve
 from penstock.settings import AdkAgent, AgnoAgent, AuthSettings, Config, Settings
 from penstock_approvals.service import ApprovalsService
+from penstock_automations.delivery.records import DeliveryRecord
+from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner
@@ -102,7 +104,7 @@ class Secured:
         if "{approval_id}" in row.route:
             names["approval_id"] = await self.approval(run)
         if "{rule_id}" in row.route:
-            names["rule_id"] = await self.rule()
+            names["rule_id"], names["delivery_id"] = await self.rule(run)
         if "{service_token_id}" in row.route and tokens:
             _, names["service_token_id"] = await self.service_token()
         if "{token_id}" in row.route and tokens:
@@ -158,13 +160,30 @@ class Secured:
         await self.bus.bucket("aliases").put(key, orjson.dumps(alias))
         return approval_id
 
-    async def rule(self, user: str = "alice") -> str:
-        """Make a rule of the user, or make it new; return its id. No webhook can be sent for it."""
+    async def rule(self, run: PretendRun, user: str = "alice") -> tuple[str, str]:
+        """Make a rule of the user, or make it new, and a delivery; return their ids.
+
+        Nothing answers at the URL of the rule's webhook.
+        """
         webhook = {"url": "https://127.0.0.1:9/"}
         made = {"id": f"of-{user}", "subjects": ["llm.tool_call"], "action": {"webhook": webhook}}
         owner = Owner(user_id=user, scopes=["automate"])
-        await RuleStore(self.bus).apply(read_rule(made, Rule), owner)
-        return f"of-{user}"
+        rule = await RuleStore(self.bus).apply(read_rule(made, Rule), owner)
+        source = EventSource(run.run_id, 1, 1, 1)
+        job = Job(rule.rule.id, rule.version, rule.uid, "llm.tool_call", source)
+        record = DeliveryRecord(
+            id=job.webhook_id,
+            rule=job.rule,
+            name=job.rule,
+            run_id=run.run_id,
+            sequence=1,
+            type=job.type,
+            status="failed",
+            began_at=self.bus.clock.time(),
+            job=orjson.loads(job.dump()),
+        )
+        await self.bus.bucket("deliveries").put(job.key, record.dump())
+        return job.rule, job.webhook_id
 
     async def stands(self, approval_id: str) -> None:
         """Check that the approval is still pending."""

@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Awaitable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -93,7 +94,8 @@ def place_of(cursor: str, *types: type) -> tuple[Any, ...]:
     """Return the parts of a cursor, which have these types. Raises Problem 422 for another text."""
     try:
         parts = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        if not isinstance(parts, list) or list(map(type, parts)) != list(types):
+        is_place = isinstance(parts, list) and list(map(type, parts)) == list(types)
+        if not is_place or any(type(each) is int and abs(each) > 2**62 for each in parts):
             raise ValueError("not a cursor")
     except (ValueError, binascii.Error) as error:
         text = "after: must be `next` of an earlier page; leave it out for the first page"
@@ -111,3 +113,16 @@ async def optional_body(request: Request, model: type[B]) -> B:
         return model.model_validate_json(content, strict=True)
     except ValidationError as error:
         raise invalid(error) from error
+
+
+def time_of(text: str, field: str) -> datetime:
+    """Return a time of a request. Raises Problem 422 for a text that is no time with a zone."""
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            raise ValueError("no zone")
+        return time.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        reason = "must be a time with a zone, such as 2026-01-31T12:00:00Z"
+        errors = [{"field": field, "message": reason}]
+        raise Problem(422, f"{field}: {reason}", errors=errors) from error

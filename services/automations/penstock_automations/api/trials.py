@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, get_args
 
 import orjson
@@ -36,6 +36,7 @@ from penstock_automations.api.common import (
     found_rule,
     operation,
     optional_body,
+    time_of,
 )
 from penstock_automations.api.samples import sample, sample_types
 from penstock_automations.matching.dry_run import MAX_EVENTS, Why, dry_run
@@ -190,16 +191,3 @@ class Trials:
                 "shown": [asdict(each) for each in found.shown],
             }
         )
-
-
-def time_of(text: str, field: str) -> datetime:
-    """Return a time of a request. Raises Problem 422 for a text that is no time with a zone."""
-    try:
-        time = datetime.fromisoformat(text)
-        if time.tzinfo is None:
-            raise ValueError("no zone")
-        return time.astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        reason = "must be a time with a zone, such as 2026-01-31T12:00:00Z"
-        errors = [{"field": field, "message": reason}]
-        raise Problem(422, f"{field}: {reason}", errors=errors) from error

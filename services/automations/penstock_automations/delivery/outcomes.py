@@ -54,6 +54,11 @@ def outcome(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
     return "automation.failed", data
 
 
+def traceback_id(job: Job) -> str:
+    """Return the id of the delivery's dead letter."""
+    return subjects.traceback_id(job.webhook_id, job.replay)
+
+
 def dead_letter(pod: str, job: Job, stored: Stored, record: DeliveryRecord) -> DeadLetter:
     """Return the dead letter of a delivery: the job, the last request, and all attempts."""
     last = record.last
@@ -63,7 +68,7 @@ def dead_letter(pod: str, job: Job, stored: Stored, record: DeliveryRecord) -> D
         update={
             # Every process computes the same id, so each delivery, and each replay of a delivery,
             # has at most one dead letter.
-            "traceback_id": subjects.traceback_id(job.webhook_id, job.replay),
+            "traceback_id": traceback_id(job),
             # Dead letters have a run or, for a trigger that belongs to no run, the kind of trigger.
             "run_id": job.run_id or job.source.kind,
             "delivery": orjson.loads(record.dump()),

@@ -15,6 +15,7 @@ from penstock.bus.records import Record
 from penstock_automations.actions.carrier import RequestHead
 from penstock_automations.jobs.job import Job, SourceKind
 
+BUCKET = "deliveries"
 KEPT_ATTEMPTS = 30
 
 
@@ -69,7 +70,7 @@ class Records:
     """Reads and writes the records of deliveries."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bucket = bus.bucket("deliveries")
+        self._bucket = bus.bucket(BUCKET)
 
     async def get(self, job: Job) -> DeliveryRecord | None:
         """Return the delivery's record; None if there is none that can be read.

@@ -5,12 +5,46 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import orjson
+
 from penstock.bus import Bus, Stored
-from penstock_automations.delivery.records import Records
+from penstock.bus.state import deadletters
+from penstock_automations.delivery.outcomes import traceback_id
+from penstock_automations.delivery.records import DeliveryRecord, Records
 from penstock_automations.jobs.job import Job
 from penstock_automations.jobs.publish import publish
 
 log = logging.getLogger(__name__)
+
+
+class CannotReplay(Exception):
+    """A delivery cannot be made again now. The text has the reason."""
+
+
+async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
+    """Make a delivery again that has its outcome; return the job that does so.
+
+    The receiver gets the same `webhook-id`. Two calls at the same time make the delivery once more,
+    not twice: the job has an id, which DELIVERIES takes once, and the next replay has another id
+    only after this one has been tried. The dead letter of the failure is marked as replayed.
+
+    Raises:
+        CannotReplay: the delivery is still being made, or there was nothing to deliver.
+        BusError: the job was not published, or it is unknown whether it was published.
+    """
+    try:
+        failed = replace(Job.parse(orjson.dumps(record.job)), replay=record.replay)
+    except ValueError as error:
+        raise CannotReplay("its record is of an earlier version, and has no job") from error
+    if record.status == "waiting":
+        raise CannotReplay("it is still being made: wait until it was delivered or has failed")
+    if failed.failure is not None:
+        raise CannotReplay("the rule's condition failed, so there was nothing to deliver")
+    job = replace(failed.again(), ordered=False)
+    await publish(bus, job)
+    if record.status == "failed":
+        await deadletters.mark_key(bus, f"automations.{traceback_id(failed)}", "replayed")
+    return job
 
 
 async def replay(bus: Bus, stored: Stored) -> None:

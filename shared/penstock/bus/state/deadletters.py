@@ -154,7 +154,12 @@ async def mark(bus: Buckets, letter: DeadLetter, state: Literal["replaying", "re
     Raises:
         BusError: the mark was not written, or it is unknown whether the mark was written.
     """
-    await bus.bucket("letters").put(letter.key, Mark(state=state, at=bus.clock.stamp()).dump())
+    await mark_key(bus, letter.key, state)
+
+
+async def mark_key(bus: Buckets, key: str, state: Literal["replaying", "replayed"]) -> None:
+    """Do what `mark` does, for the dead letter with this key."""
+    await bus.bucket("letters").put(key, Mark(state=state, at=bus.clock.stamp()).dump())
 
 
 async def drop(bus: Buckets, found: Letter) -> bool:

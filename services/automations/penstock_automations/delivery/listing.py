@@ -1,0 +1,182 @@
+"""Lists the deliveries of a rule by an index in memory, the newest first.
+
+The index is read when the first list is asked for, and followed from then on. A process that only
+delivers needs no memory for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, Final, Literal, get_args
+
+import orjson
+from pydantic import ValidationError
+
+from penstock import telemetry
+from penstock.bus import Bus, Entry
+from penstock.bus.state.bucket_index import BucketIndex, Change
+from penstock.bus.state.index_rows import IndexRows, number_of
+from penstock_automations.delivery.records import BUCKET, DeliveryRecord
+
+log = logging.getLogger(__name__)
+
+Status = Literal["waiting", "delivered", "failed"]
+STATUSES: Final = {status: code for code, status in enumerate(get_args(Status))}
+FIRST: Final = (-(2**62), -1)  # the place before all others
+LAST_MS: Final = 2**62
+READ_AT_ONCE: Final = 50  # other requests are handled between two reads of so many records
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Deliveries of one rule. The times are when the delivery began, in Unix milliseconds.
+
+    `since` is included, `until` is not.
+    """
+
+    rule: str
+    uid: str
+    status: Status | None = None
+    since: int = -LAST_MS
+    until: int = LAST_MS
+
+    def has(self, record: DeliveryRecord) -> bool:
+        """Return whether the record is of this rule, and has this status."""
+        is_of_rule = record.rule == self.rule and record.job.get("uid") == self.uid
+        return is_of_rule and self.status in (None, record.status)
+
+
+class DeliveryRows(IndexRows):
+    """The rows of all deliveries. `age` is the negative time of the begin in Unix milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "deliveries",
+            "CREATE TABLE deliveries(key TEXT UNIQUE, rule INT, age INT, tie INT, status INT,"
+            " seq INT)",
+            "CREATE INDEX deliveries_by_rule ON deliveries(rule, age, tie)",
+            "CREATE INDEX deliveries_by_status ON deliveries(rule, status, age, tie)",
+        )
+
+    def put(self, changes: Sequence[Change]) -> None:
+        """Take over the changes; report values that are no records of deliveries."""
+        rows: dict[str, tuple[Any, ...] | None] = {}
+        for change in changes:
+            rows[change.key] = _row(change) if change.value is not None else None
+        self.write("DELETE FROM deliveries WHERE key = ?", [(key,) for key in rows])
+        self.write(
+            "INSERT INTO deliveries VALUES (?, ?, ?, ?, ?, ?)",
+            [row for row in rows.values() if row is not None],
+        )
+
+    def drop(self, key: str, sequence: int) -> None:
+        """Drop the row of a delivery, unless the row is of a later sequence."""
+        self.write("DELETE FROM deliveries WHERE key = ? AND seq < ?", [(key, sequence)])
+
+    def after(
+        self, wanted: Selection, place: tuple[int, int], limit: int
+    ) -> list[tuple[int, int, str]]:
+        """Return the next deliveries, the newest first, as (age, tie, key)."""
+        index = "deliveries_by_rule" if wanted.status is None else "deliveries_by_status"
+        by_status = "" if wanted.status is None else "AND status = ?"
+        statuses = () if wanted.status is None else (STATUSES[wanted.status],)
+        return self.rows(
+            f"SELECT age, tie, key FROM deliveries INDEXED BY {index} WHERE rule = ? {by_status}"
+            " AND (age, tie) > (?, ?) AND age <= ? AND age > ? ORDER BY age, tie LIMIT ?",
+            (
+                number_of(_rule_of(wanted.rule, wanted.uid)),
+                *statuses,
+                *place,
+                -wanted.since,
+                -wanted.until,
+                limit,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of deliveries. `next`: the place of the last one; None if there are no more."""
+
+    deliveries: list[DeliveryRecord]
+    next: tuple[int, int] | None
+
+
+class DeliveryList:
+    """The list of deliveries of one process. `follow` is called once: it has the index followed."""
+
+    def __init__(self, bus: Bus, follow: Callable[[BucketIndex], None]) -> None:
+        self._rows = DeliveryRows()
+        self._index = BucketIndex(bus, BUCKET, self._rows, is_delivery)
+        self._follow: Callable[[BucketIndex], None] | None = follow
+
+    async def page(self, wanted: Selection, after: tuple[int, int] | None, limit: int) -> Page:
+        """Return up to `limit` deliveries, the newest first, and the place to continue from.
+
+        Raises:
+            BusError: the deliveries cannot be read now.
+        """
+        if self._follow is not None:
+            self._follow(self._index)
+            self._follow = None
+        await self._index.caught_up()
+        place = after or FIRST
+        found: list[tuple[tuple[int, int], DeliveryRecord]] = []
+        while len(found) <= limit:
+            missing = min(limit + 1 - len(found), READ_AT_ONCE)
+            rows = self._rows.after(wanted, place, missing)
+            values = await self._index.values([key for *_, key in rows])
+            for age, tie, key in rows:
+                place = (age, tie)
+                record = record_of(values[key]) if key in values else None
+                if record is not None and wanted.has(record):
+                    found.append((place, record))
+            if len(rows) < missing:
+                break
+        shown = found[:limit]
+        following = shown[-1][0] if len(found) > limit else None
+        return Page([record for _, record in shown], following)
+
+
+def is_delivery(key: str) -> bool:
+    """Return whether a key of the bucket is of a delivery, and not of a queue."""
+    return key.count(".") == 1
+
+
+def record_of(entry: Entry) -> DeliveryRecord | None:
+    """Return the record in an entry; None, and a log line, if it cannot be read."""
+    try:
+        return DeliveryRecord.model_validate_json(entry.value)
+    except ValidationError:
+        log.warning("the record of delivery %s cannot be read, it is not shown", entry.key)
+        return None
+
+
+def _row(change: Change) -> tuple[Any, ...] | None:
+    try:
+        record = orjson.loads(change.value or b"")
+        rule = _rule_of(record["rule"], record["job"]["uid"])
+        age = -began_ms(record["attempts"], record["began_at"])
+        status = STATUSES[record["status"]]
+    except (ValueError, KeyError, TypeError):
+        telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
+        log.warning("delivery %s is left out of lists: it is no record", change.key)
+        return None
+    tie = int.from_bytes(blake2b(change.key.encode(), digest_size=7).digest())
+    return change.key, number_of(rule), age, tie, status, change.sequence
+
+
+def began_ms(attempts: Sequence[dict[str, Any]], began_at: float) -> int:
+    """Return when a delivery began, in Unix milliseconds; a replay does not change the time."""
+    if attempts:
+        return int(datetime.fromisoformat(attempts[0]["at"]).timestamp() * 1000)
+    return int(began_at * 1000)
+
+
+def _rule_of(rule: str, uid: str) -> str:
+    # A later rule with the same id may belong to another user, and must not show these deliveries.
+    return f"{rule}.{uid}"

@@ -1,0 +1,263 @@
+"""Deliveries over HTTP: listed, shown and made again, by the owner of their rule only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from penstock.bus.state import deadletters
+from penstock_automations.delivery.records import Attempt, DeliveryRecord
+from penstock_automations.rules.store import RuleStore
+from support.drive.automations_api import ADMIN, AutomationsApi, automations_api, caller
+from support.drive.bus import new_run_id
+from support.drive.waiting import eventually
+from support.fakes.receiver import answers, echoes
+from support.real.nats import NatsServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("deliveries"), name="nats of deliveries")
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(nats: NatsServer) -> AsyncIterator[AutomationsApi]:
+    async with automations_api(nats.url, retry_delays_s=[1]) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def api(served: AutomationsApi) -> AsyncIterator[AutomationsApi]:
+    served.receiver.requests.clear()
+    served.receiver.plans.clear()
+    served.receiver.usual.clear()
+    yield served
+    for rule in (await served.ask("GET", "", ADMIN)).json()["automations"]:
+        assert (await served.ask("DELETE", f"/{rule['id']}", ADMIN)).status_code == 204
+
+
+async def listed(api: AutomationsApi, rule: str = "hook", **query: Any) -> list[dict[str, Any]]:
+    answer = await api.ask("GET", f"/{rule}/deliveries", **query)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["deliveries"]
+    return found
+
+
+async def until(api: AutomationsApi, status: str, count: int = 1) -> list[dict[str, Any]]:
+    """Return the deliveries with this status when there are so many."""
+
+    async def probe() -> list[dict[str, Any]] | None:
+        found = await listed(api, status=status)
+        return found if len(found) >= count else None
+
+    found = await eventually(probe, what=f"{count} deliveries with the status {status}")
+    assert found is not None
+    return found
+
+
+async def stored(api: AutomationsApi, count: int, status: str = "failed") -> list[str]:
+    """Store records of deliveries of the rule `hook`, each a second later; return their ids."""
+    rule = await RuleStore(api.bus).get("hook")
+    assert rule is not None
+    ids = []
+    for number in range(count):
+        run_id = new_run_id()
+        job = {"rule": "hook", "version": 1, "uid": rule.record.uid, "type": "llm.tool_call"}
+        job |= {"source": "event", "run_id": run_id, "sequence": 1, "event": 1, "raw": 1}
+        began_at = 1_700_000_000.0 + number
+        record = DeliveryRecord.model_validate(
+            {
+                "id": f"hook.{run_id}.1",
+                "rule": "hook",
+                "name": "hook",
+                "run_id": run_id,
+                "sequence": 1,
+                "type": "llm.tool_call",
+                "status": status,
+                "began_at": began_at,
+                "ended_at": began_at,
+                "job": job,
+            }
+        )
+        await api.bus.bucket("deliveries").put(f"hook.{run_id}-1", record.dump())
+        ids.append(record.id)
+    return ids
+
+
+async def test_deliveries_are_listed_with_their_attempts_and_no_secret(api: AutomationsApi) -> None:
+    await api.make("hook", webhook={"auth": {"bearer": "geheim"}})
+    api.receiver.plans["/hook"] = [answers(500, "not now"), echoes]
+    run = await api.completed()
+    [done] = await until(api, "delivered")
+    assert (done["run_id"], done["attempts"], done["type"]) == (
+        run.run_id,
+        2,
+        "lifecycle.completed",
+    )
+    assert done["last"]["status"] == 200
+    shown = await api.ask("GET", f"/hook/deliveries/{done['id']}")
+    whole = shown.json()
+    assert [each.get("status") for each in whole["all_attempts"]] == [500, 200]
+    assert whole["all_attempts"][0]["answer"] == "not now"
+    assert whole["request"]["headers"]["webhook-id"] == done["id"]
+    assert "geheim" not in shown.text, "the receiver has answered with its headers"
+    assert "geheim" not in str(await listed(api))
+    assert "job" not in whole
+
+
+async def test_a_delivery_that_has_failed_is_made_again_with_the_same_id(
+    api: AutomationsApi,
+) -> None:
+    await api.make("hook")
+    api.receiver.usual["/hook"] = answers(500, "broken")
+    await api.completed()
+    [failed] = await until(api, "failed")
+    path = f"/hook/deliveries/{failed['id']}"
+    api.receiver.usual.clear()
+    answers_ = await asyncio.gather(*(api.ask("POST", f"{path}/replay") for _ in range(3)))
+    assert {each.status_code for each in answers_} <= {202, 409}
+    [done] = await until(api, "delivered")
+    assert (done["id"], done["replay"], done["attempts"]) == (failed["id"], 1, 1)
+    assert {each.id for each in api.receiver.got("/hook")} == {failed["id"]}
+    assert len(api.receiver.got("/hook")) == 3, "three requests at once are one replay"
+    letters = [each async for each in deadletters.letters(api.bus, "automations")]
+    [letter] = [each for each in letters if each.letter.run_id == failed["run_id"]]
+    assert letter.mark is not None
+    assert letter.mark.state == "replayed"
+    again = await api.ask("POST", f"{path}/replay")
+    assert again.status_code == 202, "also a delivery that was delivered is made again on request"
+    await api.receiver.count(4, "/hook")
+
+
+async def test_a_delivery_that_is_still_being_made_is_not_made_again(api: AutomationsApi) -> None:
+    await api.make("hook")
+    [waiting] = await stored(api, 1, "waiting")
+    refused = await api.ask("POST", f"/hook/deliveries/{waiting}/replay")
+    assert refused.status_code == 409
+    assert "still being made" in refused.json()["detail"]
+
+
+async def test_failed_deliveries_of_a_time_are_made_again(api: AutomationsApi) -> None:
+    await api.make("hook")
+    ids = await stored(api, 130)
+    await stored(api, 3, "waiting")
+    day = "2023-11-14T22:"
+    body = {"since": f"{day}13:30Z", "until": f"{day}15:20Z", "limit": 70}
+    first = (await api.ask("POST", "/hook/replay", body=body)).json()
+    assert (first["replayed"], first["left_out"]) == (70, 0)
+    second = (await api.ask("POST", "/hook/replay", body={**body, "after": first["next"]})).json()
+    assert (second["replayed"], second["next"]) == (110 - 70, None)
+
+    async def replayed() -> set[str]:
+        bucket = api.bus.bucket("deliveries")
+        records = [
+            DeliveryRecord.model_validate_json(e.value) for e in await bucket.entries("hook.*")
+        ]
+        return {record.id for record in records if record.replay and record.id in ids}
+
+    async def all_of_them() -> bool:
+        return await replayed() == set(ids[10:120])
+
+    await eventually(all_of_them, what="the replays of these deliveries and no others")
+    waiting = await api.ask("POST", "/hook/replay", body={"status": "waiting"})
+    assert waiting.json()["replayed"] == 0
+    assert waiting.json()["left_out"] >= 3
+
+
+async def test_pages_have_each_delivery_once_the_newest_first(api: AutomationsApi) -> None:
+    await api.make("hook")
+    ids = await stored(api, 125)
+    assert [each["id"] for each in await listed(api, limit=3)] == ids[:-4:-1]
+    found: list[str] = []
+    after: str | None = None
+    while True:
+        query: dict[str, Any] = {"limit": 50} | ({"after": after} if after else {})
+        page = (await api.ask("GET", "/hook/deliveries", **query)).json()
+        found += [each["id"] for each in page["deliveries"]]
+        after = page["next"]
+        if after is None:
+            break
+        if len(found) == 50:
+            await stored(api, 1)  # an old one, which has the same place as the first
+    assert found[:124] == ids[:0:-1]
+    of_time = {"since": "2023-11-14T22:13:30Z", "until": "2023-11-14T22:13:32Z"}
+    assert [each["id"] for each in await listed(api, **of_time)] == [ids[11], ids[10]]
+    assert await listed(api, status="delivered") == []
+    for wrong in ({"status": "nope"}, {"after": "x"}, {"since": "now"}, {"limit": 0}, {"x": 1}):
+        answer = await api.ask("GET", "/hook/deliveries", **wrong)
+        assert answer.status_code == 422, answer.text
+
+
+async def test_deliveries_are_of_one_rule_and_not_of_another_with_the_same_id(
+    api: AutomationsApi,
+) -> None:
+    await api.make("hook")
+    [alices] = await stored(api, 1)
+    assert len(await listed(api)) == 1
+    await api.ask("DELETE", "/hook")
+    await api.make("hook", user="bob")
+    bob = caller("bob")
+    assert (await api.ask("GET", "/hook/deliveries", bob)).json()["deliveries"] == []
+    shown = await api.ask("GET", f"/hook/deliveries/{alices}", bob)
+    assert shown.status_code == 404
+    assert (await api.ask("POST", f"/hook/deliveries/{alices}/replay", bob)).status_code == 404
+    assert (await api.ask("POST", "/hook/replay", bob, {})).json()["replayed"] == 0
+
+
+async def test_another_users_deliveries_are_as_if_there_were_none(api: AutomationsApi) -> None:
+    await api.make("hook")
+    await api.make("mine", user="bob")
+    [id] = await stored(api, 1)
+    paths = {
+        "/hook/deliveries": "GET",
+        f"/hook/deliveries/{id}": "GET",
+        f"/hook/deliveries/{id}/replay": "POST",
+        "/hook/replay": "POST",
+        f"/mine/deliveries/{id}": "GET",
+        f"/mine/deliveries/{id}/replay": "POST",
+    }
+    for path, method in paths.items():
+        body: Any = {} if path == "/hook/replay" else None
+        for stranger in (caller("bob"), caller("bob", "act-as")):
+            answer = await api.ask(method, path, stranger, body)
+            assert answer.status_code == 404, path
+    assert (await api.ask("GET", f"/hook/deliveries/{id}", ADMIN)).status_code == 200
+
+
+@pytest.mark.parametrize("id", ["hook", "hook.", "hook.*", "hook.>", "other.x.1", "hook.a.b.c"])
+async def test_ids_that_are_none_are_unknown(api: AutomationsApi, id: str) -> None:
+    await api.make("hook")
+    assert (await api.ask("GET", f"/hook/deliveries/{id}")).status_code == 404
+
+
+async def test_a_record_that_cannot_be_read_harms_no_list(
+    api: AutomationsApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    await api.make("hook")
+    await api.bus.bucket("deliveries").put("hook.broken-1", b"nonsense")
+    [id] = await stored(api, 1)
+    assert [each["id"] for each in await listed(api)] == [id]
+    assert "hook.broken-1 is left out" in caplog.text
+    assert (await api.ask("GET", "/hook/deliveries/hook.broken.1")).status_code == 404
+
+
+async def test_a_replay_does_not_change_the_place_in_the_list(api: AutomationsApi) -> None:
+    await api.make("hook")
+    ids = await stored(api, 3)
+    key = f"{ids[0].rpartition('.')[0]}-1"
+    entry = await api.bus.bucket("deliveries").get(key)
+    assert entry is not None
+    record = DeliveryRecord.model_validate_json(entry.value)
+    first = Attempt(number=1, at="2023-11-14T22:13:20.000Z", seconds=1, status=500)
+    later = record.model_copy(update={"attempts": [first], "began_at": 1_800_000_000.0})
+    await api.bus.bucket("deliveries").put(key, later.dump())
+    assert [each["id"] for each in await listed(api)] == ids[::-1]
