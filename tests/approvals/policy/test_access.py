@@ -52,6 +52,8 @@ ACT_AS = ["read", "decide", "act-as"]
         (FINANCE, who_is("bob", roles=["finance"], scopes=ACT_AS, on_behalf_of="ada"), False, True),
         (ANYBODY, who_is("bob"), True, True),
         (ANYBODY, who_is("bob", scopes=["read"]), False, False),
+        (DEFAULT, who_is("automation r", on_behalf_of="ada", channel="automation"), True, True),
+        (DEFAULT, who_is("automation r", on_behalf_of="bob", channel="automation"), False, False),
         (NAMED, who_is("carla"), True, True),
         (NAMED, who_is("ada"), True, True),
         (NAMED, who_is("bob"), False, False),

@@ -2,8 +2,9 @@
 
 A person counts under the own name. Whoever has the scope `act-as` may name another user, and still
 counts as one person: otherwise one caller could cast the votes of several. A service token speaks
-for the person that it names, since an operator made it for that purpose. Without authentication
-nobody is known, so the named user counts.
+for the person that it names, since an operator made it for that purpose. A rule of automations
+speaks for its owner: otherwise a person could cast several votes by several rules. Without
+authentication nobody is known, so the named user counts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _FOR_REQUESTER: Final = frozenset({"act-as", "administer"})
 
 def person_of(who: Decider) -> str:
     """Return the name under which a caller counts as one person."""
-    speaks_for_others = who.token_id is not None or who.name == ANONYMOUS_USER
+    speaks_for_others = (
+        who.token_id is not None or who.channel == "automation" or who.name == ANONYMOUS_USER
+    )
     return (who.on_behalf_of or who.name) if speaks_for_others else who.name
 
 

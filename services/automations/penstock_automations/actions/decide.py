@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.bus import Bus
+from penstock.bus import Bus, BusUnavailable
 from penstock.bus.records import Decided, Decider, DecideRequest
 from penstock.expressions import ExpressionError
 from penstock.runs.decide import forward_decision
@@ -61,6 +61,9 @@ class DecideCarrier:
             verdict = unfilled(error)
         except Problem as problem:
             verdict = refused(problem, _CODES)
+        except BusUnavailable as error:
+            # While no approvals service runs, the job must not hold one of this process's places.
+            verdict = Verdict("failed", "unavailable", f"the approvals service is away: {error}")
         return Attempted(verdict, at, time.monotonic() - begun)
 
     async def _decided(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Verdict:
