@@ -5,18 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import BusError, ObjectGone
-from penstock.bus.records import ApprovalRecord, Channel, DecideReply, DecideRequest
+from penstock.bus.records import (
+    ApprovalRecord,
+    Channel,
+    Decided,
+    Decider,
+    DecideReply,
+    DecideRequest,
+)
 from penstock.bus.state.bucket_index import StillReading
 from penstock.service.deciders import decider_of
-from penstock.web.auth import Identity, act_as, check_owner, identity_of
+from penstock.web.auth import Identity, decides_for, identity_of
 from penstock.web.bodies import read_model
 from penstock.web.leaving import while_there
 from penstock.web.operation import (
@@ -36,6 +43,8 @@ from penstock.web.problems import Problem, invalid
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.listing import Page, Place
+from penstock_approvals.policy import may_decide, may_see
+from penstock_approvals.policy.kinds import NEEDS_VALUE
 from penstock_approvals.records import UnreadableRecord
 
 log = logging.getLogger(__name__)
@@ -56,12 +65,16 @@ class ItemBody(BaseModel):
 
 
 class DecisionBody(BaseModel):
-    """A whole decision: every item, an optional note for all of them."""
+    """A whole decision: every item, or `approved` for all items that need only yes or no."""
 
     model_config = ConfigDict(extra="forbid")
 
-    items: list[ItemBody]
+    items: list[ItemBody] | None = None
     note: str | None = None
+    approved: bool | None = Field(
+        None, description="In place of `items`, if all items are confirmations: the same for all"
+    )
+    comment: str | None = Field(None, description="With `approved`: the note for all items")
     by: str | None = Field(
         None,
         description="The user for whom the caller decides, if it is another: this needs the scope "
@@ -76,6 +89,42 @@ class DecisionBody(BaseModel):
         max_length=256,
         description="A repeat of the same decision with the same key gets the answer of the first",
     )
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.items is None) == (self.approved is None):
+            raise ValueError("send either items or approved")
+        if self.approved is None and self.comment is not None:
+            raise ValueError("comment goes with approved; with items, send note")
+        if self.comment is not None and self.note is not None:
+            raise ValueError("send either comment or note")
+        return self
+
+    def request(self, record: ApprovalRecord, decider: Decider) -> DecideRequest:
+        """Return the decision as the approvals service takes it.
+
+        Raises Problem 422 for the short form if an item needs more than yes or no.
+        """
+        return DecideRequest(
+            by=decider.on_behalf_of or decider.name,
+            decider=decider,
+            note=self.note if self.comment is None else self.comment,
+            digest=self.digest,
+            items=self._items(record),
+            idempotency_key=self.idempotency_key,
+        )
+
+    def _items(self, record: ApprovalRecord) -> list[Decided]:
+        if self.items is not None:
+            return [Decided.model_validate(item.model_dump()) for item in self.items]
+        for item in record.items:
+            if item.get("kind") in NEEDS_VALUE:
+                text = (
+                    f"approved: item {item['item_id']} ({item['kind']}) needs more than yes or no"
+                )
+                raise Problem(422, f"{text}; send items")
+        decision: Literal["approve", "reject"] = "approve" if self.approved else "reject"
+        return [Decided(item_id=item["item_id"], decision=decision) for item in record.items]
 
 
 class Query(BaseModel):
@@ -207,12 +256,12 @@ class Api:
     async def decide(self, request: Request) -> Response:
         """Take the decision, and return the approval's record with the decision."""
         who = identity_of(request)
-        approval_id = (await self._found(request)).approval_id
+        record = await self._found(request)
         body = await read_model(request, DecisionBody)
-        acts_for = act_as(who, body.by)
-        decider = decider_of(who, _channel(request, who), acts_for)
-        given = body.model_dump() | {"by": acts_for, "decider": decider}
-        reply = await _asked(self._decide(approval_id, DecideRequest.model_validate(given)))
+        decider = decider_of(who, _channel(request, who), decides_for(who, body.by))
+        if (reason := may_decide(record, decider)) is not None:
+            raise Problem(403, reason)
+        reply = await _asked(self._decide(record.approval_id, body.request(record, decider)))
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
         return _json(reply.approval)
@@ -231,15 +280,27 @@ class Api:
             )
 
     async def _found(self, request: Request) -> ApprovalRecord:
-        """Return the approval of the path. Raises Problem 404, also for another user's approval."""
+        """Return the approval of the path.
+
+        Raises Problem 404, also for an approval that the caller may not see.
+        """
         approval_id = request.path_params["approval_id"]
         # A client may make up an id with characters that the bus refuses in a key.
         known = _is_key(approval_id)
         record = await _asked(self._approvals.get(approval_id)) if known else None
-        if record is None:
+        if record is None or not _sees(identity_of(request), record):
             raise Problem(404, f"there is no approval {approval_id}")
-        check_owner(identity_of(request), record.user_id, f"approval {approval_id}")
         return record
+
+
+def _sees(who: Identity, record: ApprovalRecord) -> bool:
+    """Return whether the caller may see the approval, for itself or for the requester."""
+    if may_see(record, decider_of(who, "api")):
+        return True
+    grant = who.service
+    if grant is None or not grant.acts_for(record.user_id):
+        return False
+    return may_see(record, decider_of(who, "api", record.user_id))
 
 
 def _channel(request: Request, who: Identity) -> Channel:

@@ -138,8 +138,11 @@ class Secured:
         await run.started()
         return run
 
-    async def approval(self, run: PretendRun, user: str = "alice") -> str:
-        """Make an approval that waits for a decision about the item `c1`."""
+    async def approval(self, run: PretendRun, user: str = "alice", **fields: Any) -> str:
+        """Make an approval that waits for a decision about the item `c1`.
+
+        `fields` are further fields of its record.
+        """
         approval_id = str(uuid_utils.uuid7())
         now = messages.now()
         record = ApprovalRecord(
@@ -150,9 +153,9 @@ class Secured:
             user_id=user,
             leg=1,
             digest="d",
-            items=[{"item_id": "c1", "kind": "confirmation"}],
             requested_at=now,
             updated_at=now,
+            **{"items": [{"item_id": "c1", "kind": "confirmation"}], **fields},
         )
         await self.bus.bucket("approvals").put(approval_id, record.dump())
         alias = {"approval_id": approval_id, "run_id": run.run_id, "leg": 1, "item_id": "c1"}

@@ -10,10 +10,12 @@ authentication nobody is known, so the named user counts.
 from __future__ import annotations
 
 from collections.abc import Collection
+from fnmatch import fnmatchcase
 from typing import Final
 
 from penstock.bus.records import ApprovalRecord, Decider, Deciders
 from penstock.web.auth.identity import ANONYMOUS_USER
+from penstock_approvals.policy.model import DEFAULT_ID
 
 REQUESTER: Final = "requester"
 # Who has one of these scopes may do what the requester may: `act-as` as the requester.
@@ -33,6 +35,8 @@ def may_decide(record: ApprovalRecord, decider: Decider) -> str | None:
 
     The result says nothing about the approval's status, its deadline, or earlier votes.
     """
+    if (reason := _beyond_limits(record, decider)) is not None:
+        return reason
     reasons = [_unfit(deciders, record, decider) for deciders in record.deciders]
     reason = next((each for each in reasons if each is not None), None)
     if reason is None or any(_unfit(each, record, decider) is None for each in _reached(record)):
@@ -51,6 +55,24 @@ def may_see(record: ApprovalRecord, who: Decider) -> bool:
     if may_decide(record, who) is None:
         return True
     return any(person_of(who) == vote.by for vote in record.votes)
+
+
+def _beyond_limits(record: ApprovalRecord, who: Decider) -> str | None:
+    """Return which limit of a service token the approval is beyond; None if it is within all."""
+    limits = who.limits
+    if limits is None:
+        return None
+    if limits.agents and record.agent not in limits.agents:
+        return f"this service token does not decide for the agent {record.agent}"
+    for item in record.items if limits.tools else ():
+        tool = str(item.get("tool") or "")
+        if not tool or not any(fnmatchcase(tool, pattern) for pattern in limits.tools):
+            return f"this service token does not decide calls of {tool or 'no tool'}"
+    asking = [each.rule_id for each in record.rulings if each.outcome == "ask"] or [DEFAULT_ID]
+    for rule_id in asking if limits.rules else ():
+        if rule_id not in limits.rules:
+            return f"this service token does not decide what the rule {rule_id} asks for"
+    return None
 
 
 def _reached(record: ApprovalRecord) -> list[Deciders]:

@@ -86,9 +86,13 @@ class ServiceGrant:
         """Whether the token may decide some approvals only."""
         return bool(self.agents or self.tools or self.rules)
 
+    def acts_for(self, user_id: str) -> bool:
+        """Return whether the token may decide on behalf of this user."""
+        return EVERYBODY in self.on_behalf_of or user_id in self.on_behalf_of
+
     def check_acts_for(self, user_id: str) -> None:
         """Raise Problem 403 unless the token may decide on behalf of this user."""
-        if EVERYBODY not in self.on_behalf_of and user_id not in self.on_behalf_of:
+        if not self.acts_for(user_id):
             raise Problem(403, "this service token may not decide on behalf of that user")
 
 

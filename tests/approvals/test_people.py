@@ -1,0 +1,275 @@
+"""Who may see and decide an approval, by every route and by the policy that the record keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from penstock.bus.records import Deciders
+from support.drive.access import AGUI
+from support.drive.secured import Secured, bearer, secured
+from support.fakes.pretend import PretendRun
+from support.real.nats import NatsServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# The policies that records keep: the default, and one that wants another person of finance.
+OWN = [Deciders(users=["requester"])]
+FOUR_EYES = [Deciders(roles=["finance"], excluded=["requester"])]
+ITEM = {"item_id": "c1", "kind": "confirmation", "tool": "transfer", "args": {"amount": 5}}
+YES = {"items": [{"item_id": "c1", "decision": "approve"}]}
+
+SCOPES = "start read raw decide"
+Headers = Callable[[Secured], Awaitable[dict[str, str]]]
+
+
+def _jwt(user: str, scope: str = SCOPES, **claims: Any) -> Headers:
+    async def headers(_: Secured) -> dict[str, str]:
+        return bearer(user, scope=scope, **claims)
+
+    return headers
+
+
+def _machine(**rights: Any) -> Headers:
+    async def headers(penstock: Secured) -> dict[str, str]:
+        return (await penstock.service_token(**rights))[0]
+
+    return headers
+
+
+CALLERS: dict[str, Headers] = {
+    "the requester": _jwt("alice"),
+    "an approver by role": _jwt("grace", roles=["finance"]),
+    "an approver without decide": _jwt("grace", "start read raw", roles=["finance"]),
+    "a stranger": _jwt("bob", roles=["sales"]),
+    "an administrator": _jwt("root", f"{SCOPES} administer"),
+    "one who acts for others": _jwt("agent", f"{SCOPES} act-as"),
+    "a service token with the role": _machine(roles=["finance"]),
+    "a service token for other tools": _machine(roles=["finance"], tools=["get_*"]),
+    "a service token for the tool": _machine(roles=["finance"], tools=["trans*"]),
+    "a service token without the role": _machine(),
+    "a service token that may act for the requester": _machine(on_behalf_of=["alice"]),
+}
+SURFACES = ("agui", "adk", "agno")
+
+
+@dataclass(frozen=True)
+class Right:
+    """What a caller gets: of seeing, deciding over HTTP, and answering over the run's surfaces."""
+
+    see: int
+    decide: int
+    surface: int  # 200 stands for a decision that is taken
+
+
+NONE = Right(404, 404, 404)
+MATRIX: list[tuple[str, list[Deciders], Right]] = [
+    ("the requester", OWN, Right(200, 200, 200)),
+    ("an approver by role", OWN, NONE),
+    ("an approver without decide", OWN, Right(404, 403, 403)),
+    ("a stranger", OWN, NONE),
+    ("an administrator", OWN, Right(200, 200, 200)),
+    ("one who acts for others", OWN, Right(200, 200, 200)),
+    ("a service token with the role", OWN, NONE),
+    ("a service token that may act for the requester", OWN, Right(200, 403, 404)),
+    ("the requester", FOUR_EYES, Right(200, 403, 403)),
+    ("an approver by role", FOUR_EYES, Right(200, 200, 404)),
+    ("an approver without decide", FOUR_EYES, Right(404, 403, 403)),
+    ("a stranger", FOUR_EYES, NONE),
+    ("an administrator", FOUR_EYES, Right(200, 403, 403)),
+    ("one who acts for others", FOUR_EYES, Right(200, 403, 403)),
+    ("a service token with the role", FOUR_EYES, Right(200, 200, 404)),
+    ("a service token for other tools", FOUR_EYES, NONE),
+    ("a service token for the tool", FOUR_EYES, Right(200, 200, 404)),
+    ("a service token without the role", FOUR_EYES, NONE),
+    ("a service token that may act for the requester", FOUR_EYES, Right(200, 403, 404)),
+]
+
+
+@pytest.fixture(scope="module")
+def nats_of_people(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    server = NatsServer(tmp_path_factory.mktemp("people"), name="nats of people")
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def penstock(nats_of_people: NatsServer) -> AsyncIterator[Secured]:
+    async with secured(nats_of_people.url) as running:
+        yield running
+
+
+async def pause(penstock: Secured, deciders: list[Deciders]) -> tuple[PretendRun, str]:
+    """Make a run of Alice's that waits for an approval with this policy."""
+    run = await penstock.live()
+    terms = [each.model_dump() for each in deciders]
+    approval_id = await penstock.approval(run, items=[ITEM], deciders=terms)
+    await run.say("lifecycle.paused", reason="approval_required", approval_id=approval_id)
+    return run, approval_id
+
+
+@pytest.mark.parametrize(("caller", "deciders", "right"), MATRIX)
+async def test_who_sees_an_approval(
+    penstock: Secured, caller: str, deciders: list[Deciders], right: Right
+) -> None:
+    run, approval_id = await pause(penstock, deciders)
+    headers = await CALLERS[caller](penstock)
+    path = f"/v1/approvals/{approval_id}"
+    shown = await penstock.http.get(path, headers=headers)
+    assert shown.status_code == right.see, shown.text
+    if right.see == 200:
+        assert shown.json()["items"][0]["args"] == {"amount": 5}
+    else:
+        missing = await penstock.http.get(path[:-4] + "0000", headers=headers)
+        assert missing.status_code == 404
+        assert shown.text.replace(approval_id, "x") == missing.text.replace(
+            approval_id[:-4] + "0000", "x"
+        )
+    audit = await penstock.http.get(f"{path}/audit", headers=headers)
+    assert audit.status_code == right.see
+    # Whoever sees an approval does not therefore see its run.
+    own = {"the requester", "an administrator", "one who acts for others"}
+    for below in ("", "/events?dialect=canonical"):
+        of_run = await penstock.http.get(
+            f"/v1/runs/{run.run_id}{below}",
+            headers={**headers, "accept": "application/json"},
+        )
+        assert of_run.status_code == (200 if caller in own else 404)
+    await penstock.stands(approval_id)
+
+
+@pytest.mark.parametrize("body", [YES, {"approved": True}], ids=["items", "short form"])
+@pytest.mark.parametrize(("caller", "deciders", "right"), MATRIX)
+async def test_who_decides_an_approval(
+    penstock: Secured, caller: str, deciders: list[Deciders], right: Right, body: dict[str, Any]
+) -> None:
+    _, approval_id = await pause(penstock, deciders)
+    headers = await CALLERS[caller](penstock)
+    path = f"/v1/approvals/{approval_id}/decision"
+    answer = await penstock.http.post(path, json=body, headers=headers)
+    assert answer.status_code == right.decide, answer.text
+    if right.decide == 200:
+        assert answer.json()["status"] == "decided"
+    else:
+        await penstock.stands(approval_id)
+
+
+def _to_adk(run: PretendRun, _: str) -> tuple[str, dict[str, Any]]:
+    response = {"id": "c1", "name": "adk_request_confirmation", "response": {"confirmed": True}}
+    return "/run_sse", {
+        "appName": "assistant",
+        "userId": "{user}",
+        "sessionId": run.session_id,
+        "newMessage": {"role": "user", "parts": [{"functionResponse": response}]},
+    }
+
+
+def _to_agno(run: PretendRun, _: str) -> tuple[str, dict[str, Any]]:
+    path = f"/agents/assistant/runs/{run.run_id}/continue"
+    return path, {"tools": [{"tool_call_id": "c1", "confirmed": True}]}
+
+
+def _to_agui(run: PretendRun, approval_id: str) -> tuple[str, dict[str, Any]]:
+    answer = {"interruptId": f"{approval_id}/c1", "status": "resolved", "payload": True}
+    return "/agui/assistant", AGUI | {"threadId": run.session_id, "resume": [answer]}
+
+
+@pytest.mark.parametrize("surface", [_to_adk, _to_agno, _to_agui])
+@pytest.mark.parametrize(
+    ("caller", "deciders", "right"), [row for row in MATRIX if row[2].surface != 403]
+)
+async def test_who_decides_over_the_surfaces_of_runs(
+    penstock: Secured,
+    caller: str,
+    deciders: list[Deciders],
+    right: Right,
+    surface: Callable[[PretendRun, str], tuple[str, dict[str, Any]]],
+) -> None:
+    """The answer of these surfaces is the run's next leg, so they serve those who see the run."""
+    run, approval_id = await pause(penstock, deciders)
+    headers = await CALLERS[caller](penstock)
+    path, body = surface(run, approval_id)
+    if "userId" in body:
+        users = {"one who acts for others": "alice", "an administrator": "root"}
+        users |= {"the requester": "alice", "a stranger": "bob"}
+        machine = "service-token:machine" if "service token" in caller else "grace"
+        body["userId"] = users.get(caller, machine)
+    sending = asyncio.create_task(penstock.http.post(path, json=body, headers=headers, timeout=10))
+    if right.surface == 200:
+        await penstock.decision(approval_id)
+        await run.completed("done")  # so that the stream of the answer ends
+    answer = await sending
+    # The scope is looked at before or after the run is looked for.
+    lacks_scope = caller == "an approver without decide"
+    assert answer.status_code in ({403, 404} if lacks_scope else {right.surface}), answer.text
+    if right.surface != 200:
+        await penstock.stands(approval_id)
+
+
+async def test_a_service_token_decides_for_a_person_and_the_record_names_both(
+    penstock: Secured,
+) -> None:
+    headers, token_id = await penstock.service_token(on_behalf_of=["alice"])
+    _, approval_id = await pause(penstock, OWN)
+    path = f"/v1/approvals/{approval_id}/decision"
+    refused = await penstock.http.post(path, json=YES | {"by": "bob"}, headers=headers)
+    assert refused.status_code == 403
+    answer = await penstock.http.post(path, json=YES | {"by": "alice"}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    decision = answer.json()["decision"]
+    assert decision["decider"]["name"] == "service-token:machine"
+    assert decision["decider"]["on_behalf_of"] == "alice"
+    assert decision["decider"]["token_id"] == token_id
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "note"),
+    [
+        ({"approved": True}, "approved", None),
+        ({"approved": False, "comment": "too much"}, "rejected", "too much"),
+        ({"approved": True, "note": "fine"}, "approved", "fine"),
+    ],
+)
+async def test_the_short_form_decides_all_confirmations(
+    penstock: Secured, body: dict[str, Any], outcome: str, note: str | None
+) -> None:
+    run = await penstock.live()
+    items = [ITEM, ITEM | {"item_id": "c2", "kind": "review"}]
+    approval_id = await penstock.approval(run, items=items)
+    path = f"/v1/approvals/{approval_id}/decision"
+    answer = await penstock.http.post(path, json=body, headers=bearer())
+    assert answer.status_code == 200, answer.text
+    decision = answer.json()["decision"]
+    assert (decision["outcome"], decision.get("note")) == (outcome, note)
+    assert [each["item_id"] for each in decision["items"]] == ["c1", "c2"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "either items or approved"),
+        (YES | {"approved": True}, "either items or approved"),
+        (YES | {"comment": "x"}, "comment goes with approved"),
+        ({"approved": True, "comment": "x", "note": "y"}, "either comment or note"),
+        ({"approved": "yes"}, "approved"),
+        ({"approved": True}, "item c2 (input)"),
+    ],
+)
+async def test_a_short_form_that_cannot_be_is_refused(
+    penstock: Secured, body: dict[str, Any], words: str
+) -> None:
+    run = await penstock.live()
+    items = [ITEM, {"item_id": "c2", "kind": "input"}]
+    approval_id = await penstock.approval(run, items=items)
+    path = f"/v1/approvals/{approval_id}/decision"
+    answer: httpx.Response = await penstock.http.post(path, json=body, headers=bearer())
+    assert answer.status_code == 422, answer.text
+    assert words in answer.text
+    await penstock.stands(approval_id)
