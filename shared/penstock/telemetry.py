@@ -53,6 +53,9 @@ RULE_MATCHES = Counter(
     "Events that rules of automations matched, and conditions that failed",
     ["result"],
 )
+HOOK_REQUESTS = Counter(
+    "penstock_hook_requests_total", "Requests to inbound webhooks, by outcome", ["outcome"]
+)
 SCHEDULE_FIRINGS = Counter(
     "penstock_schedule_firings_total",
     "Times of schedules: fired, caught_up (late), missed, stale (the rule changed), early",

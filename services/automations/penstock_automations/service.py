@@ -37,6 +37,7 @@ from penstock_automations.rules.refusals import Refusals
 from penstock_automations.rules.store import CurrentRules, RuleStore
 from penstock_automations.settings import AutomationsSettings
 from penstock_automations.triggers import schedules
+from penstock_automations.triggers.hooks import Hooks
 from penstock_automations.triggers.schedules import Schedules
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class AutomationsService(Service):
 
     name: ClassVar[str] = "automations"
     settings_type: ClassVar[type[Settings]] = AutomationsSettings
-    operations = operations_of(Rules, Trials, Deliveries)
+    operations = operations_of(Rules, Trials, Deliveries, Hooks)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -101,6 +102,7 @@ class AutomationsService(Service):
             rules,
             Trials(self.bus, self._store, webhooks),
             Deliveries(self.bus, self._store, deliveries),
+            Hooks(self.bus, self._rules, settings.hook_max_bytes),
         )
         self.routes = [route for surface in surfaces for route in routes_of(surface)]
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)

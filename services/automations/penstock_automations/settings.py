@@ -41,6 +41,12 @@ class AutomationsSettings(StartSettings):
         description="Bytes that the body of a webhook may have. A larger event is sent as a "
         "reference.",
     )
+    hook_max_bytes: int = Field(
+        256 * 1024,
+        ge=1024,
+        le=400 * 1024,
+        description="Bytes that the body of a request to an inbound webhook may have.",
+    )
     match_batch: int = Field(
         100, ge=1, le=1000, description="How many events are matched before they are acknowledged."
     )

@@ -195,6 +195,8 @@ HOW: dict[str, list[How]] = {
     "GET /v1/automations/{rule_id}/deliveries/{delivery_id}": [How(404)],
     "POST /v1/automations/{rule_id}/deliveries/{delivery_id}/replay": [How(404, 202)],
     "POST /v1/automations/{rule_id}/replay": [How(404, 202)],
+    # Anybody may call a hook. This rule has none, so the answer is that of a wrong signature.
+    "POST /v1/hooks/{rule_id}": [How(good=404)],
     # credentials
     "POST /v1/login": [How()],
     "POST /v1/logout": [How(good=204)],

@@ -80,7 +80,7 @@ class Hook(BaseModel):
         gt=0,
         le=1000,
         description="How many accepted requests per second one process takes at most; a burst may "
-        "have ten seconds' requests.",
+        "have one second's requests.",
     )
 
     @field_validator("secrets")

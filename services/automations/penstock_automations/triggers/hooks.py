@@ -1,0 +1,232 @@
+"""The route of inbound webhooks: a request that is signed, or has a token, fires its rule."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Final, NoReturn
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock import telemetry
+from penstock.bus import Bus, BusError
+from penstock.web.auth.credentials import header_of
+from penstock.web.bodies import is_deep, read_body, require_json
+from penstock.web.operation import (
+    OBJECT,
+    Operation,
+    Parameter,
+    an_object,
+    in_path,
+    json,
+    one_of,
+    serves,
+)
+from penstock.web.problems import Problem
+from penstock_automations.actions.webhook.breaker import Rate
+from penstock_automations.jobs.publish import publish_first
+from penstock_automations.rules.model import MAX_DEPTH
+from penstock_automations.rules.records import CompiledRule
+from penstock_automations.rules.store import CurrentRules
+from penstock_automations.triggers.firing import job_of
+from penstock_automations.triggers.hook_request import (
+    NOBODY,
+    HookRequest,
+    body_of_request,
+    refusal,
+    trigger_id,
+)
+
+log = logging.getLogger(__name__)
+
+PAUSED_RETRY_S: Final = 60
+_RULE_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_PARAMETERS: Final = (
+    in_path("rule_id", "The rule's id"),
+    Parameter(
+        "webhook-id", "The caller's id of the request, the same when it is repeated", place="header"
+    ),
+    Parameter("webhook-timestamp", "When the request was signed, in Unix seconds", place="header"),
+    Parameter(
+        "webhook-signature", "`v1,` and the signature; several separated by spaces", place="header"
+    ),
+    Parameter(
+        "idempotency-key",
+        "The id of a request with a token, in place of webhook-id",
+        place="header",
+    ),
+    Parameter("token", "The rule's token, if the rule says `token_in_url`"),
+)
+
+
+class Hooks:
+    """The handler of the route.
+
+    `max_bytes`: the bytes that a body may have.
+    """
+
+    def __init__(self, bus: Bus, rules: CurrentRules, max_bytes: int) -> None:
+        self._bus = bus
+        self._rules = rules
+        self._max_bytes = max_bytes
+        self._rates: dict[str, Rate] = {}
+
+    @serves(
+        Operation(
+            method="POST",
+            path="/v1/hooks/{rule_id}",
+            tag="automations",
+            summary="Fire a rule that has a hook, by a signed request or a token",
+            description="The request is signed as Standard Webhooks describes, or has the rule's "
+            "token as `Authorization: Bearer`. A repeat with the same `webhook-id` (or "
+            "`Idempotency-Key`) gets the same delivery id and starts nothing. The answer is 404 "
+            "for an unknown rule and for a request that the rule does not accept.",
+            answers={
+                202: json(
+                    "The request is stored. `ignored`: the rule's condition does not hold",
+                    an_object(
+                        delivery_id={"type": "string"},
+                        result=one_of(("accepted", "repeated", "ignored")),
+                    ),
+                )
+            },
+            scopes=(),
+            public=True,
+            parameters=_PARAMETERS,
+            body=OBJECT,
+            example={"order": 7},
+            refusals=(404, 503),
+        )
+    )
+    async def receive(self, request: Request) -> Response:
+        """Check the request, and store the job of its rule."""
+        rule_id = request.path_params["rule_id"]
+        try:
+            require_json(request)
+            body = await read_body(request, self._max_bytes)
+        except Problem as problem:
+            _count({413: "too_large", 415: "not_json"}.get(problem.status, "invalid"))
+            raise
+        rule = await self._rule(rule_id)
+        given = _request(request, body)
+        self._check(rule_id, rule, given)
+        assert rule is not None
+        data = _document(body)
+        depth = _depth(header_of(request.scope, b"penstock-depth"))
+        id = trigger_id(rule.record.uid, given.id)
+        found = body_of_request(data, given.id, self._bus.clock.stamp())
+        job = job_of(rule, "hook", id, found, len(body), depth)
+        delivery_id = f"{rule.id}.{id}"
+        if job is None:
+            return _answer(delivery_id, "ignored")
+        try:
+            is_known = await self._bus.bucket("deliveries").get(job.key) is not None
+            is_new = not is_known and await publish_first(self._bus, job)
+        except BusError as error:
+            raise _unavailable(error) from error
+        if is_new:
+            log.info("hook %s: delivery %s", rule.id, delivery_id)
+        return _answer(delivery_id, "accepted" if is_new else "repeated")
+
+    async def _rule(self, rule_id: str) -> CompiledRule | None:
+        """Return the rule as it is stored now, if it has a hook. Raises Problem 503."""
+        if not _RULE_ID.fullmatch(rule_id):
+            return None
+        try:
+            # A secret that was removed must not be accepted by a process that has not heard of it.
+            await self._rules.refresh()
+        except BusError as error:
+            raise _unavailable(error) from error
+        rule = self._rules.get(rule_id)
+        return rule if rule is not None and rule.record.rule.hook is not None else None
+
+    def _check(self, rule_id: str, rule: CompiledRule | None, given: HookRequest) -> None:
+        """Refuse a request that the rule does not accept, or not now. Raises Problem."""
+        hook = rule.record.rule.hook if rule is not None else None
+        why = refusal(hook or NOBODY, given, self._bus.clock.time())
+        if rule is None or hook is None:
+            _count("unknown")
+            _not_found(rule_id)
+        if why is not None:
+            _count(why)
+            log.warning("hook %s: a request is refused: its %s is wrong", rule.id, why)
+            _not_found(rule_id)
+        if not rule.matches_now:
+            _count("paused")
+            problem = Problem(503, "the rule is paused or disabled; send the request again later")
+            problem.headers = {"retry-after": str(PAUSED_RETRY_S)}
+            raise problem
+        rate = self._rates.setdefault(rule.id, Rate(hook.rate_per_s))
+        rate.per_s = hook.rate_per_s
+        if wait_s := rate.admit(time.monotonic()):
+            _count("limited")
+            problem = Problem(429, f"more than {hook.rate_per_s:g} requests per second; send fewer")
+            problem.headers = {"retry-after": str(int(wait_s) + 1)}
+            raise problem
+
+
+def _request(request: Request, body: bytes) -> HookRequest:
+    def header(name: bytes) -> str | None:
+        return header_of(request.scope, name)
+
+    scheme, _, token = (header(b"authorization") or "").partition(" ")
+    return HookRequest(
+        body,
+        header(b"webhook-id"),
+        header(b"webhook-timestamp"),
+        header(b"webhook-signature"),
+        header(b"idempotency-key"),
+        token.strip() if scheme.lower() == "bearer" else None,
+        request.query_params.get("token"),
+    )
+
+
+def _document(body: bytes) -> object:
+    """Return the body as JSON. Raises Problem 422 unless it is an object or a list."""
+    try:
+        data: object = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        _count("invalid")
+        raise Problem(422, f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict | list) or is_deep(data):
+        _count("invalid")
+        raise Problem(422, "the body must be a JSON object or list, nested at most 100 levels")
+    return data
+
+
+def _depth(header: str | None) -> int:
+    """Return how many rules led to the request. Raises Problem 422 for too many.
+
+    Penstock's own webhooks say it. Otherwise a rule that calls a hook could fire itself for ever.
+    """
+    depth = int(header) + 1 if header is not None and re.fullmatch("[0-9]{1,3}", header) else 0
+    if depth >= MAX_DEPTH:
+        _count("depth")
+        raise Problem(422, f"{depth} rules led to this request; at most {MAX_DEPTH - 1} may")
+    return depth
+
+
+def _not_found(rule_id: str) -> NoReturn:
+    raise Problem(
+        404,
+        f"there is no hook {rule_id} that accepts this request: check the id, the signature or "
+        "token, and the clock of the sender",
+    )
+
+
+def _unavailable(error: BusError) -> Problem:
+    _count("unavailable")
+    return Problem(503, f"the bus does not answer: {error}; send the request again")
+
+
+def _answer(delivery_id: str, result: str) -> Response:
+    _count(result)
+    body = orjson.dumps({"delivery_id": delivery_id, "result": result})
+    return Response(body, 202, media_type="application/json")
+
+
+def _count(outcome: str) -> None:
+    telemetry.HOOK_REQUESTS.labels(outcome).inc()

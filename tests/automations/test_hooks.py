@@ -1,0 +1,409 @@
+"""A request to a rule's hook fires the rule once; a request that is not allowed learns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from prometheus_client import REGISTRY
+from standardwebhooks.webhooks import Webhook
+
+from penstock.bus import streams
+from penstock_automations.rules.check import read_rule
+from penstock_automations.rules.model import Rule
+from penstock_automations.rules.records import Owner
+from penstock_automations.rules.secrets import new_secret, new_token
+from penstock_automations.rules.triggers import Hook
+from penstock_automations.triggers.hook_request import (
+    WINDOW_S,
+    HookRequest,
+    Refusal,
+    refusal,
+    trigger_id,
+)
+from support.drive.automations import Automations, automations
+from support.drive.waiting import eventually
+from support.fakes.clocks import server_steps
+from support.fakes.receiver import SECRET as OUT_SECRET
+from support.fakes.receiver import answers, hangs
+from support.real.nats import NatsServer
+
+NEW, OLD, OTHERS = new_secret(), new_secret(), new_secret()
+TOKEN, NEXT_TOKEN = new_token(), new_token()
+BODY = b'{"order": 7, "card": "4111-secret"}'
+NOW = datetime(2026, 11, 22, 14, tzinfo=UTC)
+
+
+def signed(secret: str, body: bytes = BODY, id: str = "msg_1", at: datetime | None = None) -> Any:
+    """The headers of a request, signed by the reference library."""
+    at = at if at is not None else datetime.now(UTC)
+    return {
+        "content-type": "application/json",
+        "webhook-id": id,
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": Webhook(secret).sign(id, at, body.decode()),
+    }
+
+
+def request(secret: str = NEW, body: bytes = BODY, **changes: Any) -> HookRequest:
+    headers = signed(secret, at=NOW)
+    given = {
+        "webhook_id": headers["webhook-id"],
+        "timestamp": headers["webhook-timestamp"],
+        "signature": headers["webhook-signature"],
+        **changes,
+    }
+    return HookRequest(body, **given)
+
+
+SIGNED = Hook(secrets=[NEW, OLD])
+WITH_TOKEN = Hook(tokens=[NEXT_TOKEN, TOKEN])
+IN_URL = Hook(tokens=[TOKEN], token_in_url=True)
+AT = NOW.timestamp()
+GOOD_SIGNATURE = signed(NEW, at=NOW)["webhook-signature"]
+
+
+@pytest.mark.parametrize(
+    ("hook", "given", "at", "expected"),
+    [
+        (SIGNED, request(), AT, None),
+        (SIGNED, request(OLD), AT, None),  # while one secret replaces the other
+        (SIGNED, request(signature=f"v1,AAAA v2,x {GOOD_SIGNATURE}"), AT, None),
+        (SIGNED, request(), AT + WINDOW_S, None),
+        (SIGNED, request(), AT - WINDOW_S, None),
+        (SIGNED, request(), AT + WINDOW_S + 1, "timestamp"),  # replayed after the window
+        (SIGNED, request(), AT - WINDOW_S - 1, "timestamp"),
+        (SIGNED, request(OTHERS), AT, "signature"),
+        (SIGNED, request(body=BODY + b" "), AT, "signature"),
+        (SIGNED, request(body=b"\xff\xfe"), AT, "signature"),
+        (SIGNED, request(webhook_id="msg_2"), AT, "signature"),
+        (SIGNED, request(webhook_id=None), AT, "signature"),
+        (SIGNED, request(webhook_id=None, idempotency_key="msg_1"), AT, "signature"),
+        (SIGNED, request(timestamp=str(int(AT) + 1)), AT, "signature"),
+        (SIGNED, request(timestamp=f"{int(AT)}.0"), AT, "signature"),
+        (SIGNED, request(timestamp="nan"), AT, "signature"),
+        (SIGNED, request(timestamp="9" * 40), AT, "signature"),
+        (SIGNED, request(timestamp=None), AT, "signature"),
+        (SIGNED, request(signature=None), AT, "signature"),
+        (SIGNED, request(signature="v1,"), AT, "signature"),
+        (SIGNED, request(signature=GOOD_SIGNATURE.replace("v1,", "v1a,")), AT, "signature"),
+        (SIGNED, request(signature=("v1,AAAA " * 50) + GOOD_SIGNATURE), AT, "signature"),
+        (SIGNED, request(webhook_id='m.1.{"a":"'), AT, "id"),
+        (SIGNED, request(webhook_id="x" * 257), AT, "id"),
+        (SIGNED, HookRequest(BODY, bearer=TOKEN), AT, "signature"),
+        (WITH_TOKEN, HookRequest(BODY, bearer=TOKEN), AT, None),
+        (WITH_TOKEN, HookRequest(BODY, bearer=NEXT_TOKEN), AT, None),
+        (WITH_TOKEN, HookRequest(BODY, bearer=f"{TOKEN}x"), AT, "token"),
+        (WITH_TOKEN, HookRequest(BODY, bearer=""), AT, "token"),
+        (WITH_TOKEN, HookRequest(BODY), AT, "token"),
+        (WITH_TOKEN, HookRequest(BODY, token_in_url=TOKEN), AT, "token"),
+        (WITH_TOKEN, request(), AT, "token"),
+        (IN_URL, HookRequest(BODY, token_in_url=TOKEN), AT, None),
+        (IN_URL, HookRequest(BODY, token_in_url="€"), AT, "token"),
+        (IN_URL, HookRequest(BODY, bearer=NEXT_TOKEN, token_in_url=TOKEN), AT, "token"),
+    ],
+)
+def test_a_request_is_accepted_by_its_signature_or_its_token(
+    hook: Hook, given: HookRequest, at: float, expected: Refusal | None
+) -> None:
+    assert refusal(hook, given, at) == expected
+
+
+def test_a_repeat_has_the_same_id_and_another_rule_with_the_id_another_one() -> None:
+    assert trigger_id("u1", "msg") == trigger_id("u1", "msg")
+    assert trigger_id("u1", "msg") != trigger_id("u2", "msg")
+    assert trigger_id("u1", None) != trigger_id("u1", None)
+
+
+def test_the_representation_of_a_request_has_no_secret_and_no_body() -> None:
+    shown = repr(HookRequest(BODY, signature=GOOD_SIGNATURE, bearer=TOKEN, token_in_url=TOKEN))
+    for hidden in ("4111", GOOD_SIGNATURE, TOKEN):
+        assert hidden not in shown
+
+
+def hooked(made: Automations, id: str, hook: dict[str, Any], **fields: Any) -> Rule:
+    webhook = {"url": made.receiver.url(), "secrets": [OUT_SECRET]}
+    return read_rule({"id": id, "hook": hook, "action": {"webhook": webhook}, **fields}, Rule)
+
+
+async def post(
+    made: Automations, id: str, headers: dict[str, str], body: bytes = BODY, query: str = ""
+) -> httpx.Response:
+    return await made.penstock.http.post(f"/v1/hooks/{id}{query}", content=body, headers=headers)
+
+
+def counted(outcome: str) -> float:
+    return REGISTRY.get_sample_value("penstock_hook_requests_total", {"outcome": outcome}) or 0.0
+
+
+JSON = {"content-type": "application/json"}
+
+
+def bearer(token: str = TOKEN, **more: str) -> dict[str, str]:
+    return {**JSON, "authorization": f"Bearer {token}", **more}
+
+
+async def test_a_signed_request_fires_its_rule_once_however_often_it_is_repeated(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url, 2) as made:
+        made.receiver.plans["/hook"] = [answers(500)]
+        await made.apply(hooked(made, "orders", {"secrets": [NEW, OLD]}))
+        headers = signed(OLD, id="msg_7.a")
+        first = await post(made, "orders", headers)
+        assert first.status_code == 202, first.text
+        delivery = first.json()["delivery_id"]
+        assert first.json()["result"] == "accepted"
+        again = await asyncio.gather(*(post(made, "orders", headers) for _ in range(5)))
+        [_, second] = await made.receiver.count(2)
+        again.append(await post(made, "orders", headers))
+        assert {(each.status_code, each.json()["delivery_id"]) for each in again} == {
+            (202, delivery)
+        }
+        assert second.id == delivery
+        assert second.json["type"] == "hook.received"
+        event = second.json["data"]
+        assert event["data"] == orjson.loads(BODY)
+        assert (event["event"], event["id"]) == (
+            {"category": "hook", "action": "received"},
+            "msg_7.a",
+        )
+
+        async def delivered() -> bool:
+            entry = await made.bus.bucket("deliveries").get(delivery)
+            return entry is not None and b'"delivered"' in entry.value
+
+        await eventually(delivered, what="the delivery's record")
+        assert (await post(made, "orders", headers)).json()["result"] == "repeated"
+        assert len(made.receiver.requests) == 2, "the attempt that failed, and the one that did not"
+
+
+async def test_a_repeat_after_the_servers_window_starts_nothing(fresh_nats: NatsServer) -> None:
+    async with automations(fresh_nats.url) as made:
+        await _short_window(made, streams.DELIVERIES)
+        await made.apply(hooked(made, "orders", {"secrets": [NEW]}))
+        made.receiver.plans["/hook"] = [hangs(2)]
+        headers = signed(NEW)
+        first = await post(made, "orders", headers)
+        await asyncio.sleep(0.5)  # the window is 0.1 s
+        # The first job is under way: the fence refuses a second one.
+        assert (await post(made, "orders", headers)).json()["result"] == "repeated"
+        await made.receiver.count(2)
+
+        async def delivered() -> bool:
+            entry = await made.bus.bucket("deliveries").get(first.json()["delivery_id"])
+            return entry is not None and b'"delivered"' in entry.value
+
+        await eventually(delivered, what="the delivery's record")
+        assert (await post(made, "orders", headers)).json() == {
+            "delivery_id": first.json()["delivery_id"],
+            "result": "repeated",
+        }
+        await asyncio.sleep(0.5)
+        assert len(made.receiver.requests) == 2
+
+
+async def _short_window(made: Automations, stream: str) -> None:
+    config = (await made.bus.api(f"STREAM.INFO.{stream}"))["config"]
+    await made.bus.api(f"STREAM.UPDATE.{stream}", {**config, "duplicate_window": 100_000_000})
+
+
+async def test_a_token_in_the_header_or_where_the_rule_says_so_in_the_url(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url) as made:
+        await made.apply(hooked(made, "header", {"tokens": [TOKEN]}))
+        await made.apply(hooked(made, "url", {"tokens": [TOKEN], "token_in_url": True}))
+        key = {"idempotency-key": "order/7"}
+        first = await post(made, "header", bearer(**key))
+        assert first.status_code == 202
+        assert (await post(made, "header", bearer(**key))).json()["delivery_id"] == first.json()[
+            "delivery_id"
+        ]
+        assert (await post(made, "header", JSON, query=f"?token={TOKEN}")).status_code == 404
+        assert (await post(made, "url", JSON, query=f"?token={TOKEN}")).status_code == 202
+        await made.receiver.count(2)
+        # Without an id, each request is a new one.
+        ids = {(await post(made, "header", bearer())).json()["delivery_id"] for _ in range(3)}
+        assert len(ids) == 3
+
+
+async def test_a_condition_chooses_the_requests(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url) as made:
+        where = 'event.type == "hook.received" && event.data.amount > 100'
+        await made.apply(hooked(made, "large", {"tokens": [TOKEN]}, where=where))
+        results = []
+        for body in (b'{"amount": 7}', b'{"amount": 700}', b'{"sum": 1}', b"[1, 2]"):
+            answer = await post(made, "large", bearer(), body)
+            assert answer.status_code == 202
+            results.append(answer.json()["result"])
+        assert results[:3] == ["ignored", "accepted", "ignored"]
+        [request] = await made.receiver.count(1)
+        assert request.json["data"]["data"] == {"amount": 700}
+
+
+async def test_unknown_rules_and_requests_that_are_not_allowed_get_the_same_answer(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with automations(nats_server.url) as made:
+        await made.apply(hooked(made, "mine", {"secrets": [NEW]}))
+        await made.apply(hooked(made, "theirs", {"secrets": [OTHERS]}))
+        await made.apply(hooked(made, "paused", {"secrets": [NEW]}))
+        await made.store.pause("paused", "a test", "a test")
+        url = made.receiver.url()
+        plain = {"id": "events", "subjects": ["llm.*"], "action": {"webhook": {"url": url}}}
+        await made.store.apply(read_rule(plain, Rule), Owner(user_id="u1"))
+        old = datetime.now(UTC) - timedelta(seconds=WINDOW_S + 5)
+        requests = {
+            "an unknown rule": ("nobody", signed(NEW)),
+            "a rule that waits for events": ("events", signed(NEW)),
+            "no id of a rule": ("..%2F$KV", signed(NEW)),
+            "another rule's secret": ("mine", signed(OTHERS)),
+            "another rule's id": ("theirs", signed(NEW)),
+            "no signature": ("mine", JSON),
+            "a token": ("mine", bearer()),
+            "replayed after the window": ("mine", signed(NEW, at=old)),
+            "a paused rule and another secret": ("paused", signed(OTHERS)),
+        }
+        bodies = {}
+        for what, (id, headers) in requests.items():
+            answer = await post(made, id, headers)
+            assert answer.status_code == 404, what
+            shown = id.replace("%2F", "/")
+            bodies[what] = answer.json()["detail"].replace(shown, "ID")
+        assert len(set(bodies.values())) == 1, bodies
+        answer = await post(made, "paused", signed(NEW))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "60")
+        await asyncio.sleep(0.2)
+        assert made.receiver.requests == []
+        assert await made.bus.tail(streams.DELIVERIES, "delivery.>") is None
+    for hidden in ("4111", NEW, OTHERS, TOKEN):
+        assert hidden not in caplog.text
+
+
+async def test_no_log_line_has_a_token_a_secret_or_a_body(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with automations(nats_server.url, retry_delays_s=(1.0,)) as made:
+        made.receiver.usual["/hook"] = answers(500)
+        await made.apply(hooked(made, "orders", {"tokens": [TOKEN], "token_in_url": True}))
+        answer = await post(made, "orders", JSON, query=f"?token={TOKEN}")
+        assert answer.status_code == 202
+        await post(made, "orders", JSON, query=f"?token={NEXT_TOKEN}")
+        await post(made, "orders", bearer(), b'{"card": "4111-secret"')
+        await made.receiver.count(2)
+        await asyncio.sleep(0.5)
+        assert answer.json()["delivery_id"] in caplog.text
+    for hidden in ("4111", TOKEN, NEXT_TOKEN):
+        assert hidden not in caplog.text.replace(f"?token={TOKEN}", "").replace(
+            f"?token={NEXT_TOKEN}", ""
+        ), "the test's own client logs its URL"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b"{", bearer(), 422),
+        (b"7", bearer(), 422),
+        (b'"text"', bearer(), 422),
+        (b"", bearer(), 422),
+        (b"[" * 200 + b"]" * 200, bearer(), 422),
+        (b"[" + b"[]," * 110_000 + b"[]]", bearer(), 413),
+        (b'{"a": "' + b"x" * 10_000_000 + b'"}', bearer(), 413),
+        (BODY, {"authorization": f"Bearer {TOKEN}"}, 415),
+        (BODY, {**bearer(), "content-type": "text/plain"}, 415),
+        (BODY, bearer(**{"penstock-depth": "3"}), 422),
+        (BODY, bearer(**{"penstock-depth": "2"}), 202),
+        (BODY, bearer(**{"penstock-depth": "x" * 9}), 202),
+    ],
+)
+async def test_a_wrong_body_is_refused_and_stores_nothing(
+    nats_server: NatsServer, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    async with automations(nats_server.url) as made:
+        await made.apply(hooked(made, "orders", {"tokens": [TOKEN]}))
+        answer = await post(made, "orders", headers, body)
+        assert answer.status_code == status, answer.text
+        assert b"4111" not in answer.content
+        if status == 202:
+            await made.receiver.count(1)
+        else:
+            assert await made.bus.tail(streams.DELIVERIES, "delivery.>") is None
+
+
+async def test_more_requests_than_the_rule_takes_are_refused_for_a_moment(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url) as made:
+        await made.apply(hooked(made, "slow", {"tokens": [TOKEN], "rate_per_s": 5}))
+        answers = [await post(made, "slow", bearer()) for _ in range(15)]
+        refused = [each for each in answers if each.status_code == 429]
+        assert refused
+        assert refused[0].headers["retry-after"] == "1"
+        # Requests that are not allowed use up nothing of the rate of those that are.
+        await asyncio.sleep(1)
+        for _ in range(20):
+            assert (await post(made, "slow", bearer(NEXT_TOKEN))).status_code == 404
+        assert (await post(made, "slow", bearer())).status_code == 202
+
+
+async def test_a_removed_secret_is_refused_at_once_by_each_process(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url, 2) as made:
+        await made.apply(hooked(made, "orders", {"secrets": [NEW, OLD]}))
+        for number in range(5):
+            given = [NEW, OLD] if number % 2 else [NEW]
+            # Without `settled`: the process that serves the request may not have heard of it yet.
+            await made.store.apply(hooked(made, "orders", {"secrets": given}), Owner(user_id="u1"))
+            answer = await post(made, "orders", signed(OLD, id=f"m{number}"))
+            assert answer.status_code == (202 if number % 2 else 404)
+
+
+async def test_the_clock_of_nats_decides_about_the_window(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url) as made:
+        await made.apply(hooked(made, "orders", {"secrets": [NEW]}))
+        headers = signed(NEW)
+        [*_, service] = made.penstock.services
+        server_steps(service.bus.clock, -(WINDOW_S + 10))
+        before = counted("timestamp")
+        assert (await post(made, "orders", headers)).status_code == 404
+        assert counted("timestamp") == before + 1
+
+
+async def test_a_refusal_takes_as_long_for_an_unknown_rule_as_for_a_known_one(
+    nats_server: NatsServer,
+) -> None:
+    """A guard against an early return: the medians must not differ by more than half."""
+    async with automations(nats_server.url) as made:
+        await made.apply(hooked(made, "known", {"secrets": [NEW]}))
+        body = b'{"a": "' + b"x" * 200_000 + b'"}'
+        headers = signed(OTHERS, body)
+        took: dict[str, list[float]] = {"known": [], "nobody": []}
+        for _ in range(25):
+            for id, times in took.items():
+                begun = time.perf_counter()
+                assert (await post(made, id, headers, body)).status_code == 404
+                times.append(time.perf_counter() - begun)
+        medians = {id: sorted(times)[len(times) // 2] for id, times in took.items()}
+        assert 0.5 < medians["known"] / medians["nobody"] < 2, medians
+
+
+async def test_requests_at_the_same_time_through_many_processes_fire_once_each(
+    nats_server: NatsServer,
+) -> None:
+    async with automations(nats_server.url, 3) as made:
+        await made.apply(hooked(made, "many", {"secrets": [NEW], "rate_per_s": 1000}))
+        requests = [signed(NEW, id=f"m{number}") for number in range(20)] * 4
+        answers = await asyncio.gather(*(post(made, "many", each) for each in requests))
+        assert {each.status_code for each in answers} == {202}
+        await made.receiver.count(20)
+        await asyncio.sleep(0.5)
+        assert set(Counter(each.id for each in made.receiver.requests).values()) == {1}
