@@ -239,6 +239,33 @@ async def test_ids_that_are_none_are_unknown(api: AutomationsApi, id: str) -> No
     assert (await api.ask("GET", f"/hook/deliveries/{id}")).status_code == 404
 
 
+async def test_endpoints_that_get_no_requests_are_shown_to_the_owner_of_their_rules(
+    api: AutomationsApi,
+) -> None:
+    await api.make("hook", "llm.tool_call")
+    api.receiver.usual["/hook"] = answers(503)
+    run = await api.run()
+    await run.open()
+    for number in range(6):
+        await run.tool(number)
+
+    async def shown(headers: dict[str, str]) -> list[dict[str, Any]]:
+        answer = await api.ask("GET", "/endpoints", headers)
+        assert answer.status_code == 200, answer.text
+        found: list[dict[str, Any]] = answer.json()["endpoints"]
+        return found
+
+    async def is_open() -> bool:
+        return bool(await shown(caller()))
+
+    await eventually(is_open, what="the open breaker")
+    [endpoint] = await shown(caller())
+    assert endpoint["endpoint"] == f"http://127.0.0.1:{api.receiver.port}"
+    assert (endpoint["state"], endpoint["failures"] >= 5) == ("open", True)
+    assert await shown(ADMIN) == [endpoint]
+    assert await shown(caller("bob")) == []
+
+
 async def test_a_record_that_cannot_be_read_harms_no_list(
     api: AutomationsApi, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,8 +18,10 @@ from penstock_automations.actions.carrier import Carrier
 from penstock_automations.actions.decide import DecideCarrier
 from penstock_automations.actions.start_run import RunCarrier
 from penstock_automations.actions.webhook.carrier import WebhookCarrier
+from penstock_automations.actions.webhook.mirror import Mirror
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.api.deliveries import Deliveries
+from penstock_automations.api.endpoints import EndpointStates
 from penstock_automations.api.rules import Rules
 from penstock_automations.api.trials import Trials
 from penstock_automations.broker import Broker, Consumer, declare
@@ -52,7 +54,7 @@ class AutomationsService(Service):
 
     name: ClassVar[str] = "automations"
     settings_type: ClassVar[type[Settings]] = AutomationsSettings
-    operations = operations_of(Rules, Trials, Deliveries, Hooks)
+    operations = operations_of(Rules, Trials, Deliveries, EndpointStates, Hooks)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -103,8 +105,10 @@ class AutomationsService(Service):
             Trials(self.bus, self._store, webhooks),
             Deliveries(self.bus, self._store, deliveries),
             Hooks(self.bus, self._rules, settings.hook_max_bytes),
+            EndpointStates(self.bus, self._rules),
         )
         self.routes = [route for surface in surfaces for route in routes_of(surface)]
+        self._mirror = Mirror(self.bus, context.pod, webhooks.endpoints)
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 
     async def start(self) -> None:
@@ -119,6 +123,7 @@ class AutomationsService(Service):
         self.spawn("schedules", self._schedules.keep)
         self.spawn("shards", self._look_for_shards)
         self.spawn("open runs", self._open_runs.follow)
+        self.spawn("endpoints", self._mirror.run)
         self.spawn("replays", self.replays(self._replay).run)
 
     async def drain(self, grace_s: float) -> None:
@@ -129,7 +134,8 @@ class AutomationsService(Service):
 
     async def stop(self) -> None:
         """Take nothing more; give back the jobs that are not finished."""
-        await self.cancel("shards", "consumers", "schedules", "rules", "open runs", "replays", LIST)
+        await self.cancel("shards", "consumers", "schedules", "rules", "open runs", "replays")
+        await self.cancel("endpoints", LIST)
         await self._stop_brokers()
         await self._deliverer.finish(0)
 

@@ -31,6 +31,15 @@ class Breaker:
         self._until = 0.0
         self._failures = 0
 
+    @property
+    def failures(self) -> int:
+        """The number of failures in a row."""
+        return self._failures
+
+    def left_s(self, now: float) -> float:
+        """Return the seconds until the next probe is allowed; 0 if one is."""
+        return 0.0 if self.state is State.CLOSED else max(self._until - now, 0.0)
+
     def admit(self, now: float) -> float:
         """Return 0 if a request may be made now, otherwise the seconds to wait.
 

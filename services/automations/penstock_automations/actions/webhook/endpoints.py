@@ -53,12 +53,11 @@ class Endpoints:
     """The endpoints that this process knows."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str, int | None], Endpoint] = OrderedDict()
+        self._known: OrderedDict[str, Endpoint] = OrderedDict()
 
     def of(self, webhook: Webhook) -> Endpoint:
         """Return the endpoint of a webhook. The last rule decides its concurrency and rate."""
-        parts = urlsplit(webhook.url)
-        key = (parts.scheme, parts.hostname or "", parts.port)
+        key = origin(webhook.url)
         endpoint = self._known.get(key)
         if endpoint is None:
             endpoint = self._known[key] = Endpoint()
@@ -74,15 +73,31 @@ class Endpoints:
             endpoint.rate.per_s = webhook.rate_per_s
         return endpoint
 
+    def not_closed(self) -> dict[str, Breaker]:
+        """Return the breakers that are not closed, by their endpoint."""
+        return {
+            key: each.breaker
+            for key, each in self._known.items()
+            if each.breaker.state is not State.CLOSED
+        }
+
     def open_breakers(self) -> int:
         """Return how many breakers are not closed."""
-        return sum(each.breaker.state is not State.CLOSED for each in self._known.values())
+        return len(self.not_closed())
 
     def _forget_one(self) -> None:
         for key, endpoint in self._known.items():
             if not endpoint.busy and endpoint.breaker.state is State.CLOSED:
                 del self._known[key]
                 return
+
+
+def origin(url: str) -> str:
+    """Return the endpoint of a URL: its scheme, host and port, such as `https://x.example:443`."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return f"{parts.scheme}://[{host}]:{port}" if ":" in host else f"{parts.scheme}://{host}:{port}"
 
 
 async def admitted(endpoint: Endpoint) -> float:

@@ -1,0 +1,113 @@
+"""Writes which breakers of this process are not closed to KV `endpoints`, for the API.
+
+A process decides by its own breakers only. The entries of a process that has ended expire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from hashlib import sha256
+from typing import Final, Literal
+
+from pydantic import ValidationError
+
+from penstock.bus import Bus, BusError
+from penstock.bus.records import Record
+from penstock.events import timestamp
+from penstock_automations.actions.webhook.breaker import Breaker, State
+from penstock_automations.actions.webhook.endpoints import Endpoints
+
+log = logging.getLogger(__name__)
+
+BUCKET: Final = "endpoints"
+LOOK_S: Final = 1.0  # seconds between two looks at the breakers
+TTL_S: Final = 60.0
+RENEW_S: Final = 20.0
+_NAMES: Final[dict[State, Literal["open", "half_open"]]] = {
+    State.OPEN: "open",
+    State.HALF_OPEN: "half_open",
+}
+
+
+class EndpointRecord(Record):
+    """KV `endpoints`, key `<pod>.<hash of the endpoint>`: a breaker that is not closed."""
+
+    endpoint: str
+    process: str
+    state: Literal["open", "half_open"]
+    failures: int
+    next_at: str
+
+
+class Mirror:
+    """Keeps the entries of one process equal to its breakers."""
+
+    def __init__(self, bus: Bus, pod: str, endpoints: Endpoints) -> None:
+        self._bus = bus
+        self._bucket = bus.bucket(BUCKET)
+        self._pod = pod
+        self._endpoints = endpoints
+        # What was written, by endpoint: the state, the revision, and when.
+        self._written: dict[str, tuple[State, int, float]] = {}
+
+    async def run(self) -> None:
+        """Write the changes until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.update()
+            except BusError as error:
+                log.debug("the states of endpoints are written later: %s", error)
+
+    async def update(self) -> None:
+        """Write the breakers that have changed, and delete those that are closed.
+
+        Raises:
+            BusError: not everything was written; call this again.
+        """
+        now = time.monotonic()
+        present = self._endpoints.not_closed()
+        for endpoint, breaker in present.items():
+            state, revision, at = self._written.get(endpoint, (State.CLOSED, 0, 0.0))
+            if state is not breaker.state or now - at > RENEW_S:
+                await self._write(endpoint, breaker, revision, now)
+        for endpoint in self._written.keys() - present.keys():
+            await self._bucket.delete(self._key(endpoint))
+            del self._written[endpoint]
+
+    async def _write(self, endpoint: str, breaker: Breaker, revision: int, now: float) -> None:
+        next_at = self._bus.clock.time() + breaker.left_s(now)
+        record = EndpointRecord(
+            endpoint=endpoint,
+            process=self._pod,
+            state=_NAMES[breaker.state],
+            failures=breaker.failures,
+            next_at=timestamp(int(next_at * 1000)),
+        )
+        written = await self._bucket.update(self._key(endpoint), record.dump(), revision, TTL_S)
+        # None: the entry has expired or is of an unanswered write; the next look writes it anew.
+        if written is not None:
+            self._written[endpoint] = (breaker.state, written, now)
+        else:
+            await self._bucket.delete(self._key(endpoint))
+            self._written.pop(endpoint, None)
+
+    def _key(self, endpoint: str) -> str:
+        return f"{self._pod}.{sha256(endpoint.encode()).hexdigest()[:16]}"
+
+
+async def endpoints_of(bus: Bus) -> list[EndpointRecord]:
+    """Return the breakers of all processes that are not closed.
+
+    Raises:
+        BusError: the bucket cannot be read.
+    """
+    found = []
+    for entry in await bus.bucket(BUCKET).entries():
+        try:
+            found.append(EndpointRecord.model_validate_json(entry.value))
+        except ValidationError:
+            log.warning("the entry %s of KV %s cannot be read, it is not shown", entry.key, BUCKET)
+    return sorted(found, key=lambda each: (each.endpoint, each.process))
