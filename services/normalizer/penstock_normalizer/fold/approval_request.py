@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from dataclasses import asdict, dataclass
-from typing import Any
-
-import orjson
 
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem
+from penstock.digests import item_digest, request_digest
 
 # An approval's id is made from the run's id and the leg, so that every fold makes the same id.
 APPROVAL_NAMESPACE = uuid.UUID("6f9d1c1e-5b5b-5d38-9c52-3f3a8c7e1a10")
@@ -38,25 +35,20 @@ def pending_approval(run_id: str, leg: int, pause: Pause) -> PendingApproval:
 def approval_requested(approval_id: str, pause: Pause) -> Draft:
     """Return the event that asks for a decision about every item of a pause.
 
-    Each item has a digest of its content, and the request has a digest of the items' digests. So a
-    decision that carries the request's digest cannot be used for a request with other items.
+    Each item has a digest of its content and the approval's id, and the request has a digest of the
+    items' digests. So a decision that carries the request's digest cannot be used for a request
+    with other items, or for another pause with the same items.
     """
-    items = [_item(item) for item in pause.items]
+    items = [_item(approval_id, item) for item in pause.items]
     data = {
         "approval_id": approval_id,
-        "digest": _digest([item["digest"] for item in items]),
+        "digest": request_digest([item["digest"] for item in items]),
         "deciders_required": 1,
         "items": items,
     }
     return Draft("approval.requested", data, pause.source)
 
 
-def _item(item: PauseItem) -> JsonObject:
+def _item(approval_id: str, item: PauseItem) -> JsonObject:
     fields = {name: value for name, value in asdict(item).items() if value is not None}
-    asked = {name: fields.get(name) for name in ("item_id", "kind", "tool", "args", "description")}
-    return {**fields, "digest": _digest(asked)}
-
-
-def _digest(value: Any) -> str:
-    canonical = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    return "sha256:" + hashlib.sha256(canonical).hexdigest()
+    return {**fields, "digest": item_digest(approval_id, fields)}
