@@ -16,6 +16,10 @@ export interface DecidedItem {
   note?: string | null;
   /** The value of the answer, where the item asked for one. */
   value?: unknown;
+  /** The arguments of the call, where the decision changed them. */
+  args?: Record<string, unknown> | null;
+  /** True where the deadline passed, and nobody rejected the item. */
+  expired?: boolean | null;
 }
 
 /** One document that was found. */
@@ -199,6 +203,12 @@ export interface LifecyclePaused extends Envelope {
     reason: string;
     /** The approval that the run waits for. */
     approval_id: string;
+    /** The deadline of the decision: RFC 3339, UTC. */
+    expires_at?: string | null;
+    /** The number of people who must agree, where it is not one. */
+    deciders_required?: number | null;
+    /** The policy's rule and version, such as `payments@7`. */
+    policy?: string | null;
   };
 }
 
@@ -289,7 +299,7 @@ export interface LifecycleCancelled extends Envelope {
     action: "cancelled";
   };
   data: {
-    /** The reason: `user_stop`, `superseded` or `shutdown`. */
+    /** The reason: `user_stop`, `superseded`, `shutdown` or `approval_expired`. */
     reason: string;
     /** The user who cancelled the run. */
     by?: string | null;
@@ -725,7 +735,7 @@ export interface ApprovalRequested extends Envelope {
     expires_at?: string | null;
     /** The policy that requires the decision. */
     policy?: string | null;
-    /** The number of people who must agree. */
+    /** Always 1. `lifecycle.paused` has the number that the policy requires. */
     deciders_required: number;
     /** The items that must be decided. */
     items: RequestedItem[];
@@ -747,6 +757,10 @@ export interface ApprovalDecided extends Envelope {
     by: string;
     /** The other user for whom `by` decided, if there is one. */
     on_behalf_of?: string | null;
+    /** All who approved, where the policy required several people. */
+    deciders?: string[] | null;
+    /** The policy's rule and version, such as `payments@7`. */
+    policy?: string | null;
     /** True where a policy decided instead of a person. */
     automatic: boolean;
     /** A note of the decider. */

@@ -42,6 +42,13 @@ SENT_AWAY = Counter(
     ["reason"],
 )
 DECISIONS = Counter("penstock_decisions_total", "Decisions taken", ["outcome"])
+POLICY_VERSION = Gauge("penstock_policy_version", "The version of the approvals policy that holds")
+POLICIES_REFUSED = Counter(
+    "penstock_policies_refused_total", "Policies that were refused for a mistake", ["source"]
+)
+POLICY_ERRORS = Counter(
+    "penstock_policy_errors_total", "Conditions of the policy with an error, by rule", ["rule"]
+)
 OUTBOX_STUCK = Gauge(
     "penstock_outbox_stuck", "Decisions that cannot be sent on, such as for an unreadable record"
 )

@@ -47,7 +47,8 @@ async def test_a_request_is_shown_as_it_stands(penstock: Pipeline) -> None:
 async def test_a_decision_answers_with_the_decided_request(penstock: Pipeline) -> None:
     approval = await pause(penstock)
     path = f"/v1/approvals/{approval.approval_id}"
-    answer = await penstock.http.post(f"{path}/decision", json=YES | {"by": "ada", "note": "ok"})
+    body = YES | {"by": "ada", "note": "ok", "digest": approval.digest}
+    answer = await penstock.http.post(f"{path}/decision", json=body)
     assert answer.status_code == 200
     assert answer.json() == (await penstock.http.get(path)).json()
     assert answer.json()["status"] == "decided"
@@ -129,7 +130,9 @@ async def test_an_id_of_nothing_is_not_found(penstock: Pipeline, approval_id: st
         ({"items": [{"item_id": 1, "decision": "approve"}]}, "items.0.item_id"),
         ({"items": [{"decision": "approve"}]}, "items.0.item_id"),
         (YES | {"extra": 1}, "extra"),
-        ({"items": [YES["items"][0] | {"args": {"path": "/etc"}}]}, "items.0.args"),
+        ({"items": [YES["items"][0] | {"args": "/etc"}]}, "items.0.args"),
+        ({"items": [YES["items"][0] | {"args": {"path": 1}}]}, "args.path must stay a JSON string"),
+        (YES, "digest: send the `digest` of the approval"),
         ({"items": YES["items"] * 2}, "t1 is decided 2 times"),
         ([], "body"),
     ],
@@ -156,7 +159,8 @@ async def test_a_value_that_does_not_fit_is_refused_with_its_place(penstock: Pip
         answer = await penstock.http.post(path, json={"items": [item | {"value": value}]})
         assert words in problem(answer, 422)
     fits = {"to": "ada@example.org", "copies": 2}
-    answer = await penstock.http.post(path, json={"items": [item | {"value": fits}]})
+    body = {"items": [item | {"value": fits}], "digest": approval.digest}
+    answer = await penstock.http.post(path, json=body)
     assert answer.status_code == 200
 
 

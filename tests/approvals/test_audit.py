@@ -87,9 +87,18 @@ async def test_an_approval_leaves_who_asked_who_decided_and_what_was_sent(
             Decided(item_id="t1", decision="reject"),
             Decided(item_id="t2", decision="approve", value=value, note="to all"),
         ]
-        who = Decider(name="ada", roles=["boss"], channel="link", on_behalf_of="u1", token_id="k1")
+        who = Decider(
+            name="ada",
+            roles=["boss"],
+            scopes=["decide"],
+            channel="link",
+            on_behalf_of="u1",
+            token_id="k1",
+        )
         note = "looks secret-note"
-        request = DecideRequest(by="u1", decider=who, note=note, items=items)
+        request = DecideRequest(
+            by="u1", decider=who, note=note, items=items, digest=approval.digest
+        )
         assert (await penstock.ask(approval.approval_id, request)).status == 200
         chain = await events(penstock, approval.run_id, 3)
         findings = await verified(penstock.bus)

@@ -38,7 +38,8 @@ WRITES = 7
 
 
 def decision(approval: ApprovalRecord, say: str = "approve", **more: Any) -> dict[str, Any]:
-    return {"items": [{"item_id": approval.items[0]["item_id"], "decision": say}], **more}
+    items = [{"item_id": approval.items[0]["item_id"], "decision": say}]
+    return {"items": items, "digest": approval.digest, **more}
 
 
 async def post(url: str, approval: ApprovalRecord, body: dict[str, Any]) -> httpx.Response | None:

@@ -130,7 +130,8 @@ async def test_of_many_decisions_at_once_one_wins(nats: NatsServer) -> None:
 
         async def try_to(number: int) -> int:
             decision = "approve" if number % 2 else "reject"
-            body = {"items": [{"item_id": "t1", "decision": decision}], "by": f"person {number}"}
+            items = [{"item_id": "t1", "decision": decision}]
+            body = {"items": items, "by": f"person {number}", "digest": approval.digest}
             if number % 3:
                 request = DecideRequest.model_validate(body)
                 return (await penstock.ask(approval.approval_id, request)).status

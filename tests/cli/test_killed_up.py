@@ -97,7 +97,7 @@ async def test_an_approval_waits_through_a_kill_and_its_decision_is_sent_once(
         (approval,) = (await http.get(f"/v1/approvals?run_id={run_id}")).json()["approvals"]
         items = [{"item_id": each["item_id"], "decision": "approve"} for each in approval["items"]]
         decision = f"/v1/approvals/{approval['approval_id']}/decision"
-        answer = await http.post(decision, json={"items": items})
+        answer = await http.post(decision, json={"items": items, "digest": approval["digest"]})
         assert answer.status_code == 200, answer.text
         assert await reached(http, run_id, "failed", "completed") == "completed"
     assert users

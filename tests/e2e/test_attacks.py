@@ -117,7 +117,8 @@ class Site:
             for each in approval["items"]
         ]
         path = f"/v1/approvals/{approval['approval_id']}/decision"
-        answer = await self.ask("POST", path, who, scope, json={"items": items})
+        body = {"items": items, "digest": approval["digest"]}
+        answer = await self.ask("POST", path, who, scope, json=body)
         assert answer.status_code == 200, answer.text
 
 

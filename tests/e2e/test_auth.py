@@ -44,8 +44,8 @@ async def test_a_run_belongs_to_who_started_it_in_every_process(penstock: Deploy
     assert (await http.get(f"{run}/events", headers=bob)).status_code == 404
 
     approval = f"{penstock.approvals}/v1/approvals/{paused['data']['approval_id']}"
-    item_id = await _item(penstock, approval, alice)
-    decision = {"items": [{"item_id": item_id, "decision": "approve"}]}
+    item_id, digest = await _item(penstock, approval, alice)
+    decision = {"items": [{"item_id": item_id, "decision": "approve"}], "digest": digest}
     assert (await http.get(approval)).status_code == 401
     assert (await http.post(f"{approval}/decision", json=decision, headers=bob)).status_code == 404
     decided = await http.post(f"{approval}/decision", json=decision, headers=alice)
@@ -87,12 +87,12 @@ async def _until(
     raise AssertionError(f"{type_} did not come")
 
 
-async def _item(penstock: Deployment, approval: str, headers: dict[str, str]) -> str:
-    """Return the id of the approval's one item, once the approval is on record."""
+async def _item(penstock: Deployment, approval: str, headers: dict[str, str]) -> tuple[str, str]:
+    """Return the id of the approval's one item, and the digest, once the approval is known."""
 
     async def known() -> dict[str, Any] | None:
         answer = await penstock.http.get(approval, headers=headers)
         return answer.json() if answer.is_success else None
 
     shown = await eventually(known, what="the approval")
-    return str(shown["items"][0]["item_id"])
+    return str(shown["items"][0]["item_id"]), str(shown["digest"])

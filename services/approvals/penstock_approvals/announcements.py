@@ -16,6 +16,7 @@ from penstock.bus.write.fence import tail
 log = logging.getLogger(__name__)
 
 WRITER = "approvals"
+Event = tuple[str, Mapping[str, object]]  # an event's type and data
 
 
 class Announcements:
@@ -26,27 +27,32 @@ class Announcements:
         self._pod = pod
         self._writes = 0
 
-    async def once(self, run_id: str, leg: int, type_: str, data: Mapping[str, object]) -> None:
-        """Write a source event of the run's leg, unless the event was written before.
+    async def once(self, run_id: str, leg: int, *events: Event) -> None:
+        """Write source events of the run's leg, in this order, unless they were written before.
 
-        A repeated call finds the event as this service's last event of the run, or finds an event
-        of a later leg. A later leg begins only after all events of this leg were written, because a
-        decision is announced before it is sent.
+        A repeated call finds one of the events as this service's last event of the run, and writes
+        those after it; or it finds an event of a later leg. A later leg begins only after all
+        events of this leg were written, because a decision is announced before it is sent.
 
         Raises:
             BusError: the bus does not answer; the call may be repeated.
         """
-        payload = orjson.dumps({"type": type_, "data": data})
+        payloads = [orjson.dumps({"type": type_, "data": data}) for type_, data in events]
         while True:
             last = await tail(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
-            if last is not None and (last.payload == payload or int(last.headers[LEG]) > leg):
+            if last is not None and int(last.headers[LEG]) > leg:
+                return
+            written = last.payload if last is not None else b""
+            missing = payloads[payloads.index(written) + 1 :] if written in payloads else payloads
+            if not missing:
                 return
             self._writes += 1
             connection = f"{self._pod}/{self._writes}"
             sequence = last.sequence if last is not None else 0
             writer = RawWriter(self._bus, run_id, WRITER, connection, sequence)
             try:
-                await writer.write("event", payload, leg=leg)
+                for payload in missing:
+                    await writer.write("event", payload, leg=leg)
                 return
             except FenceConflict:
                 log.info("run %s: another instance announced something; look again", run_id)

@@ -62,6 +62,9 @@ class ItemBody(BaseModel):
     decision: Literal["approve", "reject"]
     note: str | None = None
     value: Any = None
+    args: dict[str, Any] | None = Field(
+        None, description="All arguments, if the decision changes those that the policy lets change"
+    )
 
 
 class DecisionBody(BaseModel):
@@ -81,7 +84,9 @@ class DecisionBody(BaseModel):
         "act-as, and the record names both",
     )
     digest: str | None = Field(
-        None, description="The digest of the request that was shown to the person who decides"
+        None,
+        description="The digest of the request that was shown to the person who decides; required "
+        "unless the setting require_digest is off",
     )
     idempotency_key: str | None = Field(
         None,

@@ -8,6 +8,8 @@ also when the process that took the decision has ended.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import orjson
 
@@ -29,10 +31,14 @@ from penstock.bus.write.fence import tail
 from penstock.events import TERMINAL
 from penstock_approvals.announcements import Announcements
 from penstock_approvals.audit.approval import ApprovalAudit
+from penstock_approvals.automatic import expired, is_late, reached, ruled
+from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.listing import ApprovalList
 from penstock_approvals.outbox import Outbox
+from penstock_approvals.policies import Policies
+from penstock_approvals.policy import Question
 from penstock_approvals.records import ApprovalRecords, Held
-from penstock_approvals.rules import Unfit, check, outcome
+from penstock_approvals.votes import Refused, cast, said_the_same
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +46,23 @@ log = logging.getLogger(__name__)
 class Approvals:
     """Handles events and decisions, whether a decision comes over NATS or over HTTP."""
 
-    def __init__(self, bus: Bus, pod: str, audit: ApprovalAudit | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        pod: str,
+        audit: ApprovalAudit | None = None,
+        policies: Policies | None = None,
+        *,
+        require_digest: bool = False,
+    ) -> None:
         self._bus = bus
+        self._policies = policies or Policies(bus)
+        self._require_digest = require_digest
+        self._deadlines = Deadlines(bus)
         self._records = ApprovalRecords(bus)
         self._announcements = Announcements(bus, pod)
         self.audit = audit or ApprovalAudit(bus)
-        self._outbox = Outbox(bus, self._records, self._announcements, self.audit)
+        self._outbox = Outbox(bus, self._records, self._announcements, self.audit, self._deadlines)
         self.list = ApprovalList(bus, self._records)
 
     async def on_event(self, stored: Stored) -> None:
@@ -62,8 +79,51 @@ class Approvals:
         else:
             await self._on_ended(body["run_id"])
 
-    async def _on_requested(self, body: dict[str, object]) -> None:
-        """Record the request and its aliases, then announce the run as paused."""
+    async def ask_again(self, stored: Stored) -> None:
+        """Record the request of an event again, after NATS has lost its record.
+
+        People are asked even if the policy would now decide by itself: they were asked before.
+        Raises what `on_event` raises.
+        """
+        body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+        await self._on_requested(body, again=True)
+
+    async def on_due(self, approval_id: str) -> None:
+        """Note an escalation that was reached, or the end of the deadline. A repeat does nothing.
+
+        Raises:
+            Retry: by the server's clock, it is too early.
+            UnreadableRecord, ObjectGone: the record cannot be read.
+            BusError: the bus does not answer.
+        """
+        await self._bus.clock.look()
+        while (held := await self._records.find(approval_id)) is not None:
+            record, now = held.record, self._bus.clock.now()
+            if record.status != "pending":
+                break
+            if is_late(record, now):
+                await self._expire(held)
+            elif (escalated := reached(record, now)) > record.escalated:
+                update = {"escalated": escalated, "updated_at": self._bus.clock.stamp()}
+                await self._records.replace(held, record.model_copy(update=update))
+                log.info("run %s: approval %s was escalated", record.run_id, approval_id)
+            else:
+                return
+        await self._outbox.send_on(approval_id)
+
+    async def _expire(self, held: Held) -> None:
+        """Record that the deadline has passed, unless the record has changed since it was read."""
+        record = held.record
+        await self._outbox.open(record.approval_id)
+        if await self._records.replace(held, expired(record, self._bus.clock.stamp())):
+            telemetry.DECISIONS.labels("expired").inc()
+            log.info("run %s: approval %s has expired", record.run_id, record.approval_id)
+
+    async def _on_requested(self, body: dict[str, object], *, again: bool = False) -> None:
+        """Record the request with what the policy says of it; then ask people, or send on.
+
+        With `again`, the request was handled before, and NATS has lost its record.
+        """
         data = body["data"]
         assert isinstance(data, dict)
         run_id, approval_id = str(body["run_id"]), data["approval_id"]
@@ -80,24 +140,60 @@ class Approvals:
             requested_at=str(body["timestamp"]),
             updated_at=str(body["timestamp"]),
         )
-        created = await self._records.create(record)
-        for item in record.items:
-            await self._point_to(record, run, item["item_id"])
-        if created:
-            log.info("run %s waits for approval %s", run_id, approval_id)
+        kept = await self.get(approval_id)
+        if kept is None:
+            kept = await self._record(record, run, ask=again)
         await self._write_what_ran(run_id)
-        kept = record if created else await self.get(approval_id)
-        if kept is not None:
-            await self.audit.follow(kept)
-        if kept is not None and kept.status == "pending":
-            # This version has no policy, so a person decides every request.
-            paused = {"reason": "approval_required", "approval_id": approval_id}
-            await self._announcements.once(run_id, record.leg, "lifecycle.paused", paused)
+        await self.audit.follow(kept)
+        if kept.status == "pending":
+            for item in kept.items:
+                await self._point_to(kept, run, item["item_id"])
+            await self._deadlines.schedule(kept)
+            await self._announcements.once(run_id, kept.leg, ("lifecycle.paused", _paused(kept)))
+        elif kept.status == "decided" and kept.decision is not None and kept.decision.automatic:
+            await self._outbox.send_on(approval_id)
         last = await tail(self._bus, events_for(run_id), events_of_run(run_id))
         if last is not None and last.headers.get("ce-type") in TERMINAL:
             # The run ended while the request was recorded. If its terminal event was handled before
             # the record existed, nothing else would withdraw the request.
             await self._on_ended(run_id)
+
+    async def _record(self, record: ApprovalRecord, run: RunRecord, *, ask: bool) -> ApprovalRecord:
+        """Write the first record of a request, and return the record that was written first."""
+        ruling = self._policies.current.outcome_of(await self._question(record, run))
+        for result in ruling.results:
+            for error in result.errors:
+                telemetry.POLICY_ERRORS.labels(error.rule_id).inc()
+                log.warning("run %s: rule %s: %s", record.run_id, error.rule_id, error.why)
+        asked = record.model_copy(update=ruling.fields())
+        if ruling.is_automatic and not ask:
+            asked = ruled(asked, self._bus.clock.stamp())
+            # The entry has the decision sent if this process ends after it was recorded.
+            await self._outbox.open(record.approval_id)
+        if await self._records.create(asked):
+            log.info("run %s: approval %s: %s", record.run_id, record.approval_id, ruling.outcome)
+            if asked.decision is not None:
+                telemetry.DECISIONS.labels(asked.decision.outcome).inc()
+            return asked
+        return await self.get(record.approval_id) or asked
+
+    async def _question(self, record: ApprovalRecord, run: RunRecord) -> Question:
+        """Return the pause as the policy sees it."""
+        protocol = ""
+        if self._policies.current.reads("protocol"):
+            pause = await self._pause(record.run_id)
+            protocol = pause.protocol if pause is not None else ""
+        return Question(
+            agent=run.agent,
+            user=run.user_id,
+            items=record.items,
+            now=self._bus.clock.now(),
+            session_id=run.session_id,
+            protocol=protocol,
+            roles=(run.model_extra or {}).get("roles") or (),
+            depth=run.depth or 0,
+            run={"id": run.run_id, "input": run.message, "created_at": run.created_at},
+        )
 
     async def _point_to(self, record: ApprovalRecord, run: RunRecord, item_id: str) -> None:
         """Write the aliases by which an answer in an upstream's protocol finds the approval."""
@@ -128,10 +224,9 @@ class Approvals:
 
     async def _last_request(self, run_id: str) -> str | None:
         """Return the id of the run's last requested approval; None if the run never paused."""
-        entry = await self._bus.bucket("pauses").get(run_id)
-        if entry is not None and entry.value:
-            kept = await objects.unwrap(self._bus, entry.value)
-            return PauseRecord.model_validate_json(kept).approval_id
+        pause = await self._pause(run_id)
+        if pause is not None:
+            return pause.approval_id
         if not self._bus.continuity.of("KV_pauses"):
             return None
         # NATS has lost records of pauses, perhaps this record. The run's events have the id, too.
@@ -140,6 +235,12 @@ class Approvals:
             return None
         body = orjson.loads(await objects.unwrap(self._bus, asked.payload))
         return str(body["data"]["approval_id"])
+
+    async def _pause(self, run_id: str) -> PauseRecord | None:
+        entry = await self._bus.bucket("pauses").get(run_id)
+        if entry is None or not entry.value:
+            return None
+        return PauseRecord.model_validate_json(await objects.unwrap(self._bus, entry.value))
 
     async def withdraw_if_ended(self, record: ApprovalRecord) -> None:
         """Withdraw a request whose run has ended, also when the record of the run's pause is lost.
@@ -173,7 +274,8 @@ class Approvals:
         if record is not None:
             await self.audit.follow(record)
             data = {"approval_id": record.approval_id, "reason": record.reason}
-            await self._announcements.once(run_id, record.leg, "approval.withdrawn", data)
+            await self._announcements.once(run_id, record.leg, ("approval.withdrawn", data))
+            await self._deadlines.cancel(record)
 
     async def _withdrawn(self, approval_id: str) -> ApprovalRecord | None:
         """Withdraw a pending request; return the withdrawn record, or None for another status."""
@@ -202,10 +304,10 @@ class Approvals:
         return await self._records.all()
 
     async def decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
-        """Take the decision if it is the approval's first decision and fits the request.
+        """Count a person's decision, which is the approval's decision if no other is needed.
 
-        The decision is not sent here. The outbox has an entry for a taken decision, and `send_on`
-        sends the decision at once.
+        A deadline holds by the server's clock. The decision is not sent here. The outbox has an
+        entry for a taken decision, and `send_on` sends the decision at once.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
@@ -217,43 +319,37 @@ class Approvals:
                 return DecideReply(status=404, detail=f"there is no approval {approval_id}")
             if held.record.status != "pending":
                 return _not_pending(held.record, request)
+            if held.record.expires_at is not None:
+                await self._bus.clock.look()  # this machine may have slept since the last look
+                if is_late(held.record, self._bus.clock.now()):
+                    await self._expire(held)
+                    continue
             reply = await self._decide(held, request)
             if reply is not None:
                 return reply
 
     async def _decide(self, held: Held, request: DecideRequest) -> DecideReply | None:
-        """Take the decision; return None if the record has changed and must be read again."""
+        """Count the decision; return None if the record has changed and must be read again."""
         record = held.record
-        if request.digest is not None and request.digest != record.digest:
-            return DecideReply(
-                status=409,
-                detail="the request is not the one that was shown: its digest differs",
-                approval=record,
-            )
-        try:
-            check(record, request)
-        except Unfit as error:
-            return DecideReply(status=422, detail=str(error), approval=record)
         now = self._bus.clock.stamp()
-        decision = Decision(
-            outcome=outcome(request.items),
-            by=request.made_by.name,
-            decider=request.decider,
-            at=now,
-            note=request.note,
-            items=request.items,
-            idempotency_key=request.idempotency_key,
-            invocation_id=request.invocation_id,
-        )
-        decided = record.model_copy(
-            update={"status": "decided", "updated_at": now, "decision": decision}
-        )
-        await self._outbox.open(record.approval_id)
-        if not await self._records.replace(held, decided):
+        try:
+            voted = cast(record, request, now, require_digest=self._require_digest)
+        except Refused as refused:
+            return DecideReply(status=refused.status, detail=str(refused), approval=record)
+        if voted is record:
+            return DecideReply(status=200, approval=record)
+        if voted.status == "decided":
+            await self._outbox.open(record.approval_id)
+        if not await self._records.replace(held, voted):
             return None
-        telemetry.DECISIONS.labels(decision.outcome).inc()
-        log.info("run %s: %s by %s", record.run_id, decision.outcome, decision.by)
-        return DecideReply(status=200, approval=decided)
+        who = voted.votes[-1].by
+        if voted.decision is None:
+            log.info("run %s: %s has voted on %s", record.run_id, who, record.approval_id)
+            await self.audit.follow(voted)
+        else:
+            telemetry.DECISIONS.labels(voted.decision.outcome).inc()
+            log.info("run %s: %s by %s", record.run_id, voted.decision.outcome, who)
+        return DecideReply(status=200, approval=voted)
 
     async def send_on(self, approval_id: str) -> None:
         """Announce and send the decision. Raises what `Outbox.send_on` raises."""
@@ -270,6 +366,21 @@ class Approvals:
         return RunRecord.model_validate_json(entry.value)
 
 
+def _paused(record: ApprovalRecord) -> dict[str, object]:
+    """Return the data of lifecycle.paused, with the terms on which people are asked."""
+    policy = record.policy
+    terms = {
+        "expires_at": record.expires_at,
+        "deciders_required": record.need if record.need > 1 else None,
+        "policy": f"{policy.rule_id}@{policy.version}" if policy and policy.version else None,
+    }
+    return {
+        "reason": "approval_required",
+        "approval_id": record.approval_id,
+        **{name: value for name, value in terms.items() if value is not None},
+    }
+
+
 def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
     """Return 409 for a record that is not pending; 200 if the request repeats its decision."""
     decision, key = record.decision, request.idempotency_key
@@ -279,17 +390,15 @@ def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
         and decision.idempotency_key == key
         and decision.made_by.is_same(request.made_by)
     ):
-        if _content(decision) == _content(request):
+        if said_the_same(record, request):
             return DecideReply(status=200, approval=record)
         text = "this idempotency key came with another decision before"
         return DecideReply(status=409, detail=text, approval=record)
-    reasons = {
-        "decided": f"it was decided already, at {record.updated_at}",
-        "withdrawn": f"it was withdrawn: {record.reason}",
-        "expired": "it has expired",
-    }
-    return DecideReply(status=409, detail=reasons[record.status], approval=record)
+    return DecideReply(status=409, detail=_HOW_IT_ENDED[record.status](record), approval=record)
 
 
-def _content(given: Decision | DecideRequest) -> tuple[str | None, list[dict[str, object]]]:
-    return given.note, [item.model_dump(exclude_none=True) for item in given.items]
+_HOW_IT_ENDED: Final[Mapping[str, Callable[[ApprovalRecord], str]]] = {
+    "decided": lambda record: f"it was decided already, at {record.updated_at}",
+    "withdrawn": lambda record: f"it was withdrawn: {record.reason}",
+    "expired": lambda record: f"it has expired: {record.reason}",
+}

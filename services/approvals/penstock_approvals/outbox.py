@@ -11,16 +11,19 @@ from enum import Enum, auto
 
 from penstock import telemetry
 from penstock.bus import Bus, BusError, Entry, Message, ObjectGone
-from penstock.bus.records import ApprovalRecord, Decision
+from penstock.bus.records import ApprovalRecord, CancelCommand, Decision
 from penstock.bus.subjects import command
 from penstock.bus.write import objects
-from penstock_approvals.announcements import Announcements
+from penstock_approvals.announcements import Announcements, Event
 from penstock_approvals.audit.approval import ApprovalAudit
+from penstock_approvals.automatic import CANCEL_REASON, POLICY, Consequence, consequence
+from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
 
 ABANDONED_S = 30.0  # an entry of this age is deleted if no decision was taken
+ENDED = frozenset({"decided", "expired"})  # the statuses of approvals that have consequences
 _PREFIX = "outbox."
 
 
@@ -34,7 +37,7 @@ class Phase(Enum):
 
 def phase_of(record: ApprovalRecord | None, written_s: float, now_s: float) -> Phase:
     """Return the phase of the entry that was written at `written_s`, for this approval's record."""
-    if record is not None and record.status == "decided":
+    if record is not None and record.status in ENDED:
         return Phase.TO_SEND
     return Phase.ABANDONED if written_s < now_s - ABANDONED_S else Phase.UNDECIDED
 
@@ -48,8 +51,10 @@ class Outbox:
         records: ApprovalRecords,
         announcements: Announcements,
         audit: ApprovalAudit,
+        deadlines: Deadlines,
     ) -> None:
         self._bus = bus
+        self._deadlines = deadlines
         self._audit = audit
         self._bucket = bus.bucket(BUCKET)
         self._records = records
@@ -68,32 +73,30 @@ class Outbox:
             BusError: the bus does not answer.
         """
         record = await self._records.get(approval_id)
-        if record is None or record.decision is None:
+        if record is None or record.status not in ENDED:
             return
-        decision = record.decision
         await self._audit.follow(record)
-        await self._announcements.once(
-            record.run_id,
-            record.leg,
-            "approval.decided",
-            {
-                "approval_id": approval_id,
-                "outcome": decision.outcome,
-                "by": decision.by,
-                **_acted_for(decision),
-                "automatic": decision.automatic,
-                **({"note": decision.note} if decision.note else {}),
-                "items": [item.model_dump(exclude_none=True) for item in decision.items],
-            },
-        )
-        going_on = record.going_on()
-        if going_on is None:
-            return
-        payload = await objects.wrap(self._bus, f"{approval_id}.continue", going_on.dump())
-        subject = command("connector", "continue", record.run_id)
-        await self._bus.publisher.publish(Message(subject, payload, {"Nats-Msg-Id": approval_id}))
-        await self._audit.sent(record)
+        await self._announcements.once(record.run_id, record.leg, *_events(record))
+        await self._carry_out(record)
+        await self._deadlines.cancel(record)
         await self._bucket.delete(f"{_PREFIX}{approval_id}")
+
+    async def _carry_out(self, record: ApprovalRecord) -> None:
+        """Have the run continued, or cancelled, or left as it is."""
+        continuing = record.going_on()
+        if continuing is not None:
+            payload = await objects.wrap(
+                self._bus, f"{record.approval_id}.continue", continuing.dump()
+            )
+            subject = command("connector", "continue", record.run_id)
+            headers = {"Nats-Msg-Id": record.approval_id}
+            await self._bus.publisher.publish(Message(subject, payload, headers))
+            await self._audit.sent(record)
+        elif consequence(record) is Consequence.CANCEL:
+            cancel = CancelCommand(run_id=record.run_id, by=POLICY, reason=CANCEL_REASON)
+            subject = command("connector", "cancel", record.run_id)
+            headers = {"Nats-Msg-Id": f"{record.approval_id}.expired"}
+            await self._bus.publisher.publish(Message(subject, cancel.dump(), headers))
 
     async def sweep(self) -> None:
         """Handle every entry. An entry that cannot be handled does not block the other entries.
@@ -149,16 +152,40 @@ class Outbox:
         """
         held = await self._records.find(approval_id)
         if held is not None:
-            if held.record.status == "decided":
+            if held.record.status in ENDED:
                 return  # the decision was taken just now; the next sweep sends it
             if held.record.status == "pending" and not await self._records.touch(held):
                 return
         await self._bucket.delete(entry.key, entry.revision)
 
 
-def _acted_for(decision: Decision) -> dict[str, str]:
+def _events(record: ApprovalRecord) -> list[Event]:
+    """Return the events that announce how the approval ended, in their order."""
+    events: list[Event] = []
+    if record.status == "expired":
+        expired = {"approval_id": record.approval_id, "reason": record.reason}
+        events.append(("approval.expired", expired))
+    if record.decision is not None:
+        events.append(("approval.decided", _decided(record, record.decision)))
+    return events
+
+
+def _decided(record: ApprovalRecord, decision: Decision) -> dict[str, object]:
     acts_for = decision.decider.on_behalf_of if decision.decider is not None else None
-    return {"on_behalf_of": acts_for} if acts_for is not None else {}
+    policy, several = record.policy, record.need > 1
+    approvers = [vote.by for vote in record.votes if not vote.void]
+    known = {
+        "approval_id": record.approval_id,
+        "outcome": decision.outcome,
+        "by": decision.by,
+        "on_behalf_of": acts_for,
+        "automatic": decision.automatic,
+        "note": decision.note or None,
+        "deciders": approvers if several and not decision.automatic else None,
+        "policy": f"{policy.rule_id}@{policy.version}" if policy and policy.version else None,
+        "items": [item.model_dump(exclude_none=True) for item in decision.items],
+    }
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _written_s(entry: Entry) -> float:

@@ -73,7 +73,7 @@ class Restore:
         log.warning(
             "run %s: the lost record of approval %s is written again", run.run_id, run.approval_id
         )
-        await self._approvals.on_event(asked[0])
+        await self._approvals.ask_again(asked[0])
 
     async def _settle(self, record: ApprovalRecord) -> None:
         """Restore the status of a request that was decided, or of a request whose run has ended."""

@@ -19,7 +19,9 @@ from penstock_approvals.api import Api
 from penstock_approvals.audit.anchors import Anchors
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.audit.losses import AuditLosses
+from penstock_approvals.deadlines import DUE, approval_of
 from penstock_approvals.decisions import Approvals
+from penstock_approvals.policies import Policies
 from penstock_approvals.records import UnreadableRecord
 from penstock_approvals.restore import Restore
 from penstock_approvals.settings import ApprovalsSettings
@@ -52,7 +54,14 @@ class ApprovalsService(Service):
         details = self._settings.audit_details
         self._audit = ApprovalAudit(self.bus, with_details=details, keys=keys)
         self._anchors = Anchors(self.bus, keys)
-        self._approvals = Approvals(self.bus, context.pod, self._audit)
+        self._policies = Policies(self.bus, self._settings.policy)
+        self._approvals = Approvals(
+            self.bus,
+            context.pod,
+            self._audit,
+            self._policies,
+            require_digest=self._settings.require_digest,
+        )
         records = self._approvals.all
         self._audit_losses = AuditLosses(self.bus, self._audit, self._anchors, records)
         self._restore = Restore(self.bus, self._approvals)
@@ -63,12 +72,37 @@ class ApprovalsService(Service):
 
     async def start(self) -> None:
         """Begin to take decisions, and then to record requests."""
+        await self._policies.load()
         self._listening = await self.bus.subscribe("decide.*", self._on_decide, self.name)
         self.spawn("outbox", self._sweep)
+        self.spawn("policy", self._policies.follow)
+        self.spawn("policy file", self._policies.watch_file)
         self.spawn("shards", self._take_from_all)
         self.spawn("audit", self._keep_audit)
+        self.spawn("deadlines", self._due().run)
         self.spawn("list", self._approvals.list.index.run)
         self.spawn("replays", self.replays(self._on_event).run)
+
+    def _due(self) -> WorkQueue:
+        """Return the queue of the scheduled messages that are due."""
+        return WorkQueue(
+            self.bus,
+            streams.SCHEDULES,
+            self.name,
+            (DUE,),
+            self._on_due,
+            on_poison=self.give_up,
+            ack_wait_s=self._settings.ack_wait_s,
+        )
+
+    async def _on_due(self, stored: Stored) -> None:
+        try:
+            await self._approvals.on_due(approval_of(stored.payload))
+            # SCHEDULES has no age limit, so it would keep the message forever.
+            await self.bus.delete(streams.SCHEDULES, stored.sequence)
+        except BusError as error:
+            log.warning("%s is handled again in a second: %s", stored.subject, error)
+            raise Retry(1) from error
 
     async def _take_from_all(self) -> None:
         """Take the requests of each shard, also of shards that are made later."""
@@ -93,10 +127,10 @@ class ApprovalsService(Service):
         """Stop taking decisions, and send the decisions that were taken."""
         if self._listening is not None:
             await self._listening.unsubscribe()
-        await self.cancel("shards", *self._requests, "replays")
+        await self.cancel("shards", *self._requests, "replays", "deadlines")
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._settings.drain_s)
-        await self.cancel("outbox", "audit", "list")
+        await self.cancel("policy", "policy file", "outbox", "audit", "list")
 
     async def _on_event(self, stored: Stored) -> None:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from penstock.settings import Settings
@@ -15,6 +17,16 @@ class ApprovalsSettings(Settings):
         gt=0,
         description="Seconds between two searches for decisions whose process ended before it "
         "sent them on.",
+    )
+    policy: Path | None = Field(
+        None,
+        description="The path of a YAML file with the approvals policy. A policy that was stored "
+        "over HTTP replaces it.",
+    )
+    require_digest: bool = Field(
+        True,
+        description="Whether people must send the digest of what they were shown, over `/v1`, "
+        "links and pages. The protocols of upstreams cannot carry it.",
     )
     ack_wait_s: float = Field(
         3.0,

@@ -55,6 +55,12 @@ class Decided(Record):
     decision: Literal["approve", "reject"]
     note: str | None = None
     value: Any = Field(None, description="The answer to an input or external item")
+    args: dict[str, Any] | None = Field(
+        None, description="The arguments with which the tool runs, if the decision changes them"
+    )
+    expired: bool | None = Field(
+        None, description="True if the deadline passed: nobody has rejected the item"
+    )
 
 
 class ContinueCommand(Record):
@@ -305,7 +311,7 @@ class ApprovalRecord(Record):
 
     def going_on(self) -> ContinueCommand | None:
         """Return the command that carries the decision out; None while there is no decision."""
-        if self.status != "decided" or self.decision is None:
+        if self.status not in ("decided", "expired") or self.decision is None:
             return None
         note = self.decision.note
         return ContinueCommand(
@@ -355,6 +361,6 @@ class DecideRequest(Record):
 class DecideReply(Record):
     """The answer to a DecideRequest, after the compare-and-set. `status` is an HTTP status."""
 
-    status: Literal[200, 404, 409, 422]
+    status: Literal[200, 403, 404, 409, 422]
     detail: str = ""
     approval: ApprovalRecord | None = None

@@ -219,6 +219,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "claims": retention.runs_max_age_s,  # which connector holds a leg's upstream connection
         "sent": retention.runs_max_age_s,  # a continue goes upstream at most once
         "approvals": forever,  # requests and decisions
+        "policies": forever,  # the policy of approvals
         "threads": retention.runs_max_age_s,  # history that AG-UI servers must be sent again
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations

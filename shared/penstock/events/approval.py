@@ -50,6 +50,12 @@ class DecidedItem(Model):
     value: Any = Field(
         default=None, description="The value of the answer, where the item asked for one."
     )
+    args: dict[str, Any] | None = Field(
+        default=None, description="The arguments of the call, where the decision changed them."
+    )
+    expired: bool | None = Field(
+        default=None, description="True where the deadline passed, and nobody rejected the item."
+    )
 
 
 class Requested(Data, title="Approval requested"):
@@ -85,7 +91,9 @@ class Requested(Data, title="Approval requested"):
         default=None, description="The deadline of the decision: RFC 3339, UTC."
     )
     policy: str | None = Field(default=None, description="The policy that requires the decision.")
-    deciders_required: int = Field(description="The number of people who must agree.")
+    deciders_required: int = Field(
+        description="Always 1. `lifecycle.paused` has the number that the policy requires."
+    )
     items: list[RequestedItem] = Field(description="The items that must be decided.")
 
 
@@ -111,6 +119,12 @@ class Decided(Data, title="Approval decided"):
     by: str = Field(description="The user who decided.")
     on_behalf_of: str | None = Field(
         default=None, description="The other user for whom `by` decided, if there is one."
+    )
+    deciders: list[str] | None = Field(
+        default=None, description="All who approved, where the policy required several people."
+    )
+    policy: str | None = Field(
+        default=None, description="The policy's rule and version, such as `payments@7`."
     )
     automatic: bool = Field(description="True where a policy decided instead of a person.")
     note: str | None = Field(default=None, description="A note of the decider.")

@@ -60,6 +60,15 @@ class Paused(Data, title="Run paused"):
     )
     reason: str = Field(description="The reason for the pause: `approval_required`.")
     approval_id: str = Field(description="The approval that the run waits for.")
+    expires_at: str | None = Field(
+        default=None, description="The deadline of the decision: RFC 3339, UTC."
+    )
+    deciders_required: int | None = Field(
+        default=None, description="The number of people who must agree, where it is not one."
+    )
+    policy: str | None = Field(
+        default=None, description="The policy's rule and version, such as `payments@7`."
+    )
 
 
 class Resumed(Data, title="Run resumed"):
@@ -173,7 +182,9 @@ class Cancelled(Data, title="Run cancelled"):
         sequence=16,
         example={"reason": "user_stop", "by": "ada", "confirmed": True},
     )
-    reason: str = Field(description="The reason: `user_stop`, `superseded` or `shutdown`.")
+    reason: str = Field(
+        description="The reason: `user_stop`, `superseded`, `shutdown` or `approval_expired`."
+    )
     by: str | None = Field(default=None, description="The user who cancelled the run.")
     step: str | None = Field(default=None, description="The step that was running.")
     confirmed: bool = Field(description="Whether the upstream confirmed that it stopped.")

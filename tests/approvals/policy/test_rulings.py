@@ -184,10 +184,9 @@ def test_a_condition_reads_everything_that_is_known(when: str) -> None:
     assert policy.outcome_of(question).outcome == "approve"
 
 
-def test_the_depth_of_an_item_of_an_inner_agent_is_one() -> None:
+def test_the_depth_is_the_number_of_automation_rules_that_led_to_the_run() -> None:
     policy = parse("version: 1\nrules: [{id: r, when: 'depth > 0', outcome: reject}]")
-    inner = item("x") | {"subrun": {"id": "r1", "name": "worker"}}
-    assert policy.outcome_of(asked(inner)).outcome == "reject"
+    assert policy.outcome_of(asked(item("x"), depth=1)).outcome == "reject"
     assert policy.outcome_of(asked(item("x"))).outcome == "ask"
 
 

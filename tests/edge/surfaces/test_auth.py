@@ -265,7 +265,8 @@ async def test_idempotency_keys_are_each_users_own(penstock: Secured) -> None:
 async def test_who_decides_is_who_calls(penstock: Secured) -> None:
     async def decided(by: str | None, headers: dict[str, str]) -> httpx.Response:
         approval_id = await penstock.approval(await penstock.run())
-        body: dict[str, Any] = {"items": [{"item_id": "c1", "decision": "approve"}]}
+        items = [{"item_id": "c1", "decision": "approve"}]
+        body: dict[str, Any] = {"items": items, "digest": "d"}
         body |= {} if by is None else {"by": by}
         path = f"/v1/approvals/{approval_id}/decision"
         return await penstock.http.post(path, json=body, headers=headers)
@@ -290,7 +291,7 @@ class Pause:
 
 def _to_approvals(pause: Pause) -> tuple[str, dict[str, Any]]:
     items = [{"item_id": "c1", "decision": "approve"}]
-    return f"/v1/approvals/{pause.approval_id}/decision", {"items": items}
+    return f"/v1/approvals/{pause.approval_id}/decision", {"items": items, "digest": "d"}
 
 
 def _to_adk(pause: Pause) -> tuple[str, dict[str, Any]]:

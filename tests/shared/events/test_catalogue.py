@@ -14,7 +14,7 @@ from penstock.events.catalogue import CATEGORIES, events_in
 # Every type with its fields as they are in a message; `?` marks a field that may be absent.
 VOCABULARY = {
     "lifecycle.started": "agent user_id message? idempotency_key?",
-    "lifecycle.paused": "reason approval_id",
+    "lifecycle.paused": "reason approval_id expires_at? deciders_required? policy?",
     "lifecycle.resumed": "approval_id? upstream_run_id?",
     "lifecycle.retrying": "retry_count max_retries reason step?",
     "lifecycle.completed": "summary content? value? content_type? usage? metrics? session_state?",
@@ -45,7 +45,8 @@ VOCABULARY = {
     "retrieval.started": "retrieval_id query",
     "retrieval.result": "retrieval_id? documents",
     "approval.requested": "approval_id digest expires_at? policy? deciders_required items",
-    "approval.decided": "approval_id outcome by on_behalf_of? automatic note? items",
+    "approval.decided": "approval_id outcome by on_behalf_of? deciders? policy? automatic note?"
+    " items",
     "approval.expired": "approval_id reason",
     "approval.withdrawn": "approval_id reason",
     "automation.triggered": "depth? automation trigger delivery_id workflow",

@@ -174,7 +174,7 @@ class Story:
             self.approvals,
             first,
             path,
-            {"items": items},
+            {"items": items, "digest": self._asked["digest"]},
             lambda: lost.append(Answer(decision, None)),
         )
         self.decisions += [*lost, Answer(decision, answer.status_code)]

@@ -85,7 +85,7 @@ RULE = {
     "subjects": ["lifecycle.completed"],
     "action": {"webhook": {"url": "https://hooks.example.com/penstock"}},
 }
-DECISION = {"items": [{"item_id": "c1", "decision": "approve"}]}
+DECISION = {"items": [{"item_id": "c1", "decision": "approve"}], "digest": "d"}
 ANSWER = {"tools": [{"tool_call_id": "c1", "confirmed": True}], "stream": True}
 STARTED_BY_BOB = {"message": "Hello", "stream": True, "user_id": "alice"}
 

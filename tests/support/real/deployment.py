@@ -194,7 +194,8 @@ class Deployment:
             {"item_id": asked["item_id"], "decision": decision, **item}
             for asked in shown.json()["items"]
         ]
-        return await self.http.post(f"{url}/decision", json={"items": items})
+        body = {"items": items, "digest": shown.json()["digest"]}
+        return await self.http.post(f"{url}/decision", json=body)
 
     async def status(self, run_id: str) -> str:
         answer = await self.http.get(f"{self.edge()}/v1/runs/{run_id}")

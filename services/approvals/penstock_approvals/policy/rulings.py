@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -69,6 +70,7 @@ class Question:
     session_id: str = ""
     protocol: str = ""
     roles: Sequence[str] = ()
+    depth: int = 0  # how many automation rules led to the run
     run: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -159,6 +161,11 @@ class Policy:
     def version(self) -> int:
         """The document's version; 0 for the policy that holds without a document."""
         return self.document.version
+
+    def reads(self, variable: str) -> bool:
+        """Return whether a condition may read a variable."""
+        name = re.compile(rf"\b{variable}\b")
+        return any(rule.when and name.search(rule.when) for rule in self.document.rules)
 
     def outcome_of(self, question: Question) -> Ruling:
         """Return what the policy says of a pause."""
@@ -337,7 +344,7 @@ def _bound(question: Question, item: Mapping[str, Any]) -> Bound | ExpressionErr
         "user": question.user,
         "roles": list(question.roles),
         "items": items,
-        "depth": 1 if item.get("subrun") else 0,
+        "depth": question.depth,
         "run": dict(question.run),
     }
     try:

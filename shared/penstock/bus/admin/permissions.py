@@ -215,9 +215,14 @@ USERS: Final = (
         _takes(EVENTS, "approvals"),
         _takes(COMMANDS, "approvals-replay"),
         _takes(SCHEDULES, "approvals"),
+        # A run that can only be answered is cancelled at the end of an approval's deadline.
+        ["command.connector.cancel.*"],
+        # The schedules of an approval are removed when it is decided.
+        [f"{_API}.STREAM.{call}.{SCHEDULES}" for call in ("PURGE", "MSG.DELETE")],
+        _follows("KV_policies"),
         _reads(EVENTS, RAW, AUDIT),
-        _buckets("approvals", "pauses", "runs", "aliases", "tokens", "sent"),
-        _keys("approvals.>", "aliases.*"),
+        _buckets("policies", "approvals", "pauses", "runs", "aliases", "tokens", "sent"),
+        _keys("approvals.>", "policies.current", "aliases.*"),
         _TOKENS,
         _KEEPS_OBJECTS,
         hears=["decide.*"],

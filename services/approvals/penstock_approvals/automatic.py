@@ -1,0 +1,113 @@
+"""Make the decisions that nobody takes: by a rule of the policy, or at the deadline. Pure.
+
+A deadline holds by the clock of the NATS server, also while nothing runs that could notice it: each
+decision is compared with it. The record of an approval whose deadline passed is `expired`, never
+`decided`, also if the policy then rejects or approves: nobody has decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, ItemRuling
+from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
+from penstock_approvals.rules import outcome
+
+POLICY: Final = "policy"  # the decider of automatic decisions
+CANCEL_REASON: Final = "approval_expired"
+
+
+class Consequence(StrEnum):
+    """What happens to the run when the deadline has passed."""
+
+    REJECT = "reject"  # it continues, with all items rejected
+    APPROVE = "approve"  # it continues, with all items approved
+    CANCEL = "cancel"  # it is cancelled, since an item can only be answered
+    LEAVE = "leave"  # it stays paused until somebody cancels it
+
+
+def consequence(record: ApprovalRecord) -> Consequence:
+    """Return what the end of the approval's deadline means for its run."""
+    if record.on_deadline == "leave":
+        return Consequence.LEAVE
+    kinds = {item["kind"] for item in record.items}
+    is_rejected = any(each.outcome == "reject" for each in record.rulings)
+    if record.on_deadline == "approve" and not kinds & NEEDS_VALUE and not is_rejected:
+        return Consequence.APPROVE
+    return Consequence.CANCEL if kinds & ANSWERED_ONLY else Consequence.REJECT
+
+
+def is_late(record: ApprovalRecord, now: datetime) -> bool:
+    """Return whether the approval's deadline has passed."""
+    return record.expires_at is not None and datetime.fromisoformat(record.expires_at) <= now
+
+
+def reached(record: ApprovalRecord, now: datetime) -> int:
+    """Return how many of the approval's escalations were reached."""
+    return sum(datetime.fromisoformat(each.at) <= now for each in record.escalations)
+
+
+def expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
+    """Return the record after its deadline, with the decision that follows from it, if any."""
+    update: dict[str, Any] = {"status": "expired", "reason": f"not decided by {record.expires_at}"}
+    follows = _FOLLOWS.get(consequence(record))
+    if follows is not None:
+        update |= {"decision": follows(record, now)}
+    return record.model_copy(update={**update, "updated_at": now})
+
+
+def ruled(record: ApprovalRecord, now: str) -> ApprovalRecord:
+    """Return the record of a pause that the policy decides by itself, without a question."""
+    items = [
+        Decided(item_id=each.item_id, decision=_decision(each), note=each.note)
+        for each in record.rulings
+    ]
+    rule = record.policy.rule_id if record.policy is not None else ""
+    decision = _automatic(items, now, f"decided by rule {rule} of the policy")
+    update = {"status": "decided", "decision": decision, "updated_at": now}
+    return record.model_copy(update=update)
+
+
+def _decision(ruling: ItemRuling) -> Literal["approve", "reject"]:
+    return "approve" if ruling.outcome == "approve" else "reject"
+
+
+def _rejected(record: ApprovalRecord, now: str) -> Decision:
+    items = [
+        Decided(item_id=item["item_id"], decision="reject", expired=True) for item in record.items
+    ]
+    return _automatic(items, now, f"nobody decided by {record.expires_at}")
+
+
+def _approved(record: ApprovalRecord, now: str) -> Decision:
+    items = [
+        Decided(
+            item_id=item["item_id"],
+            decision="approve",
+            args=item["args"] if "requested_args" in item else None,
+        )
+        for item in record.items
+    ]
+    note = f"nobody decided by {record.expires_at}, and the policy approves then"
+    return _automatic(items, now, note)
+
+
+def _automatic(items: list[Decided], now: str, note: str) -> Decision:
+    return Decision(
+        outcome=outcome(items),
+        by=POLICY,
+        decider=Decider(name=POLICY, channel="policy"),
+        at=now,
+        automatic=True,
+        note=note,
+        items=items,
+    )
+
+
+_FOLLOWS: Final[Mapping[Consequence, Callable[[ApprovalRecord, str], Decision]]] = {
+    Consequence.REJECT: _rejected,
+    Consequence.APPROVE: _approved,
+}

@@ -1,0 +1,72 @@
+"""Schedules when an approval's escalations and its deadline are looked at.
+
+A schedule only makes visible what holds already: each decision is compared with the deadline. So a
+schedule that is late, or lost, lets nobody decide too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import orjson
+
+from penstock.bus import Bus, subjects
+from penstock.bus.records import ApprovalRecord
+from penstock.bus.streams import SCHEDULES
+from penstock.bus.write.schedules import schedule
+
+SERVICE = "approvals"
+DUE = subjects.due(SERVICE, ">")
+
+
+class Deadlines:
+    """The scheduled messages of approvals. Every call may be repeated."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def schedule(self, record: ApprovalRecord) -> None:
+        """Schedule a message for each escalation and for the deadline. Raises BusError."""
+        payload = orjson.dumps({"approval_id": record.approval_id})
+        for step, at in _steps(record):
+            key = f"{step}.{_name(record)}"
+            subject, target = subjects.schedule(SERVICE, key), subjects.due(SERVICE, key)
+            await schedule(self._bus, subject, target, at, payload)
+
+    async def cancel(self, record: ApprovalRecord) -> None:
+        """Remove the messages that are scheduled, or due and not yet handled. Raises BusError."""
+        for step, _ in _steps(record):
+            key = f"{step}.{_name(record)}"
+            for subject in (subjects.schedule(SERVICE, key), subjects.due(SERVICE, key)):
+                await self._bus.api(f"STREAM.PURGE.{SCHEDULES}", {"filter": subject})
+
+
+def approval_of(payload: bytes) -> str:
+    """Return the id of the approval that a scheduled message is about.
+
+    Raises:
+        ValueError: the message is none of this module.
+    """
+    content = orjson.loads(payload)
+    approval_id = content.get("approval_id") if isinstance(content, dict) else None
+    if not isinstance(approval_id, str):
+        raise ValueError("the message names no approval")
+    return approval_id
+
+
+def _steps(record: ApprovalRecord) -> Iterator[tuple[str, float]]:
+    """Yield the name and the Unix time of each step."""
+    for number, escalation in enumerate(record.escalations, 1):
+        yield f"escalation-{number}", _unix(escalation.at)
+    if record.expires_at is not None:
+        yield "expiry", _unix(record.expires_at)
+
+
+def _name(record: ApprovalRecord) -> str:
+    """Return the last token of the subjects, from which dead letters take the run's id."""
+    return f"{record.run_id}-{record.leg}"
+
+
+def _unix(at: str) -> float:
+    return datetime.fromisoformat(at).timestamp()

@@ -1,0 +1,174 @@
+"""The policy that holds now: from KV `policies`, else from a file, else the one without rules.
+
+A policy with a mistake is refused, and the policy before it stays. At the start there is none
+before it, so a wrong file ends the start, and with a wrong record no request is handled: otherwise
+a mistake would let the requester decide what the policy forbids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from pydantic import BaseModel, ConfigDict
+
+from penstock import telemetry
+from penstock.bus import Bus, Retry, Stored
+from penstock.bus.read.reader import Reader
+from penstock.settings import ConfigurationError
+from penstock_approvals.policy import InvalidPolicy, Policy, from_value, parse
+from penstock_approvals.policy.model import Source
+
+log = logging.getLogger(__name__)
+
+BUCKET, KEY = "policies", "current"
+LOOK_S: Final = 2.0  # between two looks whether the file has changed
+RETRY_S: Final = 1.0
+
+
+class StoredPolicy(BaseModel):
+    """KV `policies`, key `current`: the policy, and who has made it hold."""
+
+    model_config = ConfigDict(extra="allow")
+
+    policy: dict[str, Any]
+    by: str
+    at: str
+
+
+class VersionConflict(Exception):
+    """The new policy's version is not higher than that of the policy that holds."""
+
+
+class Policies:
+    """The policy that holds now, kept up to date. `refused` says why a newer one does not hold."""
+
+    def __init__(self, bus: Bus, path: Path | None = None) -> None:
+        self._bus = bus
+        self._bucket = bus.bucket(BUCKET)
+        self._path = path
+        self._text: str | None = None  # the file's content that was read last
+        self._read: dict[Source, Policy] = {}
+        self._stored: StoredPolicy | None = None
+        self._has_record = False
+        self.refused: dict[str, str] = {}  # by source
+
+    @property
+    def current(self) -> Policy:
+        """The policy that holds.
+
+        Raises:
+            Retry: the record in KV has a mistake, and no policy was read before it.
+        """
+        if "kv" in self._read:
+            return self._read["kv"]
+        if self._has_record:
+            raise Retry(RETRY_S)
+        return self._read.get("file") or _BUILTIN
+
+    @property
+    def stored(self) -> StoredPolicy | None:
+        """The record of the policy that holds; None for a file's policy."""
+        return self._stored
+
+    async def load(self) -> None:
+        """Read the file and the record.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or has a mistake.
+            BusError: the bus does not answer.
+        """
+        if self._path is not None:
+            try:
+                self._text = self._path.read_text()
+                self._take(parse(self._text))
+            except (OSError, UnicodeDecodeError, InvalidPolicy) as error:
+                raise ConfigurationError(f"the policy {self._path}: {error}") from None
+        await self._read_record()
+
+    async def follow(self) -> None:
+        """Follow the changes of the record until the task is cancelled."""
+        await Reader(self._bus, f"KV_{BUCKET}", f"$KV.{BUCKET}.{KEY}", 1, self._on_record).run()
+
+    async def watch_file(self) -> None:
+        """Follow the changes of the file until the task is cancelled."""
+        while self._path is not None:
+            await asyncio.sleep(LOOK_S)
+            try:
+                text = await asyncio.to_thread(self._path.read_text)
+                if text != self._text:
+                    self._text = text
+                    self._take(parse(text))
+            except (OSError, UnicodeDecodeError, InvalidPolicy) as error:
+                self._refuse("file", str(error))
+
+    async def apply(self, value: Any, by: str) -> Policy:
+        """Make a policy hold. Of several new policies at the same time, only one can win.
+
+        Raises:
+            InvalidPolicy: the policy has a mistake; nothing has changed.
+            VersionConflict: its version is not higher than that of the policy that holds.
+            BusError: the policy was not stored, or it is unknown.
+        """
+        policy = from_value(value, "kv")
+        entry = await self._bucket.get(KEY)
+        known = _version(entry.value) if entry is not None else self.current.version
+        if policy.version <= known:
+            raise VersionConflict(
+                f"the policy that holds has the version {known}; read it again, make your change "
+                f"to it, and give it the version {known + 1}"
+            )
+        content = policy.document.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        stored = StoredPolicy(policy=content, by=by, at=self._bus.clock.stamp())
+        revision = entry.revision if entry is not None else 0
+        if await self._bucket.update(KEY, stored.model_dump_json().encode(), revision) is None:
+            raise VersionConflict("another policy was stored at the same moment; read it again")
+        await self._read_record()
+        return policy
+
+    async def _on_record(self, stored: Stored) -> None:
+        await self._read_record()
+
+    async def _read_record(self) -> None:
+        entry = await self._bucket.get(KEY)
+        self._has_record = entry is not None and bool(entry.value)
+        if entry is None or not entry.value:
+            self._stored = None
+            if self._read.pop("kv", None) is not None:
+                log.warning("the record of the policy was deleted; the file's policy holds")
+            self.refused.pop("kv", None)
+            return
+        try:
+            stored = StoredPolicy.model_validate_json(entry.value)
+            self._take(from_value(stored.policy, "kv"))
+            self._stored = stored
+        except ValueError as error:
+            self._refuse("kv", str(error))
+
+    def _take(self, policy: Policy) -> None:
+        before = self._read.get(policy.source)
+        self._read[policy.source] = policy
+        self.refused.pop(policy.source, None)
+        if before is None or before.digest != policy.digest:
+            log.info("policy %d (%s) was read: %s", policy.version, policy.source, policy.digest)
+        telemetry.POLICY_VERSION.set(self.current.version)
+
+    def _refuse(self, source: Source, why: str) -> None:
+        if self.refused.get(source) != why:
+            self.refused[source] = why
+            telemetry.POLICIES_REFUSED.labels(source).inc()
+            log.error("the policy (%s) is refused, and the one before it stays: %s", source, why)
+
+
+_BUILTIN: Final = Policy()
+
+
+def _version(value: bytes | None) -> int:
+    """Return the version of a stored policy; 0 if it cannot be read, so that it can be replaced."""
+    try:
+        return int(orjson.loads(value or b"{}")["policy"]["version"])
+    except (ValueError, LookupError, TypeError):
+        return 0

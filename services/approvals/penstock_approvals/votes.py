@@ -1,0 +1,308 @@
+"""Count the votes on an approval. Pure.
+
+Each person's decision is a vote in the approval's record. The first vote that rejects an item
+rejects it; an item is approved when as many people as the policy needs have approved it. The
+approval is decided when each item is rejected or approved, so with one item the first reject, or
+the last approve that is needed, decides. A vote that changes what is to be approved (arguments, or
+the value of an answer) makes the earlier votes void, because they approved something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from penstock.bus.records import (
+    ApprovalRecord,
+    Channel,
+    Decided,
+    Decider,
+    DecideRequest,
+    Decision,
+    Vote,
+)
+from penstock.digests import item_digest, request_digest
+from penstock_approvals.policy import NotEditable, check_edit, may_decide, person_of
+from penstock_approvals.policy.edits import is_same
+from penstock_approvals.policy.kinds import NEEDS_VALUE
+from penstock_approvals.rules import Unfit, check, outcome
+
+# People who decide in these ways see the digest, and must send it. An upstream's protocol cannot
+# carry a digest.
+SENDS_DIGEST: Final[frozenset[Channel]] = frozenset({"api", "link", "page", "cli"})
+
+MAX_VOTES: Final = 1000  # people who change the arguments in turns would vote forever
+
+
+class Refused(Exception):
+    """A vote that does not count. `status` is an HTTP status, and the text says why."""
+
+    def __init__(self, status: Literal[403, 409, 422], why: str) -> None:
+        super().__init__(why)
+        self.status: Literal[403, 409, 422] = status
+
+
+def cast(
+    record: ApprovalRecord, request: DecideRequest, now: str, *, require_digest: bool = False
+) -> ApprovalRecord:
+    """Return the pending record with one more vote, and with the decision if the vote decides.
+
+    A vote that the person repeats with the same idempotency key gives the record unchanged.
+
+    Raises:
+        Refused: the person may not decide, has voted before, or the vote does not fit.
+    """
+    decider = request.made_by
+    if (reason := may_decide(record, decider)) is not None:
+        raise Refused(403, reason)
+    earlier = _earlier(record, decider)
+    if earlier is not None and _repeats(earlier, request):
+        return record
+    _check_number(record, earlier)
+    _check_digest(record, request)
+    request = _completed(record, request)
+    try:
+        check(record, request)
+        edited = _edited(record, request)
+    except (Unfit, NotEditable) as error:
+        raise Refused(422, str(error)) from None
+    _check_rulings(record, request)
+    # An edge of an older version sends no decider; its clients cannot carry a digest.
+    saw_it = request.decider is not None and decider.channel in SENDS_DIGEST
+    if require_digest and saw_it and request.digest is None:
+        raise Refused(422, "digest: send the `digest` of the approval that was shown")
+    return _counted(edited, request, now)
+
+
+def _earlier(record: ApprovalRecord, decider: Decider) -> Vote | None:
+    """Return the vote of the same person that still counts."""
+    person = person_of(decider)
+    return next((vote for vote in record.votes if vote.by == person and not vote.void), None)
+
+
+def _repeats(vote: Vote, request: DecideRequest) -> bool:
+    key = request.idempotency_key
+    return key is not None and vote.idempotency_key == key and _is_same(vote, request)
+
+
+def said_the_same(record: ApprovalRecord, request: DecideRequest) -> bool:
+    """Return whether a request says the same as the vote, or the decision, with its key."""
+    key = request.idempotency_key
+    votes = [vote for vote in record.votes if vote.idempotency_key == key]
+    said: list[Vote | Decision | None] = [*votes] or [record.decision]
+    return any(_is_same(given, request) for given in said if given is not None)
+
+
+def _is_same(given: Vote | Decision, request: DecideRequest) -> bool:
+    pairs = zip(given.items, request.items, strict=False)
+    return (
+        given.note == request.note
+        and len(given.items) == len(request.items)
+        and all(_is_same_item(one, other) for one, other in pairs)
+    )
+
+
+def _is_same_item(given: Decided, item: Decided) -> bool:
+    """Return whether a person says the same of an item.
+
+    Edited arguments may have come as the value, and a value may be that of an earlier vote.
+    """
+    said = item.value if item.args is None else item.args
+    kept = given.value if given.args is None else given.args
+    same_value = said in (None, kept)
+    return same_value and (given.item_id, given.decision, given.note) == (
+        item.item_id,
+        item.decision,
+        item.note,
+    )
+
+
+def _check_number(record: ApprovalRecord, earlier: Vote | None) -> None:
+    """Raise Refused if the person has voted, or nobody may vote any more."""
+    if earlier is not None:
+        text = f"{earlier.by} has decided this already, at {earlier.at}; another person must decide"
+        raise Refused(409, text)
+    if len(record.votes) >= MAX_VOTES:
+        raise Refused(409, f"{MAX_VOTES} votes were cast; cancel the run")
+
+
+def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
+    """Raise Refused unless the request is about what the record asks now."""
+    if request.digest is not None and request.digest != record.digest:
+        text = "the request is not the one that was shown: its digest differs; look at it again"
+        raise Refused(409, text)
+    if request.digest is None and record.requested_digest is not None:
+        text = "somebody has changed the arguments; look at the request, and send its digest"
+        raise Refused(409, text)
+
+
+def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
+    """Return the request with the value of the earlier votes where it agrees without a value.
+
+    In AG-UI, the value of a confirmation is the arguments that it changes.
+    """
+    proposed = _proposed(record)
+    asked = {item["item_id"]: item for item in record.items}
+
+    def completed(item: Decided) -> Decided:
+        if item.decision == "reject":
+            return item
+        args, value = item.args, item.value
+        if args is None and isinstance(value, dict) and asked.get(item.item_id, {}).get("editable"):
+            args, value = value or None, None
+        value = proposed.get(item.item_id) if value is None else value
+        return item.model_copy(update={"args": args, "value": value})
+
+    return request.model_copy(update={"items": [completed(item) for item in request.items]})
+
+
+def _proposed(record: ApprovalRecord) -> dict[str, Any]:
+    """Return the value that the votes so far approve for each item."""
+    return {
+        item.item_id: item.value
+        for vote in record.votes
+        if not vote.void
+        for item in vote.items
+        if item.decision == "approve" and item.value is not None
+    }
+
+
+def _edited(record: ApprovalRecord, request: DecideRequest) -> ApprovalRecord:
+    """Return the record with what the request changes, and the votes on something else as void.
+
+    Raises:
+        NotEditable: the request changes what the policy or the agent's server does not allow.
+    """
+    allowed = {each.item_id: each.edit for each in record.rulings}
+    given = {item.item_id: item for item in request.items if item.decision == "approve"}
+    values = _proposed(record)
+    items = []
+    for asked in record.items:
+        item = given.get(asked["item_id"])
+        edited = asked
+        if item is not None:
+            try:
+                edited = _edited_item(record, asked, item, allowed.get(item.item_id, ["*"]))
+            except NotEditable as error:
+                raise NotEditable(f"item {item.item_id}: {error}") from None
+        items.append(edited)
+    is_edited = items != record.items
+    if not is_edited and all(item.value == values.get(id) for id, item in given.items()):
+        return record
+    update: dict[str, Any] = {
+        "votes": [vote.model_copy(update={"void": True}) for vote in record.votes]
+    }
+    if is_edited:
+        update |= {
+            "items": items,
+            "digest": request_digest([str(item.get("digest")) for item in items]),
+            "requested_digest": record.requested_digest or record.digest,
+        }
+    return record.model_copy(update=update)
+
+
+def _edited_item(
+    record: ApprovalRecord, asked: dict[str, Any], item: Decided, allowed: Sequence[str]
+) -> dict[str, Any]:
+    before = asked.get("args") or {}
+    original = asked.get("requested_args", before)
+    if asked["kind"] not in NEEDS_VALUE and item.value is not None:
+        _check_value(asked, item.value, original, allowed)
+    if item.args is None or is_same(before, item.args):
+        return asked
+    if not asked.get("editable"):
+        raise NotEditable("its agent's server takes no edited arguments")
+    check_edit(original, item.args, allowed)
+    changed = {**asked, "args": item.args, "requested_args": original}
+    return {**changed, "digest": item_digest(record.approval_id, changed)}
+
+
+def _check_value(
+    asked: Mapping[str, Any], value: Any, original: Mapping[str, Any], allowed: Sequence[str]
+) -> None:
+    """Raise NotEditable if the value of a confirmation may change arguments that may not change.
+
+    Agno's AG-UI interface takes new arguments as `values`. What else a server makes of a value is
+    not known, unless its request has a schema for it.
+    """
+    values = value.get("values") if isinstance(value, dict) else None
+    if isinstance(values, dict):
+        check_edit(original, {**original, **values}, allowed)
+    elif not asked.get("input_schema") and not {"*", "args.*"} & set(allowed):
+        raise NotEditable("a confirmation with a value may change arguments; leave the value out")
+
+
+def _check_rulings(record: ApprovalRecord, request: DecideRequest) -> None:
+    """Raise Refused if the request approves an item that the policy rejects."""
+    rejected = {each.item_id: each for each in record.rulings if each.outcome == "reject"}
+    for item in request.items:
+        ruling = rejected.get(item.item_id)
+        if ruling is not None and item.decision == "approve":
+            why = f": {ruling.note}" if ruling.note else ""
+            text = f"item {item.item_id}: rule {ruling.rule_id} of the policy rejects it{why}"
+            raise Refused(403, text)
+
+
+def _counted(record: ApprovalRecord, request: DecideRequest, now: str) -> ApprovalRecord:
+    """Return the record with the vote, and with the decision if the vote decides."""
+    decider = request.made_by
+    vote = Vote(
+        by=person_of(decider),
+        decider=request.decider,
+        at=now,
+        digest=record.digest,
+        items=request.items,
+        note=request.note,
+        idempotency_key=request.idempotency_key,
+    )
+    voted = record.model_copy(update={"votes": [*record.votes, vote], "updated_at": now})
+    items = decided_items(voted)
+    if items is None:
+        return voted
+    decision = Decision(
+        outcome=outcome(items),
+        by=decider.name,
+        decider=request.decider,
+        at=now,
+        note=request.note,
+        items=items,
+        idempotency_key=request.idempotency_key,
+        invocation_id=request.invocation_id,
+    )
+    return voted.model_copy(update={"status": "decided", "decision": decision})
+
+
+def decided_items(record: ApprovalRecord) -> list[Decided] | None:
+    """Return the decision on each item; None while an item is still open.
+
+    A rejection counts also in a void vote: whoever rejects an item does not approve its successor.
+    """
+    decided = []
+    for asked in record.items:
+        given = [(vote, _item_of(vote, asked["item_id"])) for vote in record.votes]
+        rejected = [(vote, item) for vote, item in given if item.decision == "reject"]
+        approved = [item for vote, item in given if not vote.void]
+        if rejected:
+            decided.append(_rejected(*rejected[0], record.votes[-1]))
+        elif len(approved) >= record.need:
+            decided.append(_approved(asked, approved[-1]))
+        else:
+            return None
+    return decided
+
+
+def _item_of(vote: Vote, item_id: str) -> Decided:
+    return next(each for each in vote.items if each.item_id == item_id)
+
+
+def _rejected(vote: Vote, item: Decided, last: Vote) -> Decided:
+    """Return the rejection with its note. The last vote's note is the note of the decision."""
+    if vote is last or item.note is not None:
+        return item
+    return item.model_copy(update={"note": vote.note})
+
+
+def _approved(asked: Mapping[str, Any], item: Decided) -> Decided:
+    """Return the approval with the arguments that were edited, perhaps by an earlier vote."""
+    edited = asked["args"] if "requested_args" in asked else None
+    return item.model_copy(update={"args": edited})
