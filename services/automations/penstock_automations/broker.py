@@ -7,24 +7,24 @@ The streams and the durable consumers are declared by the bus (`consumer`), not 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from faststream import AckPolicy
 from faststream.nats import JStream, NatsBroker, PullSub
 
-from penstock.bus import Bus, Msg, NatsError, Stored
+from penstock.bus import Bus, NatsTimeout
 from penstock.bus.connection.retry import first_answer
+from penstock.bus.read.fetching import Fetching
+from penstock.bus.read.pull import Delivery
 
 log = logging.getLogger(__name__)
 
 _NANO = 1_000_000_000
-_FILL_S = 0.05  # how long a batch waits to fill, when another process took its messages
-_POLL_S = 1.0  # how long a request for one message stays open
-_QUIET_S = 1.0  # how long batches are asked for after a message that others follow
+_POLL_S = 1.0  # how long FastStream waits before it looks whether it is to stop
+_AT_ONCE = 16  # single messages of a consumer that are handled at once
 AGAIN_S = 5.0  # seconds before a message comes again whose handler failed unexpectedly
 
 
@@ -67,47 +67,100 @@ async def declare(bus: Bus, consumer: Consumer) -> None:
 class Taken:
     """A message that a subscriber has taken, and how it is answered."""
 
-    __slots__ = ("_msg", "pending", "stored")
+    __slots__ = ("_delivery", "_fetching", "stored")
 
-    def __init__(self, msg: Msg) -> None:
-        self._msg = msg
-        metadata = msg.metadata
-        self.pending = metadata.num_pending  # how many messages of the consumer come after this one
-        self.stored = Stored(
-            msg.subject,
-            metadata.sequence.stream,
-            dict(msg.headers or {}),
-            msg.data,
-            metadata.num_delivered or 1,
-        )
+    def __init__(self, delivery: Delivery, fetching: Fetching) -> None:
+        self._delivery = delivery
+        self._fetching = fetching
+        self.stored = delivery.stored
 
     async def ack(self) -> None:
         """Tell the server that the message is done. Without an answer, it is delivered again."""
-        await self._answer(self._msg.ack)
+        await self._fetching.ack(self._delivery)
 
     async def give_back(self, delay_s: float) -> None:
         """Have the server deliver the message again after `delay_s` seconds."""
-        await self._answer(lambda: self._msg.nak(delay=delay_s))
+        await self._fetching.give_back(self._delivery, delay_s)
 
     async def working(self) -> None:
         """Tell the server that the message is still being worked on."""
-        await self._answer(self._msg.in_progress)
+        await self._fetching.working(self._delivery)
 
-    async def _answer(self, send: Callable[[], Awaitable[None]]) -> None:
-        with contextlib.suppress(NatsError):
-            await send()
+    def is_handled(self) -> None:
+        """Say that the handler has the message."""
+        self._fetching.handled(self._delivery)
+
+    # For FastStream:
+
+    @property
+    def subject(self) -> str:
+        """The message's subject."""
+        return self.stored.subject
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The message's headers."""
+        return self.stored.headers
+
+    @property
+    def data(self) -> bytes:
+        """The message's payload."""
+        return self.stored.payload
+
+
+class _Subscription:
+    """What FastStream fetches batches from, in place of a pull subscription of nats-py."""
+
+    def __init__(self, fetching: Fetching, size: int) -> None:
+        self._fetching = fetching
+        self._size = size
+        fetching.start()
+
+    async def fetch(self, batch: int, timeout: float) -> list[Taken]:
+        """Return the messages that have come, up to `batch`; wait for the first one.
+
+        FastStream asks again for the rest of a batch until nothing comes in time. The rest is not
+        waited for, so that a message of a quiet time is handled at once.
+        """
+        is_rest = batch < self._size
+        if not await self._fetching.wait(0 if is_rest else timeout):
+            raise NatsTimeout
+        return [Taken(each, self._fetching) for each in self._fetching.take(batch)]
+
+    async def unsubscribe(self) -> None:
+        """Fetch no more."""
+        await self._fetching.stop()
+
+
+class _Subscriptions:
+    """The part of nats-py's JetStream that FastStream's pull subscribers use."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, str], Callable[[], _Subscription]] = {}
+
+    def add(self, consumer: Consumer, make: Callable[[], _Subscription]) -> None:
+        """Have subscribers of the consumer fetch from what `make` returns."""
+        self._made[consumer.stream, consumer.durable] = make
+
+    async def pull_subscribe(self, stream: str, durable: str, **_: object) -> _Subscription:
+        """Return the subscription of a consumer."""
+        return self._made[stream, durable]()
 
 
 class _OnBus(NatsBroker):
     """A broker on a connection that exists already, and that it does not close."""
 
-    def __init__(self, bus: Bus, grace_s: float) -> None:
+    def __init__(self, bus: Bus, grace_s: float, subscriptions: _Subscriptions) -> None:
         # FastStream's own log lines would contain payloads; handlers log for themselves.
         super().__init__(apply_types=False, logger=None, graceful_timeout=grace_s)
         self._bus = bus
+        self._subscriptions: Any = subscriptions
 
     async def _connect(self) -> Any:
         self.config.connect(self._bus.client)
+        # nats-py's `fetch` takes three times as long for each message, and a request for several
+        # messages waits until it is filled or over.
+        self.config.connection_state.connect(self._bus.client, self._subscriptions)
         return self._bus.client
 
     async def stop(self, *error: Any) -> None:
@@ -115,97 +168,77 @@ class _OnBus(NatsBroker):
         await super().stop(*error)
 
 
-class _Fetches:
-    """Sets what the next fetch of a subscriber asks for: `pull`, which FastStream reads each time.
-
-    A fetch for several messages lasts until all have come or its time is over. In a quiet time it
-    would delay each message, or poll the server twenty times per second. So a fetch asks for one
-    message, unless the last message said that others wait behind it.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.pull = PullSub(batch_size=1, timeout=_POLL_S)
-        self._quiet: asyncio.TimerHandle | None = None
-
-    def follow(self, pending: int) -> None:
-        """Ask for as many messages as wait behind the newest one that was taken."""
-        if self._quiet is not None:
-            self._quiet.cancel()
-        if pending == 0:
-            return self._ask_for_one()
-        self.pull.batch_size, self.pull.timeout = min(self._size, pending), _FILL_S
-        # Another process may take all that waits, and no message would end the short requests.
-        self._quiet = asyncio.get_running_loop().call_later(_QUIET_S, self._ask_for_one)
-
-    def _ask_for_one(self) -> None:
-        self.pull.batch_size, self.pull.timeout = 1, _POLL_S
-
-
-class _Batches:
-    """Collects the messages of one fetch, whose handlers FastStream calls at once."""
-
-    def __init__(
-        self, fetches: _Fetches, handle: Callable[[Sequence[Taken]], Awaitable[None]]
-    ) -> None:
-        self._fetches = fetches
-        self._handle = handle
-        self._open: list[Taken] | None = None
-        self._turn = asyncio.Lock()
-
-    async def take(self, message: Msg) -> None:
-        """Add a message to the open batch; the first message of a batch handles the batch."""
-        taken = Taken(message)
-        if self._open is not None:
-            self._open.append(taken)
-            return
-        batch = self._open = [taken]
-        await asyncio.sleep(0)  # the other handlers of this fetch begin
-        self._open = None
-        batch.sort(key=lambda each: each.stored.sequence)
-        self._fetches.follow(min(each.pending for each in batch))
-        async with self._turn:
-            try:
-                await self._handle(batch)
-            except Exception:  # without this, the fetching loop would end with its first failure
-                log.exception("%d messages are handled again", len(batch))
-                for each in batch:
-                    await each.give_back(AGAIN_S)
-
-
 class Broker:
     """The subscribers of one process."""
 
     def __init__(self, bus: Bus, grace_s: float) -> None:
-        self._broker = _OnBus(bus, grace_s)
-        # A pull subscriber of FastStream takes `_INBOX.` unless it is told another prefix, and the
-        # service's NATS user may not subscribe to that.
-        self._inbox_prefix = f"{bus.settings.inbox_prefix}.".encode()
+        self._bus = bus
+        self._subscriptions = _Subscriptions()
+        self._broker = _OnBus(bus, grace_s, self._subscriptions)
+        self._grace_s = grace_s
+        self._running: list[set[asyncio.Task[None]]] = []  # the handlers of single messages
 
     def batches(
-        self, consumer: Consumer, size: int, handle: Callable[[Sequence[Taken]], Awaitable[None]]
-    ) -> None:
+        self,
+        consumer: Consumer,
+        size: int,
+        handle: Callable[[Sequence[Taken]], Awaitable[None]],
+        room: Callable[[], int] | None = None,
+    ) -> Callable[[], None]:
         """Call `handle` with up to `size` messages at a time, one batch after another.
 
-        FastStream's own batches are not used: its loop fetches until the batch is full or the time
-        is over, and if the last of these requests fails, it drops the messages that it has. The
-        server would deliver them again only after `ack_wait_s`.
+        `room` returns how many messages may be fetched besides those that `handle` has got; without
+        it, one batch is fetched while another one is handled. The function that is returned has the
+        broker look at `room` again.
         """
-        fetches = _Fetches(size)
-        self._subscribe(consumer, fetches.pull, _Batches(fetches, handle).take)
+        fetching = Fetching(self._bus, consumer.stream, consumer.durable, size, room)
+
+        async def on_batch(batch: list[Taken]) -> None:
+            try:
+                await handle(batch)
+            except Exception:  # without this, the fetching loop would end with its first failure
+                log.exception("%d messages are handled again", len(batch))
+                for each in batch:
+                    await each.give_back(AGAIN_S)
+            finally:
+                for each in batch:
+                    each.is_handled()
+
+        self._subscriptions.add(consumer, lambda: _Subscription(fetching, size))
+        subscriber = self._broker.subscriber(
+            consumer.subjects[0],
+            stream=JStream(consumer.stream, declare=False),
+            durable=consumer.durable,
+            pull_sub=PullSub(batch_size=size, timeout=_POLL_S, batch=True),
+            ack_policy=AckPolicy.MANUAL,
+            decoder=_undecoded,
+        )
+        subscriber(on_batch)
+        return fetching.more
 
     def messages(self, consumer: Consumer, handle: Callable[[Taken], Awaitable[None]]) -> None:
-        """Call `handle` with one message after another.
+        """Call `handle` with each message, for up to 16 messages at a time."""
+        running: set[asyncio.Task[None]] = set()
 
-        Messages are fetched one by one, since a request for several waits until it is filled or
-        over, and would delay each message of a quiet time. A handler that leaves its work to a task
-        is called with the next message at once.
-        """
+        async def on_message(taken: Taken) -> None:
+            try:
+                await handle(taken)
+            except Exception:  # without this, the message would wait until `ack_wait` has passed
+                log.exception("%s is handled again", taken.stored.subject)
+                await taken.give_back(AGAIN_S)
 
-        async def on_message(message: Msg) -> None:
-            await handle(Taken(message))
+        async def on_batch(batch: Sequence[Taken]) -> None:
+            for taken in batch:
+                task = asyncio.create_task(on_message(taken))
+                running.add(task)
+                task.add_done_callback(on_done)
 
-        self._subscribe(consumer, PullSub(batch_size=1, timeout=_POLL_S), on_message)
+        def on_done(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            more()
+
+        more = self.batches(consumer, _AT_ONCE, on_batch, lambda: _AT_ONCE - len(running))
+        self._running.append(running)
 
     async def start(self) -> None:
         """Start all subscribers. Their consumers must exist (`declare`)."""
@@ -218,6 +251,12 @@ class Broker:
         messages without a pause, and nothing else of the process could run.
         """
         await self._broker.stop()
+        left = [task for running in self._running for task in running]
+        if left:
+            await asyncio.wait(left, timeout=self._grace_s)
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -225,18 +264,6 @@ class Broker:
 
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
-
-    def _subscribe(self, consumer: Consumer, pull: PullSub, handle: Any) -> None:
-        subscriber = self._broker.subscriber(
-            consumer.subjects[0],
-            stream=JStream(consumer.stream, declare=False),
-            durable=consumer.durable,
-            pull_sub=pull,
-            ack_policy=AckPolicy.MANUAL,
-            decoder=_undecoded,
-            inbox_prefix=self._inbox_prefix,
-        )
-        subscriber(handle)
 
 
 async def _undecoded(message: Any, _original: Any = None) -> Any:

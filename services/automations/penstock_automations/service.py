@@ -147,7 +147,9 @@ class AutomationsService(Service):
         times = schedules.consumer(self.name, ack_wait_s)
         for consumer in (jobs, due, times):
             await declare(self.bus, consumer)
-        broker.messages(jobs, self._deliverer.take)
+        self._deliverer.on_room = broker.batches(
+            jobs, self._settings.deliveries_at_once, self._deliverer.take, self._deliverer.room
+        )
         broker.messages(due, self._due.take)
         broker.batches(times, schedules.BATCH, self._schedules.take)
         await self._start_broker(broker)

@@ -8,6 +8,7 @@ functions are in the packages `read`, `write`, `state` and `admin`.
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
 
 from penstock.bus.bus import Bus
 from penstock.bus.connection.incoming import Incoming
@@ -56,6 +57,7 @@ __all__ = [
     "MessageTooLarge",
     "Msg",
     "NatsError",
+    "NatsTimeout",
     "NeverFinished",
     "NotThereYet",
     "ObjectGone",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -79,19 +79,23 @@ class Deliverer:
         self._give_up = give_up
         self._announcements = Announcements(bus, pod)
         self._records = Records(bus)
-        self._places = asyncio.Semaphore(limits.at_once)
         self._working: set[asyncio.Task[None]] = set()
+        self.on_room: Callable[[], None] = lambda: None  # called when a place is free
 
-    async def take(self, taken: Taken) -> None:
-        """Begin to carry out a job, as soon as there is a place for it.
+    def room(self) -> int:
+        """Return for how many more jobs there is a place."""
+        return self._limits.at_once - len(self._working)
+
+    async def take(self, batch: Sequence[Taken]) -> None:
+        """Begin to carry out jobs.
 
         A job is worked on in a task of its own: a slow receiver must not hold up the jobs that were
         fetched with this one.
         """
-        await self._places.acquire()
-        task = asyncio.create_task(self._work(taken))
-        self._working.add(task)
-        task.add_done_callback(self._done)
+        for taken in batch:
+            task = asyncio.create_task(self._work(taken))
+            self._working.add(task)
+            task.add_done_callback(self._done)
 
     async def finish(self, grace_s: float) -> None:
         """Wait for the jobs that are worked on; after `grace_s` seconds, give the rest back."""
@@ -105,7 +109,7 @@ class Deliverer:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._working.discard(task)
-        self._places.release()
+        self.on_room()
 
     async def _work(self, taken: Taken) -> None:
         heartbeat = asyncio.create_task(self._heartbeat(taken))

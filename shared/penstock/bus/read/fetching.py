@@ -1,0 +1,124 @@
+"""Fetches the messages of a durable consumer, and leaves the acknowledgements to the caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import orjson
+from nats.errors import Error as NatsError
+
+from penstock.bus.connection.jetstream import HasJetStream
+from penstock.bus.read.pull import NANO, Delivery, PullLoop
+
+LOOK_S = 0.2  # seconds between two checks whether there is room for more messages
+
+
+class Fetching:
+    """Fetches the messages of a consumer that exists already, ahead of the caller.
+
+    `batch` is the limit of one request. `room` returns how many messages the caller could have now,
+    besides those that it has; the caller calls `more` when there is more room. Without `room`, one
+    batch is fetched while another one is handled. Messages that were fetched and not handled are
+    given back by `stop`.
+    """
+
+    def __init__(
+        self,
+        bus: HasJetStream,
+        stream: str,
+        durable: str,
+        batch: int,
+        room: Callable[[], int] | None = None,
+    ) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._durable = durable
+        self._room = room if room is not None else (lambda: 2 * batch)
+        self._fetched: deque[Delivery] = deque()
+        # Messages that were taken and about which the caller has said nothing, by their replies.
+        self._in_hand: dict[str, Delivery] = {}
+        self._came = asyncio.Event()
+        what = f"fetching from {durable}"
+        self._pull = PullLoop(bus.jetstream, stream, self, batch=batch, look_s=LOOK_S, what=what)
+        self._loop: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to fetch."""
+        self._loop = asyncio.create_task(self._pull.run())
+
+    async def stop(self) -> None:
+        """Fetch no more, and give back what was not handled."""
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait([self._loop])
+            self._loop = None
+        for each in (*self._in_hand.values(), *self._fetched):
+            await self.give_back(each, 0)
+        self._in_hand.clear()
+        self._fetched.clear()
+
+    def more(self) -> None:
+        """Look whether there is room for more messages."""
+        self._pull.wake.set()
+
+    def take(self, limit: int) -> list[Delivery]:
+        """Return up to `limit` messages that were fetched, in the order in which they came.
+
+        They take room until the caller has called `handled`.
+        """
+        taken = [self._fetched.popleft() for _ in range(min(limit, len(self._fetched)))]
+        self._in_hand |= {each.reply: each for each in taken}
+        return taken
+
+    def handled(self, delivery: Delivery) -> None:
+        """Say that a message that was taken is done, or that `room` counts it."""
+        self._in_hand.pop(delivery.reply, None)
+        self.more()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Return True when there is a message to take; False if none came in time."""
+        if not self._fetched:
+            self._came.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._came.wait()
+        return bool(self._fetched)
+
+    async def ack(self, delivery: Delivery) -> None:
+        """Tell the server that the message is done. Without an answer it is delivered again."""
+        await self._answer(delivery, b"+ACK")
+
+    async def working(self, delivery: Delivery) -> None:
+        """Tell the server that the message is still being worked on."""
+        await self._answer(delivery, b"+WPI")
+
+    async def give_back(self, delivery: Delivery, delay_s: float) -> None:
+        """Have the server deliver the message again after `delay_s` seconds."""
+        await self._answer(delivery, b"-NAK " + orjson.dumps({"delay": int(delay_s * NANO)}))
+
+    async def _answer(self, delivery: Delivery, answer: bytes) -> None:
+        with suppress(NatsError):
+            await self._bus.jetstream.connection.publish(delivery.reply, answer)
+
+    # For the loop:
+
+    async def create(self) -> str:
+        """Return the consumer's name, if it exists. Raises BusError."""
+        await self._bus.jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")
+        return self._durable
+
+    def room(self) -> int:
+        """Return how many messages may be under way at most."""
+        return self._room() - len(self._fetched) - len(self._in_hand)
+
+    def on_message(self, delivery: Delivery) -> None:
+        """Keep a message for the caller."""
+        self._fetched.append(delivery)
+        self._came.set()
+
+    async def work(self) -> bool:
+        """Return False: the caller does the work."""
+        return False
