@@ -192,3 +192,18 @@ async def test_other_methods_and_paths_are_refused_in_the_same_shape(penstock: P
     problem(await penstock.http.delete("/v1/approvals"), 405)
     problem(await penstock.http.get("/v1/approvals/x/decision"), 405)
     problem(await penstock.http.get("/v1/approvals/x/y/z"), 404)
+
+
+async def test_the_list_of_what_waits_for_the_caller_has_only_what_it_may_decide(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), (NormalizerService, ApprovalsService)) as penstock:
+        approval = await pause(penstock)
+        query = {"waits_for": "me", "run_id": approval.run_id}
+        before = (await penstock.http.get("/v1/approvals", params=query)).json()
+        await penstock.decide(approval.approval_id)
+        after = (await penstock.http.get("/v1/approvals", params=query)).json()
+        wrong = await penstock.http.get("/v1/approvals?waits_for=you")
+    assert [each["approval_id"] for each in before["approvals"]] == [approval.approval_id]
+    assert after["approvals"] == []
+    assert wrong.status_code == 422

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -14,10 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bus import Bus, Entry
+from penstock.bus.records import ApprovalRecord, Deciders
 from penstock.bus.state.bucket_index import Change
+from penstock.web.auth import Identity
+from penstock.web.auth.grants import EVERYBODY, ServiceGrant
 from penstock_approvals import listing
-from penstock_approvals.listing import ApprovalList, Place
+from penstock_approvals.listing import ApprovalList, Place, Seeker
 from penstock_approvals.records import ApprovalRecords
+from penstock_approvals.seeing import seeker_of
 from support.drive.bus import connected
 from support.real.nats import NatsServer
 
@@ -63,6 +68,12 @@ async def put(bus: Bus, user_id: str, requested: int, approval_id: str = "", **f
     return approval_id
 
 
+def seeker(owners: Collection[str] | None) -> Seeker:
+    """Return somebody who sees the approvals of these users."""
+    names = (None,) if owners is None else tuple(owners)
+    return Seeker(names, lambda record: owners is None or record.user_id in owners)
+
+
 async def pages(
     approvals: ApprovalList, owners: Collection[str] | None, limit: int, **wanted: str
 ) -> list[list[str]]:
@@ -70,9 +81,7 @@ async def pages(
     found: list[list[str]] = []
     after: Place | None = None
     while True:
-        page = await approvals.page(
-            owners, lambda user: owners is None or user in owners, wanted, after, limit
-        )
+        page = await approvals.page(seeker(owners), wanted, after, limit)
         found.append([record.approval_id for record in page.approvals])
         if page.next is None:
             return found
@@ -186,7 +195,7 @@ def test_each_approval_is_on_one_page_whatever_happens_between_two_pages(
         found: list[str] = []
         after: Place | None = None
         while True:
-            page = await approvals.page({"u"}, "u".__eq__, {}, after, limit)
+            page = await approvals.page(seeker({"u"}), {}, after, limit)
             found += [record.approval_id for record in page.approvals]
             if page.next is None:
                 return found
@@ -276,9 +285,9 @@ async def test_a_cursor_of_another_user_shows_nothing_of_that_user(
     for number in range(4):
         await put(bus, alice, number, expires_at=at(number))
     mine = [await put(bus, bob, number, expires_at=at(9)) for number in range(2)]
-    page = await approvals.page({alice}, alice.__eq__, {}, None, 2)
+    page = await approvals.page(seeker({alice}), {}, None, 2)
     assert page.next is not None
-    stolen = await approvals.page({bob}, bob.__eq__, {}, Place.parse(page.next), 10)
+    stolen = await approvals.page(seeker({bob}), {}, Place.parse(page.next), 10)
     assert [record.approval_id for record in stolen.approvals] == mine[::-1]
 
 
@@ -331,3 +340,126 @@ def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
 )
 def test_a_cursor_is_read_as_it_was_written(place: Place) -> None:
     assert Place.parse(place.cursor()) == place
+
+
+def deciders(**fields: Any) -> dict[str, Any]:
+    return Deciders(**fields).model_dump()
+
+
+def caller(name: str, *roles: str, scopes: Sequence[str] = ("read", "decide")) -> Identity:
+    return Identity(name, frozenset(scopes), "bearer", roles=frozenset(roles))
+
+
+def vote(by: str, **fields: Any) -> dict[str, Any]:
+    return {"by": by, "at": at(1), "digest": "d", "items": [], **fields}
+
+
+async def listed(
+    approvals: ApprovalList, who: Identity, limit: int = 2, *, waits: bool = False
+) -> list[str]:
+    """Return the ids of all approvals that the caller is shown, read page by page."""
+    found: list[str] = []
+    after: Place | None = None
+    while True:
+        page = await approvals.page(seeker_of(who, waits=waits), {}, after, limit)
+        found += [record.approval_id for record in page.approvals]
+        if page.next is None:
+            return found
+        after = Place.parse(page.next)
+
+
+async def test_a_caller_finds_what_its_name_and_its_roles_may_see_and_each_once(
+    bus: Bus, approvals: ApprovalList
+) -> None:
+    ann, team, chief = owner(), owner(), owner()
+    own = await put(bus, ann, 1)
+    by_team = await put(bus, owner(), 2, deciders=[deciders(roles=[team])])
+    by_both = await put(bus, ann, 3, deciders=[deciders(roles=[team, chief], users=[ann])])
+    narrow = [deciders(roles=[team]), deciders(roles=[chief])]
+    by_all = await put(bus, owner(), 4, deciders=narrow, expires_at=at(9))
+    escalation = {"at": at(1), "to": deciders(roles=[chief])}
+    later: dict[str, Any] = {"deciders": [deciders(roles=[owner()])], "escalations": [escalation]}
+    escalated = await put(bus, owner(), 5, **later, escalated=1)
+    await put(bus, owner(), 6, **later)
+    seen = {
+        "ann": await listed(approvals, caller(ann)),
+        "team": await listed(approvals, caller(owner(), team)),
+        "chief": await listed(approvals, caller(owner(), chief)),
+        "both": await listed(approvals, caller(ann, team, chief)),
+        "no scope": await listed(approvals, caller(owner(), team, scopes=["read"])),
+    }
+    assert seen == {
+        "ann": [by_both, own],
+        "team": [by_both, by_team],
+        "chief": [escalated, by_both],
+        "both": [by_all, escalated, by_both, by_team, own],
+        "no scope": [],
+    }
+    every = await listed(approvals, caller("root", scopes=["administer"]), 1000)
+    assert [*seen["both"]] == [each for each in every if each in seen["both"]]
+
+
+async def test_a_caller_finds_what_waits_for_it(bus: Bus, approvals: ApprovalList) -> None:
+    ann, bob, team = owner(), owner(), owner()
+    four_eyes = [deciders(roles=[team], excluded=["requester"])]
+    own = await put(bus, ann, 1)
+    await put(bus, ann, 2, status="decided")
+    of_ann = await put(bus, ann, 3, deciders=four_eyes, expires_at=at(99))
+    of_bob = await put(bus, bob, 4, deciders=four_eyes, need=2, votes=[vote(owner())])
+    voted = await put(bus, owner(), 5, deciders=four_eyes, need=2, votes=[vote(ann)])
+    void = [vote(ann, void=True), vote(bob)]
+    again = await put(bus, owner(), 6, deciders=four_eyes, need=2, votes=void)
+    assert await listed(approvals, caller(ann, team), waits=True) == [again, of_bob, own]
+    assert await listed(approvals, caller(bob, team), waits=True) == [of_ann, voted]
+    assert await listed(approvals, caller(ann), waits=True) == [own]
+    assert await listed(approvals, caller(owner()), waits=True) == []
+
+
+WHO = st.sampled_from(["u1", "u2", "u3"])
+ROLES = st.lists(st.sampled_from(["r1", "r2"]), max_size=2, unique=True)
+GROUPS = st.builds(
+    deciders,
+    roles=ROLES,
+    users=st.lists(st.sampled_from(["u1", "u2", "requester"]), max_size=2),
+    excluded=st.lists(st.sampled_from(["u3", "requester"]), max_size=1),
+)
+RECORDS = st.fixed_dictionaries(
+    {
+        "deciders": st.lists(GROUPS, max_size=2),
+        "escalations": st.lists(st.builds(lambda to: {"at": at(1), "to": to}, GROUPS), max_size=1),
+        "escalated": st.integers(0, 1),
+        "votes": st.lists(st.builds(vote, WHO, void=st.booleans()), max_size=2),
+        "status": st.sampled_from(["pending", "pending", "decided"]),
+    }
+)
+
+
+CREDENTIALS = st.sampled_from(["own", "all", (), ("u1", "u2"), (EVERYBODY,)])
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(WHO, RECORDS), max_size=8), WHO, ROLES, st.booleans(), CREDENTIALS)
+def test_the_index_finds_what_a_look_at_every_record_finds(
+    given_: list[tuple[str, dict[str, Any]]],
+    name: str,
+    roles: list[str],
+    waits: bool,
+    credential: str | tuple[str, ...],
+) -> None:
+    bus: Any = NoBus()
+    list_ = ApprovalList(bus, ApprovalRecords(bus))
+    memory: Any = Memory(list_)
+    list_.index = memory
+    who = caller(name, *roles, scopes=["read", "administer" if credential == "all" else "decide"])
+    if isinstance(credential, tuple):
+        who = replace(who, kind="service", service=ServiceGrant("t", on_behalf_of=credential))
+    for number, (user, fields) in enumerate(given_):
+        memory.put(f"k{number}", document(user, f"k{number}", number, **fields))
+    seeker_ = seeker_of(who, waits=waits)
+    records = [
+        ApprovalRecord.model_validate_json(document(user, f"k{number}", number, **fields))
+        for number, (user, fields) in enumerate(given_)
+    ]
+    expected = {record.approval_id for record in records if seeker_.shows(record)}
+    found = asyncio.run(listed(list_, who, waits=waits))
+    assert sorted(found) == sorted(expected)

@@ -59,6 +59,7 @@ APPROVALS: Final = (
     "/v1/approvals",
     "/v1/approvals?status=pending",
     "/v1/approvals?agent=nobody",
+    "/v1/approvals?waits_for=me",
 )
 BESIDE: Final = ("/v1/runs", "/v1/runs?limit=1000", "/v1/approvals")
 

@@ -43,9 +43,10 @@ from penstock.web.problems import Problem, invalid
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.listing import Page, Place
-from penstock_approvals.policy import may_decide, may_see
+from penstock_approvals.policy import may_decide
 from penstock_approvals.policy.kinds import NEEDS_VALUE
 from penstock_approvals.records import UnreadableRecord
+from penstock_approvals.seeing import seeker_of, sees
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +144,9 @@ class Query(BaseModel):
     run_id: str | None = Field(None, description="Only approvals of this run")
     agent: str | None = Field(None, description="Only approvals of this agent")
     session_id: str | None = Field(None, description="Only approvals of this session")
+    waits_for: Literal["me"] | None = Field(
+        None, description="Only pending approvals that the caller may decide and has not voted on"
+    )
     limit: int = Field(100, ge=1, le=1000, description="How many approvals a page has at most")
     after: str | None = Field(None, max_length=1000, description="`next` of the page before")
 
@@ -273,16 +277,15 @@ class Api:
 
     async def _page(self, who: Identity, query: Query) -> Page:
         """Read a page. Raises Problem 422 for a cursor that no page had."""
-        wanted = query.model_dump(exclude={"limit", "after"}, exclude_none=True)
+        wanted = query.model_dump(exclude={"limit", "after", "waits_for"}, exclude_none=True)
+        seeker = seeker_of(who, waits=query.waits_for is not None)
         try:
             after = Place.parse(query.after) if query.after is not None else None
         except ValueError as error:
             text = "after: must be `next` of an earlier page; leave it out for the first page"
             raise Problem(422, text) from error
         async with self._turns.of(who.user_id):
-            return await _asked(
-                self._approvals.list.page(who.owners, who.sees, wanted, after, query.limit)
-            )
+            return await _asked(self._approvals.list.page(seeker, wanted, after, query.limit))
 
     async def _found(self, request: Request) -> ApprovalRecord:
         """Return the approval of the path.
@@ -293,19 +296,9 @@ class Api:
         # A client may make up an id with characters that the bus refuses in a key.
         known = _is_key(approval_id)
         record = await _asked(self._approvals.get(approval_id)) if known else None
-        if record is None or not _sees(identity_of(request), record):
+        if record is None or not sees(identity_of(request), record):
             raise Problem(404, f"there is no approval {approval_id}")
         return record
-
-
-def _sees(who: Identity, record: ApprovalRecord) -> bool:
-    """Return whether the caller may see the approval, for itself or for the requester."""
-    if may_see(record, decider_of(who, "api")):
-        return True
-    grant = who.service
-    if grant is None or not grant.acts_for(record.user_id):
-        return False
-    return may_see(record, decider_of(who, "api", record.user_id))
 
 
 def _channel(request: Request, who: Identity) -> Channel:

@@ -1,5 +1,8 @@
 """List approvals by an index in memory: the urgent ones first, then all others, the newest first.
 
+An approval has a row for each person, and for each role, that may see it (`audiences.py`). A caller
+reads the rows of the own name and of the own roles.
+
 An approval is urgent if it is pending and has a deadline; urgent approvals are in the order of
 their deadlines. A client that reads page after page gets each approval once, also if approvals are
 decided meanwhile. So a cursor has a time, the `horizon`: an approval that was urgent at that time
@@ -26,6 +29,7 @@ from penstock.bus import Bus, ObjectGone
 from penstock.bus.records import ApprovalRecord
 from penstock.bus.state.bucket_index import BucketIndex, Change
 from penstock.bus.state.index_rows import SLICE, IndexRows, number_of
+from penstock_approvals.audiences import audiences_of
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
@@ -43,6 +47,10 @@ _COLUMNS: Final = {
     "agent": "agent",
     "session_id": "session",
 }
+
+
+# The rows that wait for a decision, without those that have a deadline.
+_TO_DECIDE: Final = f"decides AND status = {STATUSES['pending']} AND NOT urgent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +92,26 @@ class Place:
         return cls(horizon, bool(is_urgent), deadline, age, tie)
 
 
+@dataclass(frozen=True, slots=True)
+class Seeker:
+    """For whom approvals are listed."""
+
+    # Whose rows are read: the audiences of the caller. None among them stands for the rows of all
+    # requesters.
+    audiences: tuple[str | None, ...]
+    # Whether the caller is shown an approval. This function decides by the record itself, so an
+    # error of the index cannot show a foreign approval.
+    shows: Callable[[ApprovalRecord], bool]
+    # The name under which the caller votes, if only approvals are listed that wait for the caller.
+    waits_for: str | None = None
+
+
 class ApprovalRows(IndexRows):
-    """The rows of all approvals.
+    """The rows of all approvals. An approval has one row for each of its `audiences`.
+
+    `owner`: the number of the audience. `main`: whether this is the row of the requester; each
+    approval has one such row. `decides`: whether this audience may decide. `barred`: whether this
+    person may not decide, whatever its roles are, because it has voted or is excluded.
 
     `closed`: when an approval with a deadline ceased to be urgent, in Unix nanoseconds by NATS's
     clock; 0 for all others.
@@ -95,55 +121,69 @@ class ApprovalRows(IndexRows):
         place = "age, tie, status, closed"
         super().__init__(
             "approvals",
-            "CREATE TABLE approvals(key TEXT UNIQUE, owner INT, age INT, tie INT, status INT,"
-            " agent INT, session INT, run INT, urgent INT, deadline INT, closed INT, seq INT)",
-            f"CREATE INDEX approvals_by_age ON approvals({place}, agent, session)",
+            "CREATE TABLE approvals(key TEXT, owner INT, main INT, decides INT, barred INT,"
+            " age INT, tie INT, status INT, agent INT, session INT, run INT, urgent INT,"
+            " deadline INT, closed INT, seq INT, UNIQUE(key, owner))",
+            f"CREATE INDEX approvals_by_age ON approvals({place}, agent, session, main)",
             f"CREATE INDEX approvals_by_owner ON approvals(owner, {place})",
-            f"CREATE INDEX approvals_by_status ON approvals(owner, status, {place})",
+            f"CREATE INDEX approvals_by_status ON approvals(owner, status, {place}, decides)",
             f"CREATE INDEX approvals_by_agent ON approvals(owner, agent, {place})",
             "CREATE INDEX approvals_by_session ON approvals(session)",
             "CREATE INDEX approvals_by_run ON approvals(run)",
             "CREATE INDEX approvals_urgent ON approvals(deadline, age, tie) WHERE urgent",
             "CREATE INDEX approvals_by_end ON approvals(closed) WHERE closed",
             "CREATE INDEX approvals_urgent_of ON approvals(owner, deadline, age, tie) WHERE urgent",
+            f"CREATE INDEX approvals_to_decide ON approvals(owner, age, tie) WHERE {_TO_DECIDE}",
+            "CREATE INDEX approvals_to_decide_all ON approvals(age, tie)"
+            f" WHERE {_TO_DECIDE} AND main",
+            "CREATE INDEX approvals_urgent_to_decide ON approvals(owner, deadline, age, tie)"
+            " WHERE urgent AND decides",
+            "CREATE INDEX approvals_urgent_to_decide_all ON approvals(deadline, age, tie)"
+            " WHERE urgent AND decides AND main",
             "CREATE INDEX approvals_by_end_of ON approvals(owner, closed) WHERE closed",
         )
 
     def put(self, changes: Sequence[Change]) -> None:
         """Take over the changes; report values that are no records of approvals."""
-        rows: dict[str, tuple[Any, ...] | None] = {}
+        rows: dict[str, list[tuple[Any, ...]]] = {}
         for change in changes:
-            rows[change.key] = self._row(change) if change.value is not None else None
+            rows[change.key] = self._rows(change) if change.value is not None else []
         self.write("DELETE FROM approvals WHERE key = ?", [(key,) for key in rows])
         self.write(
-            "INSERT INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [row for row in rows.values() if row is not None],
+            "INSERT INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [row for some in rows.values() for row in some],
         )
 
     def drop(self, key: str, sequence: int) -> None:
         """Drop the row of an approval, unless the row is of a later sequence."""
         self.write("DELETE FROM approvals WHERE key = ? AND seq < ?", [(key, sequence)])
 
-    def horizon(self, owners: Collection[str] | None) -> int:
+    def horizon(self, owners: Collection[str | None]) -> int:
         """Return when the last approval of these owners ceased to be urgent; 0 if none did."""
         every = "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end WHERE closed"
         one = (
             "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end_of"
             " WHERE owner = ? AND closed"
         )
-        found = (
-            [self.rows(every)]
-            if owners is None
-            else [self.rows(one, (number_of(owner),)) for owner in owners]
-        )
+        found = [
+            self.rows(every) if owner is None else self.rows(one, (number_of(owner),))
+            for owner in owners
+        ]
         return max((rows[0][0] or 0 for rows in found), default=0)
 
     def urgent(
-        self, owner: str | None, wanted: Mapping[str, str], after: Place, limit: int
+        self,
+        owner: str | None,
+        wanted: Mapping[str, str],
+        after: Place,
+        limit: int,
+        waits_for: str | None = None,
     ) -> list[tuple[int, int, int, str]]:
         """Return the approvals that were urgent at the horizon, as (deadline, age, tie, key)."""
-        conditions, given = _conditions(_all_of(owner, wanted))
+        conditions, given = _conditions(_all_of(owner, wanted), owner, waits_for)
         of = "" if owner is None else "_of"
+        if waits_for is not None:
+            of = "_to_decide_all" if owner is None else "_to_decide"
         narrow = next(
             (f"approvals_by_{by}" for by in ("run", "session") if f"{by}_id" in wanted), ""
         )
@@ -157,21 +197,28 @@ class ApprovalRows(IndexRows):
         return found
 
     def others(
-        self, owner: str | None, wanted: Mapping[str, str], after: Place, limit: int
+        self,
+        owner: str | None,
+        wanted: Mapping[str, str],
+        after: Place,
+        limit: int,
+        waits_for: str | None = None,
     ) -> tuple[list[tuple[int, int, str]], Place | None]:
         """Look through some approvals that were not urgent at the horizon, the newest first.
 
         Returns those that fit as (age, tie, key), and the place from which to continue, or None if
         no more approvals fit.
         """
-        index, by = _index(owner, wanted)
+        index, by = _index(owner, wanted, waits_for is not None)
         rest = _all_of(owner, wanted)
         found_by, start = _conditions({name: rest.pop(name) for name in by})
-        conditions, given = _conditions(rest)
+        conditions, given = _conditions(rest, owner, waits_for)
         base = f"FROM approvals INDEXED BY {index} WHERE (age, tie) > (?, ?) {found_by}"
+        if waits_for is not None:
+            base += f" AND {_TO_DECIDE}" + (" AND main" if owner is None else "")
         start = [after.age, after.tie, *start]
         to: Place | None = None
-        if rest and index not in _NARROW:
+        if (rest or waits_for is not None) and index not in _NARROW:
             sql = f"SELECT age, tie {base} ORDER BY age, tie LIMIT 1 OFFSET {SLICE - 1}"
             if at := self.rows(sql, start):
                 to = replace(after, age=at[0][0], tie=at[0][1])
@@ -186,16 +233,15 @@ class ApprovalRows(IndexRows):
             to = replace(after, age=found[-1][0], tie=found[-1][1])
         return found, to
 
-    def _row(self, change: Change) -> tuple[Any, ...] | None:
+    def _rows(self, change: Change) -> list[tuple[Any, ...]]:
         record = _document(change.value or b"")
-        if record is None:
+        audiences = audiences_of(record) if record is not None else {}
+        if record is None or not audiences:
             _report(change.key, "it is no record of an approval")
-            return None
+            return []
         pending = record["status"] == "pending"
         deadline = _unix_ms(record["expires_at"]) if record.get("expires_at") else NEVER
-        return (
-            change.key,
-            number_of(record["user_id"]),
+        common = (
             -_unix_ms(record["requested_at"]),
             int.from_bytes(blake2b(change.key.encode(), digest_size=7).digest()),
             STATUSES.get(record["status"], -1),
@@ -207,6 +253,13 @@ class ApprovalRows(IndexRows):
             0 if pending or deadline == NEVER else self._closed(change),
             change.sequence,
         )
+        return [
+            (
+                *(change.key, number_of(name), name == record["user_id"]),
+                *(each.decides, each.barred, *common),
+            )
+            for name, each in audiences.items()
+        ]
 
     def _closed(self, change: Change) -> int:
         """Return when the approval ceased to be urgent. A later write does not change the time."""
@@ -233,18 +286,15 @@ class ApprovalList:
 
     async def page(
         self,
-        owners: Collection[str] | None,
-        sees: Callable[[str], bool],
+        seeker: Seeker,
         wanted: Mapping[str, str],
         after: Place | None,
         limit: int,
     ) -> Page:
-        """Return a page of the approvals of these owners.
+        """Return a page of the approvals that the seeker sees.
 
         Args:
-            owners: the owners of the approvals' runs; None for the approvals of all owners.
-            sees: whether the caller may see the approvals of an owner. The function decides by the
-                record that is shown, so an error of the index cannot show a foreign approval.
+            seeker: for whom the approvals are listed.
             wanted: what the records have in `status`, `run_id`, `agent` and `session_id`.
             after: the place after which the page begins; None for the first page.
             limit: how many approvals are returned at most.
@@ -253,15 +303,18 @@ class ApprovalList:
             BusError: the approvals cannot be read now.
         """
         await self.index.caught_up()
-        place = after or Place(self.rows.horizon(owners))
+        waits_for = seeker.waits_for
+        if waits_for is not None:
+            wanted = {"status": "pending", **wanted}
+        place = after or Place(self.rows.horizon(seeker.audiences))
         found: list[tuple[Place, ApprovalRecord]] = []
         while len(found) <= limit:
             missing = limit + 1 - len(found)
-            places = await self._places(owners, wanted, place, missing)
+            places = await self._places(seeker.audiences, wanted, place, missing, waits_for)
             records = await self._read([key for _, key in places])
             for each, key in places:
                 record = records.get(key)
-                if record is None or not sees(record.user_id):
+                if record is None or not seeker.shows(record):
                     continue
                 if all(getattr(record, name) == value for name, value in wanted.items()):
                     found.append((each, record))
@@ -274,34 +327,35 @@ class ApprovalList:
 
     async def _places(
         self,
-        owners: Collection[str] | None,
+        owners: Collection[str | None],
         wanted: Mapping[str, str],
         after: Place,
         limit: int,
+        waits_for: str | None,
     ) -> list[tuple[Place, str]]:
         """Return the places and keys of the next approvals.
 
         There are fewer than `limit` only if there are no more.
         """
-        each_owner = (None,) if owners is None else tuple(owners)
         found: list[tuple[Place, str]] = []
         if after.urgent and wanted.get("status", "pending") == "pending":
             urgent: list[tuple[int, int, int, str]] = []
-            for owner in each_owner:
-                urgent += self.rows.urgent(owner, wanted, after, limit)
-            for deadline, age, tie, key in sorted(urgent)[:limit]:
+            for owner in owners:
+                urgent += self.rows.urgent(owner, wanted, after, limit, waits_for)
+            # A caller may see an approval by the own name and by several roles.
+            for deadline, age, tie, key in sorted(set(urgent))[:limit]:
                 found.append((Place(after.horizon, True, deadline, age, tie), key))
         others: list[tuple[int, int, str]] = []
         start = replace(after, urgent=False, age=-NEVER, tie=-1) if after.urgent else after
-        for owner in each_owner if len(found) < limit else ():
+        for owner in owners if len(found) < limit else ():
             place: Place | None = start
             seen = 0
             while place is not None and seen < limit:
-                some, place = self.rows.others(owner, wanted, place, limit - seen)
+                some, place = self.rows.others(owner, wanted, place, limit - seen, waits_for)
                 seen += len(some)
                 others += some
                 await asyncio.sleep(0)  # a filter that nothing fits looks through all rows
-        for age, tie, key in sorted(others)[: limit - len(found)]:
+        for age, tie, key in sorted(set(others))[: limit - len(found)]:
             found.append((Place(after.horizon, False, 0, age, tie), key))
         return found
 
@@ -318,14 +372,19 @@ class ApprovalList:
 
 
 # A run or a session has so few approvals that they are sorted for each page.
+_TO_DECIDE_BY: Final = ("approvals_to_decide", ("user_id",))
 _NARROW: Final = ("approvals_by_run", "approvals_by_session")
 
 
-def _index(owner: str | None, wanted: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+def _index(
+    owner: str | None, wanted: Mapping[str, str], waits: bool
+) -> tuple[str, tuple[str, ...]]:
     """Return the index with the fewest rows to look through, and the fields that it finds."""
     for name, index in zip(("run_id", "session_id"), _NARROW, strict=True):
         if name in wanted:
             return index, (name,)
+    if waits:
+        return ("approvals_to_decide_all", ()) if owner is None else _TO_DECIDE_BY
     if owner is None:
         return "approvals_by_age", ()
     for name in ("agent", "status"):
@@ -338,9 +397,24 @@ def _all_of(owner: str | None, wanted: Mapping[str, str]) -> dict[str, str]:
     return dict(wanted) if owner is None else {"user_id": owner, **wanted}
 
 
-def _conditions(wanted: Mapping[str, str]) -> tuple[str, list[Any]]:
-    sql = " ".join(f"AND {_COLUMNS[name]} = ?" for name in wanted)
-    return sql, [STATUSES.get(v, -1) if k == "status" else number_of(v) for k, v in wanted.items()]
+def _conditions(
+    wanted: Mapping[str, str], owner: str | None = "", waits_for: str | None = None
+) -> tuple[str, list[Any]]:
+    """Return the conditions and their values. Without an owner, each approval is taken once."""
+    sql = [f"AND {_COLUMNS[name]} = ?" for name in wanted]
+    given = [STATUSES.get(v, -1) if k == "status" else number_of(v) for k, v in wanted.items()]
+    if owner is None:
+        sql.append("AND main")
+    if waits_for is not None:
+        sql.append(f"AND decides {_NOT_BARRED}")
+        given.append(number_of(waits_for))
+    return " ".join(sql), given
+
+
+_NOT_BARRED: Final = (
+    "AND NOT EXISTS (SELECT 1 FROM approvals AS mine"
+    " WHERE mine.key = approvals.key AND mine.owner = ? AND mine.barred)"
+)
 
 
 def _document(value: bytes) -> dict[str, Any] | None:

@@ -29,13 +29,19 @@ def list_approvals(
         str | None, typer.Option(help="pending, decided, withdrawn, expired, or all.")
     ] = "pending",
     run: Annotated[str | None, typer.Option(help="Approvals of this run only.")] = None,
+    mine: Annotated[
+        bool, typer.Option("--mine", help="Only those that wait for your decision.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, help="The largest number of approvals.")] = 100,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """List the approvals that wait for a decision."""
     with connected(url, as_json) as (api, output):
-        approvals.show_list(api, output, None if status == "all" else status, run, limit)
+        filters = {"status": None if status == "all" else status, "run_id": run}
+        if mine:
+            filters["waits_for"] = "me"
+        approvals.show_list(api, output, filters, limit)
 
 
 @app.command("show")

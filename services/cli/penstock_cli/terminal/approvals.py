@@ -18,9 +18,9 @@ _WANTS_VALUE = frozenset({"input", "external", "feedback", "selection", "credent
 _WORDS = {"y": "approve", "yes": "approve", "n": "reject", "no": "reject"}
 
 
-def show_list(api: Api, output: Output, status: str | None, run_id: str | None, limit: int) -> None:
-    """Show up to `limit` approvals with this status, of this run; None selects all."""
-    approvals, more = api.approvals(limit, status=status, run_id=run_id)
+def show_list(api: Api, output: Output, filters: Mapping[str, str | None], limit: int) -> None:
+    """Show up to `limit` approvals; `filters` are parameters of the list, None selects all."""
+    approvals, more = api.approvals(limit, **filters)
     if more:
         output.notice(MORE)
     if output.as_json:

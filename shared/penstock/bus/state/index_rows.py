@@ -23,7 +23,10 @@ def number_of(text: str) -> int:
 
 
 class IndexRows:
-    """The rows of one index: one table whose column `key` is unique, with a column `seq`."""
+    """The rows of one index: one table with the columns `key` and `seq`.
+
+    A key may have several rows, which are written and dropped together.
+    """
 
     def __init__(self, table: str, *statements: str, beside: IndexRows | None = None) -> None:
         """Take the table's name, and the statements that create the table and its indexes.
@@ -53,11 +56,11 @@ class IndexRows:
             self.db.execute("COMMIT")
 
     def forget_before(self, sequence: int, limit: int) -> bool:
-        """Drop up to `limit` rows of older sequences; return whether there may be more."""
+        """Drop the rows of up to `limit` older keys; return whether there may be more."""
         table = self._table
-        old = f"SELECT key FROM {table} WHERE seq < ? LIMIT ?"
+        old = f"SELECT DISTINCT key FROM {table} WHERE seq < ? LIMIT ?"
         sql = f"DELETE FROM {table} WHERE key IN ({old})"
-        return self.db.execute(sql, (sequence, limit)).rowcount == limit
+        return self.db.execute(sql, (sequence, limit)).rowcount >= limit
 
     def clear(self) -> None:
         """Drop all rows."""

@@ -1,0 +1,67 @@
+"""Say which approvals a caller sees, and which of these wait for the caller's decision. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.bus.records import ApprovalRecord, Decider
+from penstock.service.deciders import decider_of
+from penstock.web.auth import Identity
+from penstock.web.auth.grants import EVERYBODY
+from penstock_approvals.audiences import audiences
+from penstock_approvals.listing import Seeker
+from penstock_approvals.policy import may_decide, may_see, person_of
+
+
+def sees(who: Identity, record: ApprovalRecord) -> bool:
+    """Return whether the caller may see the approval, for itself or for the requester."""
+    if who.grant is not None and not who.sees(record.user_id):
+        return False  # a stream token that names users
+    return any(may_see(record, decider) for decider in _deciders(who, record))
+
+
+def waits_for(who: Identity, record: ApprovalRecord) -> bool:
+    """Return whether the caller may decide the pending approval, and has not voted on it."""
+    if record.status != "pending":
+        return False
+    voted = {vote.by for vote in record.votes if not vote.void}
+    return any(
+        may_decide(record, decider) is None and person_of(decider) not in voted
+        for decider in _deciders(who, record)
+    )
+
+
+def seeker_of(who: Identity, *, waits: bool = False) -> Seeker:
+    """Return for whom approvals are listed; with `waits`, only those that wait for the caller."""
+    # The index leaves out what the caller has voted on. A service token that decides for others may
+    # decide what it has voted on itself, so nothing is left out.
+    several = who.service is not None and bool(who.service.on_behalf_of)
+    person = "" if several else person_of(decider_of(who, "api"))
+    return Seeker(
+        tuple(_audiences(who, waits)),
+        lambda record: sees(who, record) and (not waits or waits_for(who, record)),
+        person if waits else None,
+    )
+
+
+def _deciders(who: Identity, record: ApprovalRecord) -> Iterator[Decider]:
+    """Yield the caller as itself, and for the requester if a service token may decide so."""
+    yield decider_of(who, "api")
+    if who.service is not None and who.service.acts_for(record.user_id):
+        yield decider_of(who, "api", record.user_id)
+
+
+def _audiences(who: Identity, waits: bool) -> Iterator[str | None]:
+    """Yield whose rows of the index are read. None stands for the rows of all requesters."""
+    for_users = who.service.on_behalf_of if who.service is not None else ()
+    if who.grant is not None:
+        yield from (None,) if who.owners is None else who.owners
+        return
+    everybody = who.owners is None or EVERYBODY in for_users
+    if everybody:
+        yield None
+    if who.owners is None and not waits:
+        return
+    yield from audiences(decider_of(who, "api"))
+    if not everybody:
+        yield from for_users
