@@ -11,6 +11,7 @@ import orjson
 
 from penstock.bus import Bus, RawWriter, streams, subjects
 from penstock.bus.read import direct
+from penstock.service import Service
 from penstock.settings import Config
 from penstock.web.auth.scopes import DEFAULT
 from penstock_automations.delivery.records import DeliveryRecord
@@ -188,8 +189,11 @@ async def automations(
 
 
 @asynccontextmanager
-async def without_service(url: str) -> AsyncIterator[Automations]:
+async def without_service(url: str, *others: type[Service]) -> AsyncIterator[Automations]:
     """Run a normalizer and a receiver; the test starts the service's processes itself."""
-    async with receiver() as made, pipeline(url, Config(agents=[]), (NormalizerService,)) as base:
+    async with (
+        receiver() as made,
+        pipeline(url, Config(agents=[]), (NormalizerService, *others)) as base,
+    ):
         yield Automations(base, made, RuleStore(base.bus))
         assert made.bad_signatures == []

@@ -27,7 +27,9 @@ from penstock_automations.service import AutomationsService
 
 left = int(sys.argv[1])
 publish = Publisher.publish
-COUNTED = ("delivery.", "raw.", "$KV.deliveries.", "schedule.", "deadletter.")
+COUNTED = (
+    "delivery.", "raw.", "$KV.deliveries.", "schedule.", "deadletter.", "$KV.runs.", "command."
+)
 
 async def dying(self, message, *arguments):
     global left
