@@ -8,7 +8,15 @@ from typing import Any
 import httpcore
 import pytest
 
-from penstock_automations.guard.backend import AddressRefused, Guard, GuardedBackend
+from penstock_automations.actions.webhook.answers import Answer, NoAnswer
+from penstock_automations.actions.webhook.request import Sender
+from penstock_automations.guard.backend import (
+    AddressRefused,
+    Guard,
+    GuardedBackend,
+    Resolve,
+    resolve,
+)
 
 PUBLIC = "93.184.215.14"
 
@@ -42,6 +50,19 @@ FORBIDDEN = {
     "Teredo": "2001:0:7f00:1::",
     "discard": "100::1",
     "documentation": "2001:db8::1",
+    "newer documentation": "3fff::1",
+    "IPv6 site-local": "fec0::1",
+    "IPv6 metadata of a cloud": "fd00:ec2::254",
+    "IPv4-mapped metadata": "::ffff:a9fe:a9fe",
+    "IPv4-mapped with a zone": "::ffff:127.0.0.1%lo",
+    "IPv4-translated": "::ffff:0:127.0.0.1",
+    "NAT64 of metadata": "64:ff9b::169.254.169.254",
+    "IPv6 protocol assignments": "2001:2::1",
+    "segment routing": "5f00::1",
+    "IPv6 that nobody has": "4000::1",
+    "public IPv6 with a zone": "2606:2800:21f:cb07:6820:80da:af6b:8b2c%eth0",
+    "reserved": "240.0.0.1",
+    "IPv4 documentation": "203.0.113.1",
 }
 # Texts that the system's resolver turns into an address of this machine.
 DISGUISED = ["2130706433", "0x7f000001", "0177.0.0.1", "127.1", "localhost", "0"]
@@ -149,3 +170,32 @@ async def test_a_refusal_does_not_tell_the_address() -> None:
 async def test_a_socket_of_this_machine_is_refused() -> None:
     with pytest.raises(AddressRefused):
         await GuardedBackend(Guard(), Recorder()).connect_unix_socket("/run/docker.sock")
+
+
+async def sent(url: str, recorder: Recorder, resolver: Resolve = resolve) -> Answer | NoAnswer:
+    backend = GuardedBackend(Guard(), recorder, resolver)
+    return await Sender(Guard(), backend).post(url, {}, b"{}", 5)
+
+
+HOSTS = [f"[{each}]" if ":" in each else each for each in FORBIDDEN.values() if "%" not in each]
+
+
+@pytest.mark.parametrize("host", [*HOSTS, *DISGUISED, "LOCALHOST", "127.0.0.1."])
+async def test_an_address_in_a_url_is_not_dialled(host: str) -> None:
+    recorder = Recorder()
+    for url in (f"https://{host}/hook", f"https://{host}:8443/hook"):
+        answer = await sent(url, recorder)
+        assert isinstance(answer, NoAnswer)
+        assert answer.code == "refused_address" or host not in HOSTS
+    assert recorder.dialled == []
+
+
+async def test_each_attempt_asks_the_name_server_again_and_dials_what_was_checked() -> None:
+    recorder, names = Recorder(), Names([PUBLIC], ["10.0.0.7"], [PUBLIC, "::1"])
+    with pytest.raises(Dialled):
+        await sent("https://hook.example/", recorder, names)
+    for _ in range(2):
+        answer = await sent("https://hook.example/", recorder, names)
+        assert isinstance(answer, NoAnswer)
+        assert answer.code == "refused_address"
+    assert recorder.dialled == [PUBLIC]

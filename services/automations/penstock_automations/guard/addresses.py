@@ -13,6 +13,9 @@ from typing import Final, TypeAlias
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
+# The only IPv6 addresses that are assigned to the public. What is outside is reserved, or means
+# something else: loopback, link-local, site-local, NAT64, IPv4-translated, segment routing.
+_PUBLIC_IPV6: Final = IPv6Network("2000::/3")
 # Networks that are not public, or in which an address contains another address.
 _FORBIDDEN: Final[tuple[Network, ...]] = tuple(
     map(
@@ -20,12 +23,10 @@ _FORBIDDEN: Final[tuple[Network, ...]] = tuple(
         (
             "192.0.0.0/24",  # protocol assignments; clouds use some for metadata
             "192.88.99.0/24",  # 6to4 relays
-            "::/96",  # IPv4-compatible: contains an IPv4 address
-            "64:ff9b::/96",  # NAT64: contains an IPv4 address
-            "64:ff9b:1::/48",  # local NAT64
-            "100::/64",  # discarded
-            "2001::/32",  # Teredo: contains an IPv4 address
+            "2001::/23",  # protocol assignments, and Teredo, which contains an IPv4 address
+            "2001:db8::/32",  # documentation
             "2002::/16",  # 6to4: contains an IPv4 address
+            "3fff::/20",  # documentation
         ),
     )
 )
@@ -39,12 +40,12 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 def address_of(text: str) -> Address:
     """Return the address, with an IPv4 address that IPv6 wraps taken out of it.
 
-    `text` may end in an IPv6 zone, such as `%eth0`.
+    `text` may end in an IPv6 zone, such as `%eth0`, which is a part of the address.
 
     Raises:
         ValueError: the text is no address.
     """
-    address = ip_address(text.partition("%")[0])
+    address = ip_address(text)
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
@@ -70,6 +71,10 @@ def is_forbidden(address: Address, allowed: Iterable[Network] = ()) -> bool:
     """Return whether no webhook may reach the address; an address in `allowed` may be reached."""
     if any(address in network for network in allowed if network.version == address.version):
         return False
+    if isinstance(address, IPv6Address) and (
+        address.scope_id is not None or address not in _PUBLIC_IPV6
+    ):
+        return True
     return (
         not address.is_global
         or address.is_multicast
