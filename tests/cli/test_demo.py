@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import httpx
+import orjson
 import pytest
 
+from penstock_automations.actions.webhook.signing import signed
+from penstock_automations.rules.secrets import new_secret
 from penstock_cli import demo
 from penstock_cli.demo import RECIPES, DemoServer, script
+from penstock_cli.demo.automations import are_wanted
+from penstock_cli.demo.receiver import Receiver
 from penstock_cli.demo.script import Call, Fail, Say, Think
 from penstock_cli.local.child import StartFailed
 
@@ -79,6 +85,38 @@ async def test_a_server_that_ends_tells_its_last_words(
     ):
         await server.healthy()
     await server.stop()
+
+
+async def test_the_receiver_shows_whether_a_webhook_is_signed_with_the_rules_secret() -> None:
+    lines: list[str] = []
+    secret, run_id = new_secret(), "01a1f8ce-fd21-7646-99ac-38e357e37ec6"
+    receiver = Receiver(secret, lines.append)
+    await receiver.start()
+    body = orjson.dumps({"type": "lifecycle.completed", "data": {"run_id": run_id}})
+    id = f"demo-completed.{run_id}.7"
+    try:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for each, status in ((secret, 204), (new_secret(), 401)):
+                headers = signed([each], id, time.time(), body)
+                answer = await client.post(receiver.url, content=body, headers=headers)
+                assert answer.status_code == status
+            assert (await client.post(receiver.url, content=body)).status_code == 401
+    finally:
+        await receiver.stop()
+    assert lines == [
+        f"webhook of rule demo-completed: lifecycle.completed, run {run_id}, signature valid",
+        "webhook refused, signature NOT valid: No matching signature found",
+        "webhook refused, signature NOT valid: Missing required headers",
+    ]
+
+
+def test_the_demo_has_no_rules_of_its_own_beside_the_operators_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PENSTOCK_RULES", raising=False)
+    assert are_wanted()
+    monkeypatch.setenv("PENSTOCK_RULES", "rules.yaml")
+    assert not are_wanted()
 
 
 @pytest.mark.real

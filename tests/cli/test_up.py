@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -63,7 +64,7 @@ def types(events: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.real
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("real_environments")
-def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up]) -> None:
+def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up], config: str) -> None:
     up = make_up("--demo")
     up.start()
 
@@ -106,6 +107,8 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up]) -> None:
         thread = f"/api/v1/agent/runs/{AGNO_RUN['session_id']}/events?until=idle&user_id=anybody"
         assert "event: RUN_FINISHED\n" in client.get(thread).text
 
+    check_the_rules_of_the_demo(up)
+
     code, events = up.penstock("run", "delete b.txt", "--agent", "assistant", "--no-wait")
     assert code == 4
     waiting = events[0]["run_id"]
@@ -128,6 +131,38 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up]) -> None:
     up.signal(signal.SIGKILL)
     for name in ("agno", "adk"):
         wait_for(partial(finished_twice, up.data / "logs" / f"{name}.log"), 20, f"{name}'s end")
+
+    # The receiver of the demo's rule has ended, so without the demo the rules are deleted.
+    plain = make_up("--config", config)
+    plain.start()
+    rules = httpx.get(f"{plain.url}/v1/automations", trust_env=False).json()["automations"]
+    assert rules == []
+
+
+def check_the_rules_of_the_demo(up: Up) -> None:
+    """Send the request to the hook that the greeting shows; a run starts, and ends in a webhook."""
+    [command] = [line.strip() for line in up.log().splitlines() if "/v1/hooks/" in line]
+    sent = subprocess.run(["bash", "-c", command], capture_output=True, timeout=30, check=True)
+    assert json.loads(sent.stdout)["result"] == "accepted"
+
+    def started() -> str | None:
+        _, runs = up.penstock("runs")
+        return next((run["run_id"] for run in runs if "Oslo" in run["message"]), None)
+
+    run_id = wait_for(started, 30, "the run that the hook starts")
+    line = f"webhook of rule demo-completed: lifecycle.completed, run {run_id}, signature valid"
+    wait_for(lambda: up.log().splitlines().count(line) == 1, 30, "the webhook's line")
+    runs = [each["run_id"] for each in up.penstock("runs", "--status", "completed")[1]]
+    for each in runs:
+        wait_for(partial(_is_shown, up, each), 30, f"the webhook of run {each}")
+    assert up.log().count("signature valid") == len(runs), "one line for each webhook"
+    assert "NOT valid" not in up.log()
+    token = (up.data / "demo" / "rules" / "hook-token").read_text().strip()
+    assert token not in up.log()
+
+
+def _is_shown(up: Up, run_id: str) -> bool:
+    return f"run {run_id}, signature valid" in up.log()
 
 
 def finished_twice(log: Path) -> bool:

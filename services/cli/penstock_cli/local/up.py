@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
@@ -36,6 +37,7 @@ from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
 from penstock_automations.service import AutomationsService
 from penstock_cli.demo import RECIPES, DemoServer
+from penstock_cli.demo.automations import ASK, DemoRules, are_wanted, forget
 from penstock_cli.local.child import StartFailed
 from penstock_cli.local.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
 from penstock_cli.terminal.api import DEFAULT_URL
@@ -116,17 +118,22 @@ async def _run(
         for demo in demos:
             stack.push_async_callback(demo.stop)
             await demo.start(options.data)
-        config = Config(agents=agents + [agent for demo in demos for agent in demo.agents])
         own = options.nats is None
+        # On another NATS server, the rules of the demo would stay after its end.
+        rules = DemoRules(options.data) if options.demo and own and are_wanted() else None
+        if rules is not None:
+            stack.push_async_callback(rules.stop)
+            await rules.start()
+        config = Config(agents=agents + [agent for demo in demos for agent in demo.agents])
         nats = None
         if own:
             nats = EmbeddedNats(options.data, options.nats_sync, options.nats_port, settings.shards)
             stack.push_async_callback(nats.stop)
             await nats.start()
             settings = as_embedded(settings, nats.url, options.data)
-            await _prepare(settings)
+            await _prepare(settings, forget_demo=rules is None)
         async with asyncio.TaskGroup() as group:
-            greeting = _greet(options, settings, demos, ready, nats)
+            greeting = _greet(options, settings, demos, rules, ready, nats)
             helpers = [group.create_task(greeting), group.create_task(_warn(agents, ready))]
             if nats is not None:
                 helpers.append(group.create_task(nats.keep()))
@@ -136,7 +143,7 @@ async def _run(
                 helper.cancel()
 
 
-async def _prepare(settings: Settings) -> None:
+async def _prepare(settings: Settings, *, forget_demo: bool) -> None:
     """Make the streams and end the leases of an earlier process, as the NATS user of the operator.
 
     Services have no permission to make streams. This process has the lock on the data folder, so
@@ -147,6 +154,8 @@ async def _prepare(settings: Settings) -> None:
     bus = await Bus.connect(wanted)
     try:
         await subscribers.ensure(bus)
+        if forget_demo:
+            await forget(bus)
         try:
             await end_all(bus)
         except BusError as error:
@@ -159,6 +168,7 @@ async def _greet(
     options: Options,
     settings: Settings,
     demos: list[DemoServer],
+    rules: DemoRules | None,
     ready: asyncio.Event,
     nats: EmbeddedNats | None,
 ) -> None:
@@ -185,6 +195,14 @@ async def _greet(
             f"curl -N {url}/api/service/v1/executions/trigger -H 'Content-Type: application/json'"
             f"{bearer} -d '{_DIAGNOSIS}'\n",
             sep="\n  ",
+        )
+    if rules is not None:
+        print(
+            "A rule sends a signed webhook for each run that completes; its receiver prints it "
+            "here.\nAnother rule starts a run for a request to its hook:\n\n "
+            f" curl {url}/v1/hooks/{ASK} -H 'Content-Type: application/json' "
+            f'-H "Authorization: Bearer $(cat {shlex.quote(str(rules.token_file))})" '
+            '-d \'{"city": "Oslo"}\'\n'
         )
     sys.stdout.flush()
 
