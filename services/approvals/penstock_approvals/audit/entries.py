@@ -8,6 +8,7 @@ written by the next call that handles the approval.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final
 
@@ -20,17 +21,17 @@ HIDDEN: Final = "(hidden)"
 
 
 def entries_of(record: ApprovalRecord, with_details: bool = False) -> list[Entry]:
-    """Return the entries that the record implies: requested, then how it ended."""
-    asked = Entry(
-        approval_id=record.approval_id,
-        event="requested",
-        at=record.requested_at,
-        by=record.user_id,
-        digest=record.digest,
-        items={item["item_id"]: str(item.get("kind")) for item in record.items},
-        details=_limited({"items": _arguments(record)}) if with_details else None,
-    )
-    return [asked, *_end(record, with_details)]
+    """Return the entries that the record implies: requested, who was asked, and how it ended."""
+    policy = record.policy.model_dump() if record.policy is not None else None
+    made = [
+        _requested(record, with_details),
+        *(_escalated(record, number) for number in range(record.escalated)),
+        *_voted(record, with_details),
+        *_ended(record),
+    ]
+    if record.decision is not None:
+        made.append(_decided(record, record.decision, with_details))
+    return [replace(entry, policy=policy) for entry in made]
 
 
 def sent(record: ApprovalRecord, at: str) -> Entry | None:
@@ -63,39 +64,90 @@ def viewed(record: ApprovalRecord, who: Decider, at: str, ip_hash: str | None) -
     )
 
 
-def _end(record: ApprovalRecord, with_details: bool) -> list[Entry]:
-    if record.status == "decided" and record.decision is not None:
-        return [_decided(record, record.decision, with_details)]
-    if record.status == "withdrawn":
-        return [
-            Entry(
-                approval_id=record.approval_id,
-                event="withdrawn",
-                at=record.updated_at,
-                digest=record.digest,
-                decision=record.reason,
-            )
-        ]
-    return []
+def _requested(record: ApprovalRecord, with_details: bool) -> Entry:
+    return Entry(
+        approval_id=record.approval_id,
+        event="requested",
+        at=record.requested_at,
+        by=record.user_id,
+        # A vote that changes arguments changes the digest, and the request had another one.
+        digest=record.requested_digest or record.digest,
+        items={item["item_id"]: str(item.get("kind")) for item in record.items},
+        details=_limited({"items": _arguments(record)}) if with_details else None,
+    )
+
+
+def _escalated(record: ApprovalRecord, number: int) -> Entry:
+    return Entry(
+        approval_id=record.approval_id,
+        event="escalated",
+        which=str(number + 1),
+        at=record.escalations[number].at,
+        by="policy",
+        channel="policy",
+    )
+
+
+def _voted(record: ApprovalRecord, with_details: bool) -> list[Entry]:
+    """Return the entries of the votes, without the vote that decided: it is the decision."""
+    decision = record.decision
+    by_vote = decision is not None and not decision.automatic
+    votes = record.votes[:-1] if by_vote else record.votes
+    return [
+        Entry(
+            approval_id=record.approval_id,
+            event="voted",
+            which=str(number),
+            at=vote.at,
+            by=vote.decider.name if vote.decider is not None else vote.by,
+            **_who(vote.decider),
+            digest=vote.digest,
+            items={item.item_id: item.decision for item in vote.items},
+            note_hash=note_hash(vote.note),
+            details=_answers(record, vote.note, vote.items) if with_details else None,
+        )
+        for number, vote in enumerate(votes, 1)
+    ]
+
+
+def _ended(record: ApprovalRecord) -> list[Entry]:
+    """Return the entry of an end without a decision of people."""
+    if record.status not in ("expired", "withdrawn"):
+        return []
+    return [
+        Entry(
+            approval_id=record.approval_id,
+            event=record.status,
+            at=record.updated_at,
+            by="policy" if record.status == "expired" else None,
+            channel="policy" if record.status == "expired" else None,
+            digest=record.digest,
+            decision=record.reason,
+        )
+    ]
 
 
 def _decided(record: ApprovalRecord, decision: Decision, with_details: bool) -> Entry:
-    values = {
-        item.item_id: item.model_dump(include={"note", "value"}, exclude_none=True)
-        for item in _shown(record, decision.items)
-    }
     return Entry(
         approval_id=record.approval_id,
         event="decided",
         at=decision.at,
-        **_who(decision.decider),
         by=decision.by,
+        **_who(decision.decider),
         digest=record.digest,
         decision=decision.outcome,
         items={item.item_id: item.decision for item in decision.items},
         note_hash=note_hash(decision.note),
-        details=_limited({"note": decision.note, "items": values}) if with_details else None,
+        details=_answers(record, decision.note, decision.items) if with_details else None,
     )
+
+
+def _answers(record: ApprovalRecord, note: str | None, items: Sequence[Decided]) -> Any:
+    said = {
+        item.item_id: item.model_dump(include={"note", "value", "args"}, exclude_none=True)
+        for item in _shown(record, items)
+    }
+    return _limited({"note": note, "items": said})
 
 
 def _who(decider: Decider | None) -> dict[str, Any]:
