@@ -14,6 +14,7 @@ import typer
 from penstock_cli.commands import (
     agents,
     approvals,
+    automations,
     deadletters,
     runs,
     streams,
@@ -50,6 +51,7 @@ app.command("token")(token.make_token)
 app.add_typer(runs.app, name="runs")
 app.add_typer(approvals.app, name="approvals")
 app.add_typer(tokens.app, name="tokens")
+app.add_typer(automations.app, name="automations")
 app.add_typer(agents.app, name="agents")
 app.add_typer(deadletters.app, name="deadletters")
 app.add_typer(streams.app, name="streams")

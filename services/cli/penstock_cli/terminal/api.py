@@ -50,9 +50,10 @@ class Unreachable(CallFailed):
 class ApiError(CallFailed):
     """The service refused the request."""
 
-    def __init__(self, status: int, detail: str) -> None:
+    def __init__(self, status: int, detail: str, errors: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(detail)
         self.status = status
+        self.errors = errors  # the invalid fields, each with `field` and `message`
         self.exit_code = 1 if status == CONFLICT or status >= 500 else 2
 
 
@@ -86,35 +87,35 @@ class Api:
         body = {"agent": agent, "message": message, "idempotency_key": str(uuid.uuid4())}
         if session_id is not None:
             body["session_id"] = session_id
-        return self._call("POST", "/v1/runs", body=body)
+        return self.call("POST", "/v1/runs", body=body)
 
     def run(self, run_id: str) -> dict[str, Any]:
         """Return a run's record."""
-        return self._call("GET", f"/v1/runs/{_segment(run_id)}")
+        return self.call("GET", f"/v1/runs/{_segment(run_id)}")
 
     def runs(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
         """Return up to `limit` runs, the newest first, and whether there are more."""
-        return self._pages("/v1/runs", "runs", "before", limit, filters)
+        return self.pages("/v1/runs", "runs", "before", limit, filters)
 
     def agents(self) -> dict[str, Any]:
         """Return `{"agents": [...]}`, the agents of the server's configuration."""
-        return self._call("GET", "/v1/agents")
+        return self.call("GET", "/v1/agents")
 
     def cancel(self, run_id: str) -> dict[str, Any]:
         """Cancel a run and return its record."""
-        return self._call("POST", f"/v1/runs/{_segment(run_id)}/cancel")
+        return self.call("POST", f"/v1/runs/{_segment(run_id)}/cancel")
 
     def approval(self, approval_id: str) -> dict[str, Any]:
         """Return an approval's record."""
-        return self._call("GET", f"/v1/approvals/{_segment(approval_id)}")
+        return self.call("GET", f"/v1/approvals/{_segment(approval_id)}")
 
     def audit(self, approval_id: str) -> dict[str, Any]:
         """Return the audit of an approval."""
-        return self._call("GET", f"/v1/approvals/{_segment(approval_id)}/audit")
+        return self.call("GET", f"/v1/approvals/{_segment(approval_id)}/audit")
 
     def approvals(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
         """Return up to `limit` approvals, urgent ones first, and whether there are more."""
-        return self._pages("/v1/approvals", "approvals", "after", limit, filters)
+        return self.pages("/v1/approvals", "approvals", "after", limit, filters)
 
     def decide(
         self, approval: Mapping[str, Any], items: Sequence[Mapping[str, Any]], note: str | None
@@ -130,20 +131,20 @@ class Api:
             "idempotency_key": str(uuid.uuid4()),
         }
         path = f"/v1/approvals/{_segment(approval['approval_id'])}/decision"
-        return self._call("POST", path, body={k: v for k, v in body.items() if v is not None})
+        return self.call("POST", path, body={k: v for k, v in body.items() if v is not None})
 
     def make_service_token(self, **rights: object) -> dict[str, Any]:
         """Make a service token and return it. The call is not repeated: each try makes a token."""
-        return self._call("POST", "/v1/service-tokens", body=rights, repeat=False)
+        return self.call("POST", "/v1/service-tokens", body=rights, repeat=False)
 
     def service_tokens(self) -> list[dict[str, Any]]:
         """Return all service tokens, the oldest first."""
-        tokens: list[dict[str, Any]] = self._call("GET", "/v1/service-tokens")["tokens"]
+        tokens: list[dict[str, Any]] = self.call("GET", "/v1/service-tokens")["tokens"]
         return tokens
 
     def revoke_service_token(self, token_id: str) -> None:
         """Revoke a service token."""
-        self._call("DELETE", f"/v1/service-tokens/{_segment(token_id)}")
+        self.call("DELETE", f"/v1/service-tokens/{_segment(token_id)}")
 
     def follow(
         self, run_id: str, *, dialect: str = "canonical", after: str | None = None
@@ -195,7 +196,7 @@ class Api:
                 patience.renew()  # keep-alive comments count, too
                 yield from parser.feed(chunk)
 
-    def _pages(
+    def pages(
         self, path: str, name: str, cursor: str, limit: int, filters: Mapping[str, object]
     ) -> tuple[list[dict[str, Any]], bool]:
         """Read pages of a list; `cursor` is the parameter that takes `next` of the page before."""
@@ -203,13 +204,13 @@ class Api:
         following: str | None = None
         while True:
             size = min(limit - len(found), MAX_PAGE)
-            page = self._call("GET", path, {**filters, "limit": size, cursor: following})
+            page = self.call("GET", path, {**filters, "limit": size, cursor: following})
             found += page[name]
             following = page.get("next")
             if following is None or len(found) >= limit:
                 return found, following is not None
 
-    def _call(
+    def call(
         self,
         method: str,
         path: str,
@@ -294,12 +295,15 @@ class _Patience:
 
 def _refusal(response: httpx.Response) -> ApiError:
     """Return the response as an error: with RFC 9457's `detail`, or the beginning of the body."""
+    errors: Sequence[Mapping[str, Any]] = ()
     try:
-        detail = response.json()["detail"]
+        problem = response.json()
+        detail = problem["detail"]
+        errors = problem.get("errors", ())
     except (ValueError, KeyError, TypeError):
         detail = response.text.strip()[:200] or response.reason_phrase
     advice = _ADVICE.get(response.status_code, "")
-    return ApiError(response.status_code, f"{detail} ({response.status_code}){advice}")
+    return ApiError(response.status_code, f"{detail} ({response.status_code}){advice}", errors)
 
 
 def _segment(id: str) -> str:

@@ -1,0 +1,229 @@
+"""`penstock automations`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock_cli.commands.options import AsJson, Url, connected
+from penstock_cli.operations.deadletters import parse_since
+from penstock_cli.terminal import automations
+from penstock_cli.terminal.api import DEFAULT_URL
+from penstock_cli.terminal.automations_api import AutomationsApi
+from penstock_cli.terminal.output import Output
+from penstock_cli.terminal.rules_file import InvalidFile, read_rules
+
+app = typer.Typer(
+    help="Manage the rules that fire on events, and their deliveries.", no_args_is_help=True
+)
+
+Rule = Annotated[str, typer.Argument(help="The rule's id, see `penstock automations list`.")]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", help="Only what began since: 15m, 2h, 3d, or an ISO 8601 time."),
+]
+Until = Annotated[
+    str | None, typer.Option("--until", help="Only what began before, in the same forms.")
+]
+Limit = Annotated[int, typer.Option(min=1, help="The largest number that is shown.")]
+
+
+@app.command("list")
+def list_rules(limit: Limit = 100, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """List your rules; with the scope administer, all rules."""
+    with _connected(url, as_json) as (api, output):
+        automations.show_list(api, output, limit)
+
+
+@app.command("show")
+def show(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show one rule, without its secrets."""
+    with _connected(url, as_json) as (api, output):
+        automations.show(output, api.rule(rule))
+
+
+@app.command("apply")
+def apply(
+    file: Annotated[
+        Path,
+        typer.Option("--file", "-f", help="A YAML file with a list `rules`; - is the input."),
+    ],
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Make or change the rules of a file. Other rules stay as they are.
+
+    ${NAME} is a variable of your environment. A repeat changes nothing.
+    """
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        rules = read_rules(text, os.environ)
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(str(error), param_hint="--file") from None
+    except InvalidFile as error:
+        typer.echo(f"{file}:{error}", err=True)
+        raise typer.Exit(2) from None
+    with _connected(url, as_json) as (api, output):
+        raise typer.Exit(automations.apply(api, output, str(file), rules))
+
+
+@app.command("delete")
+def delete(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Delete a rule. Its deliveries that wait fail."""
+    with _connected(url, as_json) as (api, output):
+        api.delete(rule)
+        output.notice(f"{rule} is deleted")
+
+
+@app.command("test")
+def send_test(
+    rule: Rule,
+    type_: Annotated[
+        str | None, typer.Option("--type", help="The type of the sample. Default: the first.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Send a sample to the rule's webhook, marked as a test, and show the answer."""
+    with _connected(url, as_json) as (api, output):
+        raise typer.Exit(automations.test(output, api.test(rule, type_)))
+
+
+@app.command("dry-run")
+def dry_run(
+    rule: Rule,
+    since: Annotated[
+        str, typer.Option("--since", help="The first event: 15m, 2h, 3d, or an ISO 8601 time.")
+    ] = "1h",
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How many events are looked at.")
+    ] = 1000,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show which past events would have fired a rule, and why the others would not."""
+    begin = _time(since, "--since")
+    with _connected(url, as_json) as (api, output):
+        automations.dry_run(output, api.dry_run(rule, begin, limit))
+
+
+@app.command("deliveries")
+def deliveries(
+    rule: Rule,
+    delivery: Annotated[
+        str | None, typer.Argument(help="The delivery that is shown with all its attempts.")
+    ] = None,
+    status: Annotated[
+        str | None, typer.Option(help="waiting, delivered, or failed, which are dead letters.")
+    ] = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = 100,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List the deliveries of a rule, the newest first, or show one."""
+    filters = _filters(status, since, until)
+    with _connected(url, as_json) as (api, output):
+        if delivery is not None:
+            automations.delivery(output, api.delivery(rule, delivery))
+        else:
+            automations.deliveries(output, *api.deliveries(rule, limit, filters))
+
+
+@app.command("replay")
+def replay(
+    rule: Rule,
+    delivery: Annotated[
+        list[str] | None, typer.Argument(help="The ids of deliveries of the rule.")
+    ] = None,
+    all_of_them: Annotated[
+        bool, typer.Option("--all", help="All that match, instead of ids.")
+    ] = False,
+    status: Annotated[str, typer.Option(help="failed or delivered.")] = "failed",
+    since: Since = None,
+    until: Until = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Make deliveries again, with the same webhook-id: some, or all failed ones of a time."""
+    if bool(delivery) == all_of_them:
+        raise typer.BadParameter("name deliveries by their ids, or say --all (not both)")
+    if delivery and (since or until or status != "failed"):
+        raise typer.BadParameter("--status, --since and --until go with --all, not with ids")
+    filters = _filters(status, since, until)
+    with _connected(url, as_json) as (api, output):
+        if delivery:
+            raise typer.Exit(automations.replay_each(api, output, rule, delivery))
+        automations.replay_all(api, output, rule, filters)
+
+
+@app.command("pause")
+def pause(
+    rule: Rule,
+    reason: Annotated[str, typer.Option(help="The reason, for people.")] = "",
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Pause a rule: it matches nothing, and its deliveries wait."""
+    with _connected(url, as_json) as (api, output):
+        automations.show(output, api.pause(rule, reason))
+
+
+@app.command("resume")
+def resume(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """End the pause of a rule: it matches events from now on."""
+    with _connected(url, as_json) as (api, output):
+        automations.show(output, api.resume(rule))
+
+
+@app.command("rotate")
+def rotate(
+    rule: Rule,
+    of: Annotated[str, typer.Option(help="webhook, or hook for callers of its hook.")] = "webhook",
+    end: Annotated[
+        bool, typer.Option("--end", help="Remove the previous secret; the new one stays.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Make a new secret and show it, this once; both are valid until --end."""
+    with _connected(url, as_json) as (api, output):
+        work = api.end_rotation if end else api.rotate
+        automations.show(output, work(rule, of))
+
+
+@app.command("endpoints")
+def endpoints(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show the receivers that get no requests for now, after failures in a row."""
+    with _connected(url, as_json) as (api, output):
+        automations.endpoints(output, api.endpoints())
+
+
+@contextmanager
+def _connected(url: str, as_json: bool) -> Iterator[tuple[AutomationsApi, Output]]:
+    with connected(url, as_json) as (api, output):
+        yield AutomationsApi(api), output
+
+
+def _filters(status: str | None, since: str | None, until: str | None) -> dict[str, Any]:
+    given = {
+        "status": status,
+        "since": _time(since, "--since") if since is not None else None,
+        "until": _time(until, "--until") if until is not None else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _time(text: str, option: str) -> str:
+    try:
+        return parse_since(text).astimezone(UTC).isoformat()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None

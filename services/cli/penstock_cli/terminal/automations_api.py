@@ -1,0 +1,99 @@
+"""The requests of `penstock automations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from penstock_cli.terminal.api import Api
+
+ROOT = "/v1/automations"
+Json = dict[str, Any]
+
+
+class AutomationsApi:
+    """The routes below /v1/automations.
+
+    A request that would do something twice is not repeated after a lost connection.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def rules(self, limit: int) -> tuple[list[Json], bool]:
+        """Return up to `limit` rules by their ids, and whether there are more."""
+        return self._api.pages(ROOT, "automations", "after", limit, {})
+
+    def rule(self, rule_id: str) -> Json:
+        """Return a rule."""
+        return self._api.call("GET", _path(rule_id))
+
+    def make(self, rule: Mapping[str, Any]) -> Json:
+        """Make a rule and return it, with the secret that was made for it."""
+        return self._api.call("POST", ROOT, body=rule, repeat=False)
+
+    def replace(self, rule_id: str, rule: Mapping[str, Any]) -> Json:
+        """Replace a rule and return it."""
+        return self._api.call("PUT", _path(rule_id), body=rule)
+
+    def delete(self, rule_id: str) -> None:
+        """Delete a rule."""
+        self._api.call("DELETE", _path(rule_id), repeat=False)
+
+    def pause(self, rule_id: str, reason: str) -> Json:
+        """Pause a rule and return it."""
+        return self._api.call("POST", _path(rule_id, "pause"), body={"reason": reason})
+
+    def resume(self, rule_id: str) -> Json:
+        """End the pause of a rule, and return the rule."""
+        return self._api.call("POST", _path(rule_id, "resume"))
+
+    def rotate(self, rule_id: str, of: str) -> Json:
+        """Make a new secret beside the present one; return the rule with the new secret."""
+        return self._api.call("POST", _path(rule_id, "secrets"), body={"of": of}, repeat=False)
+
+    def end_rotation(self, rule_id: str, of: str) -> Json:
+        """Remove the previous secret, and return the rule."""
+        return self._api.call("DELETE", _path(rule_id, "secrets", "previous"), {"of": of})
+
+    def test(self, rule_id: str, type_: str | None) -> Json:
+        """Send a sample, and return the request and the answer."""
+        body = {} if type_ is None else {"type": type_}
+        return self._api.call("POST", _path(rule_id, "test"), body=body, repeat=False)
+
+    def dry_run(self, rule_id: str, since: str, limit: int) -> Json:
+        """Return what the rule would have done with past events."""
+        return self._api.call(
+            "POST", _path(rule_id, "dry-run"), body={"since": since, "limit": limit}
+        )
+
+    def deliveries(
+        self, rule_id: str, limit: int, filters: Mapping[str, object]
+    ) -> tuple[list[Json], bool]:
+        """Return up to `limit` deliveries, the newest first, and whether there are more."""
+        path = _path(rule_id, "deliveries")
+        return self._api.pages(path, "deliveries", "after", limit, filters)
+
+    def delivery(self, rule_id: str, delivery_id: str) -> Json:
+        """Return a delivery with all its attempts."""
+        return self._api.call("GET", _path(rule_id, "deliveries", delivery_id))
+
+    def replay(self, rule_id: str, delivery_id: str) -> Json:
+        """Make a delivery again; a repeat within a short time has no further effect."""
+        path = _path(rule_id, "deliveries", delivery_id, "replay")
+        return self._api.call("POST", path, repeat=False)
+
+    def replay_some(self, rule_id: str, selection: Mapping[str, Any]) -> Json:
+        """Make deliveries again; return how many, and from where to continue."""
+        body = {name: value for name, value in selection.items() if value is not None}
+        return self._api.call("POST", _path(rule_id, "replay"), body=body, repeat=False)
+
+    def endpoints(self) -> list[Json]:
+        """Return the endpoints that get no requests for now."""
+        found: list[Json] = self._api.call("GET", f"{ROOT}/endpoints")["endpoints"]
+        return found
+
+
+def _path(*parts: str) -> str:
+    return "/".join([ROOT, *(quote(part, safe="") for part in parts)])

@@ -1,0 +1,150 @@
+"""Reads a YAML file of rules, and knows the line of each field. Pure but for the variables.
+
+`${NAME}` is a variable of the environment, so that no secret is in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+Path = tuple[str, ...]
+
+
+class InvalidFile(ValueError):
+    """A file is no file of rules. The text names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The line of a field, and where the field's text begins; lines and columns count from 1.
+
+    `text` is None if the places within the text are not known, since YAML has folded its lines.
+    """
+
+    line: int
+    text: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileRule:
+    """A rule of a file: its value, and the place of each of its fields."""
+
+    value: dict[str, Any]
+    places: Mapping[Path, Place]
+
+    @property
+    def id(self) -> str:
+        """The rule's id."""
+        return str(self.value["id"])
+
+    def place(self, field: str, line: int | None = None, column: int | None = None) -> str:
+        """Return `LINE` or `LINE:COLUMN` of a field such as `action.webhook.url`.
+
+        `line` and `column` are a place within the field's text, such as a condition.
+        """
+        path = tuple(field.split("."))
+        while path and path not in self.places:
+            path = path[:-1]
+        found = self.places[path]
+        if line is None or column is None or found.text is None:
+            return str(found.line)
+        text_line, text_column = found.text
+        return f"{text_line + line - 1}:{text_column + column - 1}"
+
+
+def read_rules(text: str, variables: Mapping[str, str]) -> list[FileRule]:
+    """Return the rules of a file.
+
+    Raises:
+        InvalidFile: the text is no YAML, has no list of rules, or names an unknown variable.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{mark.line + 1}: " if mark is not None else ""
+        raise InvalidFile(f"{where}not YAML: {getattr(error, 'problem', error)}") from None
+    listed = content.get("rules") if isinstance(content, dict) else None
+    if root is None or not isinstance(listed, list) or set(content) != {"rules"}:
+        raise InvalidFile("1: the file must have one key, `rules`, with a list of rules")
+    nodes = _inner(root)["rules"].value
+    lines = text.splitlines()
+    rules = [
+        _rule(value, node, variables, lines) for value, node in zip(listed, nodes, strict=True)
+    ]
+    seen: set[str] = set()
+    for rule in rules:
+        if rule.id in seen:
+            raise InvalidFile(f"{rule.place('id')}: the id {rule.id} is used twice")
+        seen.add(rule.id)
+    return rules
+
+
+def _rule(
+    value: Any, node: yaml.Node, variables: Mapping[str, str], lines: Sequence[str]
+) -> FileRule:
+    places: dict[Path, Place] = {}
+    _collect(node, (), places, lines)
+    line = node.start_mark.line + 1
+    if not isinstance(value, dict) or not isinstance(value.get("id"), str):
+        raise InvalidFile(f"{line}: a rule is a mapping with an `id`")
+    if "owner" in value:
+        found = places[("owner",)].line
+        raise InvalidFile(f"{found}: a rule that is applied belongs to the caller: remove `owner`")
+    expanded: dict[str, Any] = _expanded(value, (), places, variables)
+    return FileRule(expanded, places)
+
+
+def _collect(node: yaml.Node, path: Path, places: dict[Path, Place], lines: Sequence[str]) -> None:
+    inner: Mapping[str, yaml.Node] = {}
+    if isinstance(node, yaml.MappingNode):
+        inner = _inner(node)
+    elif isinstance(node, yaml.SequenceNode):
+        inner = {str(number): each for number, each in enumerate(node.value)}
+    text = _text_of(node, lines) if isinstance(node, yaml.ScalarNode) else None
+    places[path] = Place(node.start_mark.line + 1, text)
+    for name, each in inner.items():
+        _collect(each, (*path, name), places, lines)
+
+
+def _text_of(node: yaml.ScalarNode, lines: Sequence[str]) -> tuple[int, int] | None:
+    begin, end = node.start_mark, node.end_mark
+    if node.style == "|":  # the text begins in the next line, after its indentation
+        following = lines[begin.line + 1] if begin.line + 1 < len(lines) else ""
+        return begin.line + 2, len(following) - len(following.lstrip()) + 1
+    if node.style == ">" or begin.line != end.line:
+        return None
+    is_quoted = node.style is not None
+    return begin.line + 1, begin.column + 1 + is_quoted
+
+
+def _inner(node: yaml.Node) -> dict[str, yaml.Node]:
+    return {key.value: inner for key, inner in node.value if isinstance(key.value, str)}
+
+
+def _expanded(
+    value: Any, path: Path, places: Mapping[Path, Place], variables: Mapping[str, str]
+) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: _expanded(each, (*path, str(name)), places, variables)
+            for name, each in value.items()
+        }
+    if isinstance(value, list):
+        return [
+            _expanded(each, (*path, str(number)), places, variables)
+            for number, each in enumerate(value)
+        ]
+    if not isinstance(value, str):
+        return value
+    for name in _VARIABLE.findall(value):
+        if name not in variables:
+            raise InvalidFile(f"{places[path].line}: the variable {name} is not set")
+    return _VARIABLE.sub(lambda match: variables[match[1]], value)

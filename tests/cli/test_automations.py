@@ -1,0 +1,223 @@
+"""`penstock automations` against the real service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from typer.testing import CliRunner, Result
+
+from penstock_cli.main import app
+from penstock_cli.terminal.rules_file import InvalidFile, read_rules
+from support.drive.automations_api import ADMIN, USER, AutomationsApi, automations_api
+from support.drive.waiting import eventually
+from support.fakes.issuer import token
+from support.fakes.receiver import SECRET, answers
+from support.real.nats import NatsServer
+
+Invoke = Callable[..., Awaitable[Result]]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FILE = """\
+# what a newcomer writes
+rules:
+  - id: finished
+    subjects: [lifecycle.completed]
+    action:
+      webhook:
+        url: "{url}"
+        secrets: ["${{HOOK_SECRET}}"]
+  - id: tools
+    subjects: [llm.tool_call]
+    where: |
+      event.data.tool == "delete"
+        && event.sequence > 1
+    action: {{webhook: {{url: "{url}"}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("cli"), name="nats of the command line")
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(nats: NatsServer) -> AsyncIterator[AutomationsApi]:
+    async with automations_api(nats.url, retry_delays_s=[]) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def api(served: AutomationsApi) -> AsyncIterator[AutomationsApi]:
+    served.receiver.requests.clear()
+    served.receiver.usual.clear()
+    yield served
+    for rule in (await served.ask("GET", "", ADMIN)).json()["automations"]:
+        await served.ask("DELETE", f"/{rule['id']}", ADMIN)
+
+
+@pytest.fixture
+def penstock(api: AutomationsApi, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Return a function that runs `penstock automations` with these arguments, as Alice."""
+    monkeypatch.setenv("PENSTOCK_TOKEN", token(sub="alice", scope=USER))
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    url = str(api.http.base_url)
+
+    async def invoke(*arguments: str) -> Result:
+        words = ["automations", *arguments, "--url", url]
+        return await asyncio.to_thread(CliRunner().invoke, app, words)
+
+    return invoke
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "rules.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+async def test_a_file_is_applied_and_a_repeat_changes_nothing(
+    penstock: Invoke, api: AutomationsApi, tmp_path: Path
+) -> None:
+    text = FILE.format(url=api.receiver.url())
+    path = write(tmp_path, text)
+    made = await penstock("apply", "-f", path)
+    assert made.exit_code == 0, made.output
+    first, second, secret = made.stdout.splitlines()
+    assert (first, second) == ("finished: made", "tools: made")
+    assert secret.startswith("whsec_"), "a secret that was made is shown"
+    assert SECRET not in made.output
+    again = await penstock("apply", "-f", path)
+    assert again.stdout.splitlines() == ["finished: unchanged", "tools: unchanged"]
+    write(tmp_path, text.replace("lifecycle.completed", "lifecycle.failed"))
+    changed = await penstock("apply", "-f", path, "--json")
+    lines = [json.loads(line) for line in changed.stdout.splitlines()]
+    assert [(each["id"], each["outcome"], each["version"]) for each in lines] == [
+        ("finished", "changed", 2),
+        ("tools", "unchanged", 1),
+    ]
+    listed = await penstock("list")
+    head, one, two = listed.stdout.splitlines()
+    assert head.split()[:3] == ["rule", "state", "owner"]
+    assert one.split()[:4] == ["finished", "on", "alice", "lifecycle.failed"]
+    assert two.split()[:3] == ["tools", "on", "alice"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lines"),
+    [
+        ("[lifecycle.completed]", "[lifecycle.done]", ["4: finished: subjects: there are no"]),
+        ("event.sequence", "evnt", ["13:12: tools: where: undeclared reference to 'evnt'"]),
+        ("where: |", "where: 'nope'\n    name: |", ["11:13: tools: where: undeclared"]),
+        ("https", "ftp", ["7: finished: action.webhook.url", "14: tools: action.webhook.url"]),
+        ("${HOOK_SECRET}", "geheim", ["8: finished: action.webhook.secrets: a secret begins"]),
+        ("    subjects: [llm", "    subject: [llm", ["10: tools: subject: Extra inputs"]),
+    ],
+)
+async def test_what_is_wrong_is_said_with_its_line(
+    penstock: Invoke, api: AutomationsApi, tmp_path: Path, old: str, new: str, lines: list[str]
+) -> None:
+    path = write(tmp_path, FILE.format(url="https://hook.example/x").replace(old, new))
+    refused = await penstock("apply", "-f", path)
+    assert refused.exit_code == 1
+    shown = [each for each in refused.stderr.splitlines() if each.startswith(path)]
+    for wanted in lines:
+        assert any(each.startswith(f"{path}:{wanted}") for each in shown), shown
+    assert "geheim" not in refused.output
+    wrong = {each.split(": ")[1] for each in shown}
+    applied = {"finished", "tools"} - wrong
+    assert {line.partition(":")[0] for line in refused.stdout.splitlines()} >= applied
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("rules: [", "1: not YAML"),
+        ("rules:\n  - id: x\n  - {id: [}\n", "3: not YAML"),
+        ("rule: []", "1: the file must have one key"),
+        ("rules:\n  - id: a\n\n  - 7", "4: a rule is a mapping"),
+        ("rules:\n  - id: a\n    name: ${NOPE}", "3: the variable NOPE is not set"),
+        ("rules:\n  - id: a\n    owner: bob", "3: a rule that is applied belongs to the caller"),
+        ("rules:\n  - id: a\n  - id: a", "3: the id a is used twice"),
+    ],
+)
+async def test_a_file_that_is_none_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidFile) as refused:
+        read_rules(text, {})
+    assert str(refused.value).startswith(reason)
+
+
+async def test_a_rule_is_shown_paused_resumed_rotated_and_deleted(
+    penstock: Invoke, api: AutomationsApi
+) -> None:
+    await api.make("hook")
+    assert "lifecycle.completed" in (await penstock("show", "hook")).stdout
+    assert "it moves" in (await penstock("pause", "hook", "--reason", "it moves")).stdout
+    assert (await penstock("list")).stdout.splitlines()[1].split()[1] == "paused"
+    assert (await penstock("resume", "hook")).exit_code == 0
+    rotated = await penstock("rotate", "hook")
+    assert rotated.stdout.splitlines()[-1].startswith("whsec_")
+    assert (await penstock("rotate", "hook")).exit_code == 1
+    assert (await penstock("rotate", "hook", "--end")).exit_code == 0
+    assert (await penstock("delete", "hook")).exit_code == 0
+    gone = await penstock("show", "hook")
+    assert gone.exit_code == 2
+    assert "there is no automation hook" in gone.stderr
+
+
+async def test_a_rule_is_tried(penstock: Invoke, api: AutomationsApi) -> None:
+    await api.completed()
+    await api.make("hook")
+    tested = await penstock("test", "hook")
+    assert tested.exit_code == 0
+    assert tested.stdout.startswith("delivered after ")
+    api.receiver.usual["/hook"] = answers(500, "broken")
+    failed = await penstock("test", "hook", "--json")
+    assert failed.exit_code == 1
+    assert json.loads(failed.stdout)["answer"] == "broken"
+    dry = await penstock("dry-run", "hook", "--since", "1h")
+    assert dry.stdout.splitlines()[0].endswith("events: 1 matched")
+
+
+async def test_deliveries_are_shown_and_made_again(penstock: Invoke, api: AutomationsApi) -> None:
+    await api.make("hook")
+    api.receiver.usual["/hook"] = answers(500, "broken")
+    await api.completed()
+    await api.completed()
+
+    async def failed() -> list[str]:
+        shown = await penstock("deliveries", "hook", "--status", "failed", "--json")
+        ids = [json.loads(line)["id"] for line in shown.stdout.splitlines()]
+        return ids if len(ids) == 2 else []
+
+    ids = await eventually(failed, what="two failed deliveries")
+    whole = await penstock("deliveries", "hook", ids[0])
+    assert "attempt 1" in whole.stdout
+    assert "broken" in whole.stdout
+    api.receiver.usual.clear()
+    one = await penstock("replay", "hook", ids[0])
+    assert one.stdout == f"{ids[0]}: is made again\n"
+
+    async def delivered() -> bool:
+        shown = await penstock("deliveries", "hook", "--status", "delivered")
+        return ids[0] in shown.stdout
+
+    await eventually(delivered, what="the replay")
+    later = await penstock("replay", "hook", "--all", "--since", "2099-01-01T00:00:00Z")
+    assert later.stdout == "0 deliveries are made again\n"
+    rest = await penstock("replay", "hook", "--all", "--since", "1h")
+    assert rest.stdout == "1 deliveries are made again\n"
+    await api.receiver.count(4, "/hook")
+    assert (await penstock("endpoints")).exit_code == 0
+    unknown = await penstock("replay", "hook", "hook.nope.1")
+    assert unknown.exit_code == 1
+    assert "there is no delivery hook.nope.1" in unknown.stderr
+    assert (await penstock("replay", "hook")).exit_code == 2
