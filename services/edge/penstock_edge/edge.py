@@ -23,6 +23,7 @@ from penstock_edge.sources.sessions import RunRecords
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.response import EventStream
+from penstock_edge.stream.saved_cursors import SavedCursors
 from penstock_edge.views.agui import AguiViews
 from penstock_edge.views.dialects import RunViews
 from penstock_edge.views.framing import NAMED_SSE, Framing
@@ -47,6 +48,7 @@ class Edge:
     run_list: RunList
     session_list: SessionList
     shards: SessionShards
+    cursors: SavedCursors
 
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
@@ -74,6 +76,7 @@ class Edge:
             run_list=run_list,
             session_list=SessionList(bus, run_list),
             shards=shards,
+            cursors=SavedCursors(bus, settings.cursor_settle_s),
         )
 
     @property

@@ -73,6 +73,7 @@ class EdgeService(Service):
         await self.cancel("maintain-streams", "open-runs", "list-runs", "list-sessions")
         await self._large_events.stop()
         await self._edge.hubs.close()
+        await self._edge.cursors.close()
         await self._edge.many.feeds.close()
         for surface in self._surfaces:
             await surface.close()

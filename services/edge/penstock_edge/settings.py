@@ -87,6 +87,12 @@ class EdgeSettings(StartSettings):
     hub_grace_s: float = Field(
         5.0, ge=0, description="Seconds for which a run is followed after its last client has left."
     )
+    cursor_settle_s: float = Field(
+        10.0,
+        ge=0,
+        description="Seconds after which an event that was written to a client with a saved cursor "
+        "counts as received. A client that restarts gets the events of these seconds once more.",
+    )
     cancel_wait_s: float = Field(
         10.0,
         gt=0,

@@ -118,7 +118,7 @@ async def test_a_stream_ends_when_its_credential_cannot_be_watched(
     monkeypatch.setattr(
         credential,
         "identity_of",
-        lambda scope: cast(Identity, SimpleNamespace(expires_at=1.0, grant=object())),
+        lambda scope: cast(Identity, SimpleNamespace(expires_at=1.0, token_id="t")),
     )
     ended = asyncio.Event()
     with credential.while_valid({}, ended.set):

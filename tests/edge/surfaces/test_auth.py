@@ -396,7 +396,9 @@ async def test_a_stream_ends_when_its_token_expires(penstock: Secured) -> None:
     path = f"/v1/runs/{run.run_id}/events"
     async with penstock.stream(path, bearer(exp=time.time() + 1.5)) as stream:
         assert (await stream.frame()).event == "lifecycle.started"
-        assert await stream.rest() == []
+        [told] = await stream.rest()
+        assert b"token_expired" in told.data
+        assert told.id is None
     await run.text("unheard")
     async with penstock.stream(path, bearer()) as again:
         seen = [(await again.frame()).event for _ in range(2)]
@@ -423,6 +425,7 @@ async def test_a_websocket_is_closed_when_its_token_expires(penstock: Secured) -
     url = penstock.url.replace("http", "ws") + WS.format(session_id=run.session_id)
     async with connect(url, additional_headers=bearer(exp=time.time() + 1.5)) as socket:
         assert "lifecycle" in str(await socket.recv())
+        assert "token_expired" in str(await socket.recv())
         with pytest.raises(ConnectionClosed) as closed:
             await socket.recv()
     assert closed.value.rcvd is not None

@@ -32,6 +32,7 @@ from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.hub import Hub
 from penstock_edge.stream.in_step import Write
 from penstock_edge.stream.open_streams import ReconnectReason, retry_ms
+from penstock_edge.stream.received import acknowledged, written
 from penstock_edge.stream.replay import Reached, Replay
 from penstock_edge.stream.ring import http_chunk
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
@@ -97,6 +98,11 @@ class Driver(Protocol):
         """
         ...
 
+    @property
+    def transport(self) -> asyncio.WriteTransport | None:
+        """The connection, if its system can be asked what the other side has acknowledged."""
+        ...
+
     def wake(self) -> None:
         """Call `next_write` soon, at least once."""
         ...
@@ -114,6 +120,7 @@ class ByTask(Driver):
     """The driver of a response that is sent by ASGI: the response's task calls `Client.take`."""
 
     write = None
+    transport = None
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
@@ -280,6 +287,40 @@ class Client:
         if self.driver is not None:
             self.driver.fail()
 
+    # Looked at for saved cursors, some times a second at most
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """The newest position that was given to the connection; None before the first one."""
+        next_ = self._next
+        if self._phase is STEPPING:
+            next_ = max(next_, self.hub.in_step.next_of(self))
+        return Cursor(next_ - 1, LAST_FRAME) if next_ > 1 else self._after
+
+    @property
+    def is_level(self) -> bool:
+        """Whether everything that the hub has was given to the connection."""
+        phase = self._phase
+        at_end = isinstance(phase, Live) and self.hub.ring.chunk(phase.at) is None
+        return at_end or phase is STEPPING
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the connection has not accepted all bytes that were given to it."""
+        return self._writing_since is not None
+
+    @property
+    def written_bytes(self) -> int | None:
+        """The bytes that were written to the connection; None if unknown."""
+        transport = self.driver.transport if self.driver is not None else None
+        return None if transport is None else written(transport)
+
+    @property
+    def acknowledged_bytes(self) -> int | None:
+        """The bytes that the other side's system has acknowledged; None if unknown."""
+        transport = self.driver.transport if self.driver is not None else None
+        return None if transport is None else acknowledged(transport)
+
     @property
     def has_left(self) -> bool:
         """Whether the client has left the hub."""
@@ -303,7 +344,14 @@ class Client:
         self.wake()
 
     def expire(self) -> None:
-        """End the stream, because the caller's credential is no longer valid."""
+        """End the stream, because the caller's credential is no longer valid.
+
+        The stream says so first: a client such as an EventSource gives up without a word when its
+        next request is refused.
+        """
+        self._notices += self.hub.view.notice(
+            "token_expired", "the credential has expired or was revoked; connect with another one"
+        )
         self._end_with(End.EXPIRED)
 
     def ask_to_reconnect(self, reason: ReconnectReason) -> None:
@@ -377,6 +425,9 @@ class Client:
         """
         if self.end in (End.AGED, End.DRAINED):
             return self.hub.view.framing.reconnect(retry_ms())
+        if self.end is End.EXPIRED:
+            notices, self._notices = self._notices, b""
+            return notices + self.interruption()
         return self.interruption()
 
     def _drop_if_slow(self, hangs_s: float, period_s: float, settings: EdgeSettings) -> None:

@@ -66,6 +66,11 @@ class Direct(Driver):
     # Called by the client
 
     @property
+    def transport(self) -> asyncio.WriteTransport:
+        """The connection."""
+        return self._protocol.transport
+
+    @property
     def write(self) -> Write | None:
         """The transport's `write`; None while the transport has too many bytes."""
         return None if self._protocol.flow.write_paused else self._write

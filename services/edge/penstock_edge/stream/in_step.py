@@ -86,6 +86,10 @@ class InStep:
         del self.level[member]
         return self.at, self.next
 
+    def next_of(self, member: Member) -> StreamSequence:
+        """Return one more than the sequence of the newest item that was written to a member."""
+        return self._next_before if member in self.behind else self.next
+
     def move(self, at: RingPosition, next: StreamSequence) -> None:
         """Set the position of a group that has no members, or whose next items have no bytes."""
         self.at, self.next = at, next

@@ -33,6 +33,11 @@ LAST_EVENT_ID: Final = Parameter(
     place="header",
 )
 CURSOR: Final = (LAST_EVENT_ID, Parameter("after", "The same as Last-Event-ID, for pages and URLs"))
+SAVED_CURSOR: Final = Parameter(
+    "cursor",
+    "The name of a cursor that the edge keeps: without Last-Event-ID, the stream goes on there",
+    {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+)
 SINCE: Final = Parameter(
     "since", "The answer begins at this time (RFC 3339)", {"type": "string", "format": "date-time"}
 )

@@ -201,6 +201,7 @@ USERS: Final = (
         _buckets("runs", "sessions", "aliases", "idempotency", "approvals", "pauses"),
         _buckets("leases", "tokens", "claims", "threads"),
         _keys("runs.*", "sessions.*", "aliases.*", "idempotency.*", "leases.cancel.*"),
+        [*_buckets("cursors"), *_keys("cursors.*.*")],
         _TOKENS,
         _KEEPS_OBJECTS,
         hears=["live.>", "frames.>", "turn.*", LARGE_EVENTS],

@@ -25,6 +25,7 @@ class Grant:
     runs: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
+    name: str = ""  # what the token is called
 
     def reaches(self, user_id: str) -> bool:
         """Return whether `users` names this user or everybody."""

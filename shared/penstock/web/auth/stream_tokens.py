@@ -179,7 +179,14 @@ class StreamTokens:
             STREAM_TOKEN,
             "stream_token",
             record.expires_at,
-            Grant(record.id, record.subjects, record.runs, record.sessions, record.users),
+            Grant(
+                record.id,
+                record.subjects,
+                record.runs,
+                record.sessions,
+                record.users,
+                record.name,
+            ),
         )
 
     async def listed(

@@ -55,6 +55,7 @@ PUBLISH: Mapping[str, set[str]] = {
     f"$KV.claims.claim.{RUN}": {"connector"},
     "$KV.sent.1": {"connector"},
     f"$KV.pauses.{RUN}": {"normalizer"},
+    "$KV.cursors.1.n8n": {"edge"},
     "$KV.tokens.1": {"edge", "approvals", "automations"},
     "$KV.idempotency.1": {"edge"},
     "$KV.rules.1": {"automations"},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.requests import HTTPConnection, Request
@@ -31,12 +33,14 @@ from penstock_edge.sources.locate import (
 from penstock_edge.stream.all_shards import AllShards
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.pages import MAX_PAGE, page
-from penstock_edge.stream.response import Prefaced
+from penstock_edge.stream.response import EventStream, Prefaced
+from penstock_edge.stream.saved_cursors import Position, SavedCursor
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.described import STREAM_OR_PAGE
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.query import (
     cursor_of,
+    cursor_text,
     listed,
     number,
     parsed_cursor,
@@ -47,6 +51,8 @@ from penstock_edge.surfaces.responses import json_response
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.framing import PageItems, Sse
 from penstock_edge.views.shard_cursor import BEFORE_ALL, ShardCursor
+
+log = logging.getLogger(__name__)
 
 SUBJECTS: Final = Parameter(
     "subjects",
@@ -78,16 +84,18 @@ class EventsOfAllRuns:
                 by.NAMES,
                 by.MARKERS,
                 *by.CURSOR,
+                by.SAVED_CURSOR,
                 by.SINCE,
                 by.limit(MAX_PAGE),
             ),
-            refusals=(410,),
+            refusals=(409, 410),
         )
     )
     async def events(self, request: Request) -> ASGIApp:
         """Respond with the stream, or with one page if the request accepts JSON.
 
-        Without a cursor and a time, the stream begins now.
+        Without a cursor and a time, the stream begins now. The name of a saved cursor is for
+        streams: pages have `next`.
         """
         many, bus = self._edge.many, self._edge.bus
         caller = identity_of(request.scope)
@@ -98,8 +106,11 @@ class EventsOfAllRuns:
         if bus.shards.made > 1:
             return await self._of_all_shards(request, chosen, owners)
         now = await start_from_now(bus)
+        saved = await self._saved(request)
         asked = await position_of(self._edge, request)
         position = asked or now
+        if saved is not None and saved.found is not None and not cursor_text(request):
+            asked, position = None, await _resumed(bus, saved.found, 0)
         if wants_page(request):
             return json_response(await self._page(request, chosen, owners, position, now.start))
         self._edge.streams.require_room(request.scope)
@@ -107,11 +118,36 @@ class EventsOfAllRuns:
             source = many.types(chosen, owners, lambda batch: None)
             position = await with_live_marker(bus, EVENTS, source.patterns(), position)
         framing = Sse(switch(request, "names", default=True))
-        stream = await self._edge.stream(many.of_types(chosen, owners, framing), position)
+        if saved is not None:
+            await saved.begin(str(position.after or ""), self._complete_until(request, saved))
+        client = await self._edge.hubs.join(many.of_types(chosen, owners, framing), position)
+        if saved is not None:
+            saved.follow([client], lambda: str(client.cursor or "") or None)
         # The stream begins with the present cursor. Otherwise a client that loses its connection
         # before the first event would reconnect without a cursor and miss the events in between.
         cursor = sse.at(str(position.after)) if asked is None and position.after else b""
-        return Prefaced(stream, cursor)
+        return Prefaced(EventStream(client), cursor)
+
+    async def _saved(self, request: Request) -> SavedCursor | None:
+        """Return the saved cursor that the request names; None if it names none, or wants a page.
+
+        Raises:
+            Problem: 422 for an invalid name, 409 if there are too many cursors.
+            BusError: the cursor cannot be read now.
+        """
+        name = request.query_params.get("cursor")
+        if name is None or wants_page(request):
+            return None
+        return await self._edge.cursors.open(identity_of(request.scope), name)
+
+    def _complete_until(self, request: Request, saved: SavedCursor) -> float | None:
+        """Return the time, in Unix seconds, before which the client has all events, if known."""
+        if cursor_text(request):
+            return None
+        if saved.found is not None:
+            return saved.found.complete_until
+        since = _time(request)
+        return (since or self._edge.bus.clock.now()).timestamp()
 
     async def _page(
         self,
@@ -143,15 +179,19 @@ class EventsOfAllRuns:
     ) -> ASGIApp:
         """Respond with the events of all shards. The cursor has a position for each shard."""
         edge, shards = self._edge, range(self._edge.bus.shards.made)
+        saved = await self._saved(request)
         after = parsed_cursor(request, ShardCursor.parse)
         if after is not None and len(after.positions) > len(shards):
-            raise Problem(503, "this edge does not know all shards of the cursor yet; try again")
+            raise _too_many_shards()
         since = _time(request)
         now = await asyncio.gather(*(start_from_now(edge.bus, shard) for shard in shards))
         if after is not None:
             starts = await asyncio.gather(
                 *(_start_after(edge.bus, after.of(shard), shard) for shard in shards)
             )
+        elif saved is not None and saved.found is not None:
+            found = saved.found
+            starts = await asyncio.gather(*(_resumed(edge.bus, found, shard) for shard in shards))
         elif since is not None:
             starts = await asyncio.gather(
                 *(start_since(edge.bus, since, shard) for shard in shards)
@@ -169,6 +209,8 @@ class EventsOfAllRuns:
                 for shard, start in enumerate(starts)
             ]
         framing = Sse(switch(request, "names", default=True))
+        if saved is not None:
+            await saved.begin(str(cursor), self._complete_until(request, saved))
         clients: list[Client] = []
         try:
             for shard, start in enumerate(starts):
@@ -178,6 +220,8 @@ class EventsOfAllRuns:
             for client in clients:
                 client.leave()
             raise
+        if saved is not None:
+            saved.follow(clients, lambda: str(cursor))
         preface = sse.at(str(cursor)) if after is None else b""
         return Prefaced(AllShards(clients, cursor, lambda: edge.bus.shards.made), preface)
 
@@ -234,6 +278,41 @@ async def _start_after(bus: Bus, after: Cursor, shard: int) -> StartPosition:
     state = (await bus.api(f"STREAM.INFO.{events_of(shard)}"))["state"]
     first = max(int(state["first_seq"]), 1)
     return StartPosition(first, first, truncated=first > 1)
+
+
+async def _resumed(bus: Bus, saved: Position, shard: int) -> StartPosition:
+    """Return the position in a shard at which a client with a saved cursor continues.
+
+    If events before the position are no longer stored, or NATS has lost them, the client continues
+    at the time before which it has all events. It may get some events once more.
+
+    Raises:
+        Problem: 503 if this edge does not know all shards of the cursor.
+        BusError: the stream cannot be read now.
+    """
+    time = saved.time or datetime.fromtimestamp(0, UTC)
+    if not saved.cursor:
+        return await start_since(bus, time, shard)
+    try:
+        after = ShardCursor.parse(saved.cursor)
+    except ValueError:  # before all events, or not a cursor
+        return await start_since(bus, time, shard)
+    if len(after.positions) > bus.shards.made:
+        raise _too_many_shards()
+    try:
+        position = await _start_after(bus, after.of(shard), shard)
+    except Problem as problem:
+        if problem.status != HTTPStatus.GONE:
+            raise
+        log.warning("a saved cursor names events that NATS has lost; the client goes on by time")
+        return await start_since(bus, time, shard)
+    if position.truncated and saved.time is not None:
+        return await start_since(bus, time, shard)
+    return position
+
+
+def _too_many_shards() -> Problem:
+    return Problem(503, "this edge does not know all shards of the cursor yet; try again")
 
 
 def subjects_of(request: HTTPConnection) -> list[str]:

@@ -1,0 +1,230 @@
+"""Keeps the positions of clients that cannot keep their own, by name (`?cursor=<name>`).
+
+A client with a named cursor that connects without `Last-Event-ID` continues at the saved position.
+The server of an event stream does not learn what a client has processed. So a position counts as
+received when `settle_s` seconds have passed since the edge has written it, the connection is still
+open, and the client's system has acknowledged the bytes. A client that restarts therefore gets what
+it got in the last `settle_s` seconds once more, and misses nothing that it did not take from its
+system for that long.
+
+Only the newest connection with a cursor saves positions. Otherwise an old connection, which the
+edge does not know to be dead, could move the cursor past events that the new one has not got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final, NamedTuple, Self
+
+import orjson
+
+from penstock.bus import Bus, BusError
+from penstock.bus.subjects import key_of
+from penstock.web.auth import Identity
+from penstock.web.problems import Problem
+from penstock_edge.stream.client import Client
+
+log = logging.getLogger(__name__)
+
+BUCKET: Final = "cursors"
+MAX_PER_OWNER: Final = 100
+LOOK_S: Final = 1.0  # how often the position of a stream is looked at
+# How often the time is saved although the position is the same, so that a cursor of rare events
+# does not become too old.
+TIME_EVERY_S: Final = 60.0
+CLOSE_S: Final = 2.0
+LAG_S: Final = 5.0  # how long an event may take from its storage to a stream that has all events
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A saved position: the cursor, and a time before which the client has all events.
+
+    `holder` is the connection that may save the next position.
+    """
+
+    cursor: str
+    complete_until: float | None  # Unix seconds by NATS's clock
+    holder: str
+
+    @classmethod
+    def parse(cls, value: bytes) -> Self:
+        """Parse what `dump` wrote. Raises ValueError, KeyError or TypeError."""
+        record = orjson.loads(value)
+        return cls(record["cursor"], record["complete_until"], record["holder"])
+
+    def dump(self) -> bytes:
+        """Return the record as JSON."""
+        return orjson.dumps(
+            {
+                "cursor": self.cursor,
+                "complete_until": self.complete_until,
+                "holder": self.holder,
+            }
+        )
+
+    @property
+    def time(self) -> datetime | None:
+        """`complete_until` as a time."""
+        until = self.complete_until
+        return None if until is None else datetime.fromtimestamp(until, UTC)
+
+
+class Sample(NamedTuple):
+    """The state of a stream at a time of the loop's clock."""
+
+    at: float
+    unix_s: float
+    cursor: str | None  # the newest position that was written
+    level: bool  # whether everything that was stored by then was written
+    written: Sequence[int | None]  # bytes, for each client
+
+
+class SavedCursors:
+    """The named cursors, in KV `cursors`."""
+
+    def __init__(self, bus: Bus, settle_s: float) -> None:
+        self.bus = bus
+        self.settle_s = settle_s
+        self._following: set[asyncio.Task[None]] = set()
+
+    async def open(self, who: Identity, name: str) -> SavedCursor:
+        """Return the caller's cursor of this name.
+
+        The cursor belongs to the user and to the name of the stream token. So a token that replaces
+        another one of the same name goes on, and a token of another name cannot move the cursor.
+
+        Raises:
+            Problem: 422 for an invalid name; 409 if there are too many cursors.
+            BusError: the cursor cannot be read now.
+        """
+        if not _NAME.fullmatch(name):
+            raise Problem(422, "cursor: must have 1 to 64 letters, digits, - and _")
+        owner = key_of("cursor", who.user_id, who.grant.name if who.grant is not None else None)
+        bucket = self.bus.bucket(BUCKET)
+        entry = await bucket.get(f"{owner}.{name}")
+        if entry is None and len(await bucket.entries(f"{owner}.*")) >= MAX_PER_OWNER:
+            raise Problem(409, f"cursor: there are {MAX_PER_OWNER} cursors; use one of them")
+        found = None
+        if entry is not None:
+            try:
+                found = Position.parse(entry.value)
+            except (ValueError, KeyError, TypeError):
+                log.error("the cursor %s of %s cannot be read; it begins anew", name, who.user_id)
+        return SavedCursor(self, f"{owner}.{name}", found, entry.revision if entry else 0)
+
+    def follow(self, following: asyncio.Task[None]) -> None:
+        """Let `close` wait for a task that saves a last position."""
+        self._following.add(following)
+        following.add_done_callback(self._following.discard)
+
+    async def close(self) -> None:
+        """Wait for the last positions, after all streams have ended."""
+        if self._following:
+            await asyncio.wait(self._following, timeout=CLOSE_S)
+
+
+class SavedCursor:
+    """One cursor, as one connection uses it. `found` is the saved position; None if it is new."""
+
+    def __init__(
+        self, cursors: SavedCursors, key: str, found: Position | None, revision: int
+    ) -> None:
+        self.found = found
+        self._cursors = cursors
+        self._bucket = cursors.bus.bucket(BUCKET)
+        self._key = key
+        self._revision = revision
+        self._holder = secrets.token_hex(8)
+        self._saved = Position("", None, self._holder)
+        self._saved_at = 0.0
+        self._left = asyncio.Event()
+        self._is_taken = False  # whether a newer connection has the cursor
+
+    async def begin(self, cursor: str, complete_until: float | None = None) -> None:
+        """Save the position at which the stream begins, and become the one that saves.
+
+        Raises:
+            BusError: the position cannot be saved now.
+        """
+        self._saved = Position(cursor, complete_until, self._holder)
+        while True:
+            revision = await self._bucket.update(self._key, self._saved.dump(), self._revision)
+            if revision is not None:
+                self._revision = revision
+                return
+            entry = await self._bucket.get(self._key)
+            self._revision = entry.revision if entry is not None else 0
+
+    def follow(self, clients: Sequence[Client], cursor: Callable[[], str | None]) -> None:
+        """Save the positions of a stream until its first client leaves.
+
+        `cursor` returns the newest position that was written to the connection.
+        """
+        clients[0].when_left(self._left.set)
+        self._cursors.follow(asyncio.create_task(self._follow(tuple(clients), cursor)))
+
+    async def _follow(self, clients: Sequence[Client], cursor: Callable[[], str | None]) -> None:
+        loop, bus = asyncio.get_running_loop(), self._cursors.bus
+        self._saved_at = loop.time()
+        waiting: deque[Sample] = deque()
+        settled: Sample | None = None
+        received: list[int | None] = [None] * len(clients)
+        while not self._is_taken:
+            if not self._left.is_set():
+                sample = Sample(
+                    loop.time(),
+                    bus.clock.now().timestamp() - LAG_S,
+                    cursor(),
+                    bus.calm_s > LAG_S and all(client.is_level for client in clients),
+                    [client.written_bytes for client in clients],
+                )
+                if not any(client.is_writing for client in clients):
+                    waiting.append(sample)
+                received = [client.acknowledged_bytes for client in clients]
+            while waiting and self._is_settled(waiting[0], loop.time(), received):
+                settled = waiting.popleft()
+            if settled is not None:
+                await self._keep(settled)
+            if self._left.is_set():
+                return
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._left.wait()
+            except TimeoutError:
+                pass
+
+    def _is_settled(self, sample: Sample, now: float, received: Sequence[int | None]) -> bool:
+        return now - sample.at >= self._cursors.settle_s and all(
+            written is None or (acked is not None and acked >= written)
+            for written, acked in zip(sample.written, received, strict=True)
+        )
+
+    async def _keep(self, sample: Sample) -> None:
+        """Save a position, unless it is saved already, or a newer connection has the cursor."""
+        wanted = replace(self._saved, cursor=sample.cursor or self._saved.cursor)
+        if sample.level:
+            wanted = replace(wanted, complete_until=sample.unix_s)
+        now = asyncio.get_running_loop().time()
+        is_same = wanted.cursor == self._saved.cursor
+        if wanted == self._saved or (is_same and now - self._saved_at < TIME_EVERY_S):
+            return
+        try:
+            revision = await self._bucket.update(self._key, wanted.dump(), self._revision)
+            if revision is None:
+                self._is_taken = True
+                log.info("a newer connection has the cursor %s", self._key)
+                return
+        except BusError as error:
+            log.warning("a cursor is saved later: %s", error)
+            return
+        self._revision, self._saved, self._saved_at = revision, wanted, now
