@@ -16,6 +16,7 @@ _REAL_SAID = (
     "a_payload_of_the_document_that_an_agent_says_reaches_the_client_as_it_was"
 )
 _REAL_STEP_FAILS = "conformance/real_path::a_recorded_step_that_failed_is_a_run_error_that_names_it"
+_REAL_RULES = "e2e/automated_runs::rules_approve_and_start_a_run_and_the_unified_stream_says_so"
 _REAL_THOUGHTS = "conformance/real_path::recorded_thoughts_are_told_with_their_agent"
 _EXAMPLE = "dialects/unified_encode::each_example_of_the_document_is_made"
 _FRAMES = "dialects/unified_encode::a_recorded_run_is_of_the_document_in_every_frame"
@@ -245,29 +246,31 @@ DOCUMENT = Document(
             _EXAMPLE,
             "dialects/adk_events::grounding_becomes_documents",
         ),
-        not_yet(
+        holds(
             "UN29",
             "automation_triggered is {workflow, trigger}",
-            "The type is defined, and an agent can send it as a custom event of that name. "
-            "Penstock's own automations come with their service.",
+            _REAL_RULES,
             _EXAMPLE,
             _TAKEN,
             "edge/session_events::the_stream_stays_open_for_runs_to_come_and_carries_the_epilogue",
+            note="`workflow` is the rule's name, and `trigger` the type of the event. An agent can "
+            "also send it as a custom event of that name.",
         ),
-        not_yet(
+        holds(
             "UN30",
             "automation_completed is {workflow, result}",
-            "The type is defined, and an agent can send it as a custom event of that name. "
-            "Penstock's own automations come with their service.",
+            _REAL_RULES,
             _EXAMPLE,
             _TAKEN,
+            note="`result` is a text: `delivered`, the run that was started, or the approval that "
+            "was decided.",
         ),
-        not_yet(
+        holds(
             "UN31",
             "The document has no type for a failed automation",
-            "A failed automation will be an automation_completed with `failed: …`. Penstock's"
-            " own automations come with their service.",
+            "e2e/automated_runs::a_rule_that_fails_is_a_completed_automation_that_says_so",
             "dialects/unified_encode::a_failed_automation_is_a_completed_one_that_says_so",
+            note="A failed automation is an automation_completed with `failed: …`.",
         ),
         holds(
             "UN32",
