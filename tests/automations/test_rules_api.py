@@ -360,6 +360,44 @@ async def test_a_test_request_is_signed_and_marked_and_leaves_nothing(api: Autom
         assert not any(run in key for run in runs)
 
 
+@pytest.mark.parametrize(
+    ("trigger", "type_", "data"),
+    [
+        ({"schedule": {"cron": "0 9 * * *", "timezone": "Europe/Rome"}}, "schedule.fired", "cron"),
+        ({"hook": {}}, "hook.received", "sample"),
+    ],
+)
+async def test_a_rule_with_another_trigger_is_tested_with_a_sample_of_it(
+    api: AutomationsApi, trigger: dict[str, Any], type_: str, data: str
+) -> None:
+    body = api.rule("hook")
+    del body["subjects"]
+    made = await api.ask("POST", "", body={**body, **trigger})
+    assert made.status_code == 201, made.text
+    assert ("hook" in made.json().get("new_secrets", {})) == ("hook" in trigger)
+    tested = (await api.ask("POST", "/hook/test")).json()
+    assert tested["verdict"] == "delivered"
+    [received] = api.receiver.got("/hook")
+    assert received.json["type"] == type_
+    assert data in received.json["data"]["data"]
+    refused = await api.ask("POST", "/hook/dry-run", body={"since": "2026-01-31T12:00:00Z"})
+    assert refused.status_code == 409
+
+
+async def test_the_secret_of_a_hook_is_rotated(api: AutomationsApi) -> None:
+    body = api.rule("hook") | {"hook": {}}
+    del body["subjects"]
+    made = (await api.ask("POST", "", body=body)).json()
+    rotated = (await api.ask("POST", "/hook/secrets", body={"of": "hook"})).json()
+    assert rotated["hook"]["secrets"] == [HIDDEN, HIDDEN]
+    assert rotated["new_secrets"]["hook"] != made["new_secrets"]["hook"]
+    ended = await api.ask("DELETE", "/hook/secrets/previous", of="hook")
+    assert ended.json()["hook"]["secrets"] == [HIDDEN]
+    assert (await api.ask("DELETE", "/hook/secrets/previous", of="x")).status_code == 422
+    await api.make("plain")
+    assert (await api.ask("POST", "/plain/secrets", body={"of": "hook"})).status_code == 409
+
+
 async def test_a_test_request_meets_the_guard(api: AutomationsApi) -> None:
     await api.make("hook", webhook={"url": "https://penstock.invalid/"})
     answer = (await api.ask("POST", "/hook/test")).json()
