@@ -21,7 +21,7 @@ from support.drive.repository import ROOT
 DECLARED = {"adk": adk, "agno": agno, "agui": agui}
 
 # Keys of objects that are neither frames nor made by the decoder itself.
-DECISION = {"decision", "note", "value"}
+DECISION = {"decision", "note", "value", "args", "expired"}
 SCHEMA = {"properties"}
 ANSWER = {"approved", "editedArgs", "values"}  # what a client answers to an interrupt
 

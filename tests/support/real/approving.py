@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
@@ -72,6 +73,7 @@ async def approvals_process(
     dies_in: tuple[str, int] | None = None,
     outbox_s: float = 0.2,
     ack_wait_s: float = 30,
+    policy: Path | None = None,
 ) -> AsyncIterator[ApprovalsProcess]:
     """Run the service; yield when it is ready.
 
@@ -91,6 +93,7 @@ async def approvals_process(
         "OUTBOX_S": outbox_s,
         "ACK_WAIT_S": ack_wait_s,
         "LOG_LEVEL": "warning",
+        **({} if policy is None else {"POLICY": policy}),
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable,

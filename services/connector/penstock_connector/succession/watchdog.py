@@ -196,7 +196,7 @@ class Watchdog:
         if entry is None or not entry.value:
             return True  # the approvals service has not read the request yet
         approval = await self._approval(entry.value)
-        if approval.status != "decided" or approval.leg != leg:
+        if approval.going_on() is None or approval.leg != leg:
             return True
         in_outbox = await approvals.get(f"outbox.{approval_id}") is not None
         if in_outbox or await self._waits(run_id, "continue"):

@@ -277,8 +277,10 @@ def _confirmation(interrupt: Mapping[str, Any], item: Decided) -> dict[str, Any]
     schema = interrupt.get("responseSchema") or {}
     room = schema.get("properties", {"reason": {}})
     payload: dict[str, Any] = {"approved": item.decision == "approve"}
-    if item.decision == "approve" and "editedArgs" in room and isinstance(item.value, dict):
-        payload["editedArgs"] = item.value
+    # An approvals service of an older version sends edited arguments as the value.
+    edited = item.value if item.args is None else item.args
+    if item.decision == "approve" and "editedArgs" in room and isinstance(edited, dict):
+        payload["editedArgs"] = edited
     if item.note is not None and "reason" in room:
         payload["reason"] = item.note
     return payload

@@ -221,7 +221,7 @@ USERS: Final = (
         # The schedules of an approval are removed when it is decided.
         [f"{_API}.STREAM.{call}.{SCHEDULES}" for call in ("PURGE", "MSG.DELETE")],
         _follows("KV_policies"),
-        _reads(EVENTS, RAW, AUDIT),
+        _reads(EVENTS, RAW, AUDIT, SCHEDULES),
         _buckets("policies", "approvals", "pauses", "runs", "aliases", "tokens", "sent"),
         _keys("approvals.>", "policies.current", "aliases.*"),
         _TOKENS,

@@ -55,6 +55,7 @@ class Tools:
         self._ids = Ids()
         self._requests: dict[str, _Request] = {}
         self._approved: dict[str, JsonObject] = {}  # by `Call.id`: the approved tool and arguments
+        self._expired: set[str] = set()  # the `Call.id` of refused calls that nobody has rejected
 
     def arguments(self, call: FunctionCall, event: Event) -> None:
         """Emits streamed arguments under the id of the first piece.
@@ -182,7 +183,7 @@ class Tools:
             media = [
                 found for part in objects(response.get("parts")) if (found := parts.media(part))
             ]
-            event.emit("llm.tool_result", _result_data(call, name, value, media))
+            event.emit("llm.tool_result", self._result(call, name, value, media))
 
     def decided(self, items: Mapping[str, JsonObject]) -> None:
         """Takes the decisions `{item_id: {decision, note, value}}`. Does not keep the values."""
@@ -192,6 +193,8 @@ class Tools:
                 continue
             if decision.get("decision") == "reject":
                 self._calls.refuse(request.item.tool_call_id)
+                if decision.get("expired"):
+                    self._expired.add(request.item.tool_call_id)
             elif request.item.kind == "confirmation" and request.item.tool:
                 approved = {"tool": request.item.tool, "args": request.item.args or {}}
                 self._approved[request.item.tool_call_id] = approved
@@ -201,8 +204,18 @@ class Tools:
         drafts = []
         for call in self._calls.refused():
             self._calls.close(call)
-            drafts.append(Draft("llm.tool_result", _result_data(call, None, None, []), source))
+            data = self._result(call, None, None, [])
+            drafts.append(Draft("llm.tool_result", data, source))
         return drafts
+
+    def _result(
+        self, call: Call, name: str | None, value: Json, media: Sequence[JsonObject]
+    ) -> JsonObject:
+        data = _result_data(call, name, value, media)
+        if call.id in self._expired:
+            self._expired.discard(call.id)
+            data["outcome"] = "expired"
+        return data
 
     def pause(self, invocation_id: str) -> Pause | None:
         """Returns the pause with all open requests; None if no request is open.
@@ -234,6 +247,7 @@ class Tools:
             "ids": self._ids.snapshot(),
             "asks": [asdict(request) for request in self._requests.values()],
             "approved": dict(self._approved),
+            "expired": sorted(self._expired),
         }
 
     def restore(self, state: JsonObject) -> None:
@@ -246,7 +260,9 @@ class Tools:
             )
             for request in state["asks"]
         }
-        self._approved = dict(state.get("approved", {}))  # missing in snapshots of older releases
+        # missing in snapshots of older releases
+        self._approved = dict(state.get("approved", {}))
+        self._expired = set(state.get("expired", ()))
 
 
 def _call_data(call: Call, message_id: str | None) -> JsonObject:

@@ -89,9 +89,12 @@ class Tools:
                 continue  # a gate of a workflow, or a call that does not wait
             call.decision = string(decision.get("decision"))
             call.value = decision.get("value")
+            if (edited := decision.get("args")) is not None:
+                call.args = obj(edited)  # what runs is compared with the edited arguments
             if call.decision == "reject":
-                note = string(decision.get("note")) or "rejected"
-                drafts.append(self._settled(call, None, "rejected", note))
+                outcome = "expired" if decision.get("expired") else "rejected"
+                note = string(decision.get("note")) or outcome
+                drafts.append(self._settled(call, None, outcome, note))
             elif call.value is not None and answered_by_decision(call.kind, call.tool):
                 drafts.append(self._answered(call))
         self._waiting = {}

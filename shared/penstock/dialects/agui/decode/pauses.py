@@ -95,9 +95,11 @@ class Pauses:
         if call.kind == "external":
             return [self._tools.answer(call, decision)]
         if decision.get("decision") == "reject":
-            self._tools.refuse(call, string(decision.get("note")))
+            expired = bool(decision.get("expired"))
+            self._tools.refuse(call, string(decision.get("note")), expired=expired)
         else:
-            self._tools.approve(call, decision.get("value"))
+            edited = decision.get("args")
+            self._tools.approve(call, decision.get("value") if edited is None else edited)
         return []
 
     def dump(self) -> JsonObject:

@@ -55,6 +55,7 @@ class Tools:
         self._editable: set[str] = set()
         # by upstream id: the approved arguments, or None if they are unknown
         self._approved: dict[str, JsonObject | None] = {}
+        self._expired: set[str] = set()  # upstream ids of refused calls that nobody has rejected
         self._repeated: dict[
             str, tuple[str, list[str]]
         ] = {}  # name and arguments of a repeated call
@@ -131,7 +132,7 @@ class Tools:
         drafts = [*self._announce(call), *self._compared(call, body)]
         outcome, error = "ok", string(body.get("error"))
         if call.refusal is not None:
-            outcome, error = "rejected", call.refusal or text(content)
+            outcome, error = self._refused_as(call), call.refusal or text(content)
         elif error is not None:
             outcome = "error"
         data = {
@@ -198,23 +199,30 @@ class Tools:
             args = None
         self._approved[call.upstream_id] = args
 
-    def refuse(self, call: Call, note: str | None) -> None:
-        """Notes a rejection, so that a later result counts as `rejected`."""
+    def refuse(self, call: Call, note: str | None, *, expired: bool = False) -> None:
+        """Notes a rejection, so that a later result counts as `rejected`, or as `expired`."""
         call.refusal = note or ""
+        if expired:
+            self._expired.add(call.upstream_id)
 
     def answer(self, call: Call, decision: Mapping[str, Json]) -> Draft:
         """Returns the result of a call that the client ran. The upstream sends no such event."""
         value, outcome, error = decision.get("value"), "ok", None
         if decision.get("decision") == "reject":
-            value, outcome, error = None, "rejected", string(decision.get("note")) or "rejected"
+            outcome = "expired" if decision.get("expired") else "rejected"
+            value, error = None, string(decision.get("note")) or outcome
         return self._settled(call, value, outcome, error)
 
     def settle(self) -> list[Draft]:
         """Returns the results of rejected calls for which the upstream sent no result."""
         refused = [call for call in self._open.values() if call.refusal is not None]
         return [
-            self._settled(call, None, "rejected", call.refusal or "rejected") for call in refused
+            self._settled(call, None, self._refused_as(call), call.refusal or "rejected")
+            for call in refused
         ]
+
+    def _refused_as(self, call: Call) -> str:
+        return "expired" if call.upstream_id in self._expired else "rejected"
 
     def close(self) -> list[Draft]:
         """Announces the calls that are not announced yet, when the run completes or pauses."""
@@ -228,6 +236,7 @@ class Tools:
             "answered": sorted(self._answered),
             "editable": sorted(self._editable),
             "approved": dict(self._approved),
+            "expired": sorted(self._expired),
         }
 
     def load(self, state: JsonObject) -> None:
@@ -239,6 +248,7 @@ class Tools:
         # snapshots of older releases do not have these keys
         self._editable = set(state.get("editable", ()))
         self._approved = dict(state.get("approved", {}))
+        self._expired = set(state.get("expired", ()))
 
     def _compared(self, call: Call, body: AguiFrame) -> list[Draft]:
         """Returns a warning and the new arguments if a repeated call differs from the approved one.
@@ -311,6 +321,7 @@ class Tools:
         del self._open[call.upstream_id]
         self._editable.discard(call.upstream_id)
         self._approved.pop(call.upstream_id, None)
+        self._expired.discard(call.upstream_id)
         self._repeated.pop(call.upstream_id, None)
         self._answered.add(call.upstream_id)
 

@@ -1,0 +1,46 @@
+"""Policies for tests, and people with roles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
+
+
+def written(folder: Path, text: str) -> Path:
+    """Write a policy of version 1 with these lines; return the file."""
+    path = folder / "policy.yaml"
+    path.write_text(f"version: 1\n{text}")
+    return path
+
+
+def person(name: str, *roles: str, **more: Any) -> Decider:
+    """Return a person with these roles, who may decide."""
+    given = {"name": name, "roles": list(roles), "scopes": ["read", "decide"], **more}
+    return Decider.model_validate(given)
+
+
+def vote(
+    approval: ApprovalRecord,
+    who: Decider,
+    decision: str = "approve",
+    *,
+    note: str | None = None,
+    key: str | None = None,
+    digest: str | None = None,
+    **item: Any,
+) -> DecideRequest:
+    """Return the same decision of a person on each item of the approval."""
+    items = [
+        Decided.model_validate({"item_id": each["item_id"], "decision": decision, **item})
+        for each in approval.items
+    ]
+    return DecideRequest(
+        by=who.name,
+        decider=who,
+        items=items,
+        note=note,
+        idempotency_key=key,
+        digest=digest or approval.digest,
+    )
