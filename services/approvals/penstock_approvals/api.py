@@ -24,13 +24,17 @@ from penstock.bus.records import (
 from penstock.bus.state.bucket_index import StillReading
 from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity, decides_for, identity_of
+from penstock.web.auth.limits import take_stream
 from penstock.web.bodies import read_model
 from penstock.web.leaving import while_there
 from penstock.web.operation import (
     FLAG,
+    JSON,
     NULLABLE,
     OBJECT,
+    SSE,
     TEXT,
+    Answer,
     Operation,
     Parameter,
     a_list,
@@ -41,7 +45,9 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem, invalid
 from penstock.web.read_scheduler import ReadScheduler
+from penstock_approvals import live
 from penstock_approvals.decisions import Approvals
+from penstock_approvals.feed import Feed
 from penstock_approvals.listing import Page, Place
 from penstock_approvals.policy import may_decide
 from penstock_approvals.policy.kinds import NEEDS_VALUE
@@ -162,8 +168,9 @@ _operation = partial(Operation, tag="approvals")
 class Api:
     """The handlers of the routes. `decide` takes a decision and has the decision sent."""
 
-    def __init__(self, approvals: Approvals, decide: Decide) -> None:
+    def __init__(self, approvals: Approvals, feed: Feed, decide: Decide) -> None:
         self._approvals = approvals
+        self._feed = feed
         self._decide = decide
         self._turns = ReadScheduler()
 
@@ -189,6 +196,53 @@ class Api:
             return None
         shown = [record.model_dump(exclude_none=True) for record in page.approvals]
         return _json({"approvals": shown, "next": page.next})
+
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/approvals/events",
+            summary="The changes of the approvals that the caller may see, as they happen",
+            description="Each frame has the approval's record after a change, and is named "
+            "`approval.requested`, `approval.voted`, `approval.decided`, `approval.expired` or "
+            "`approval.withdrawn`. The first frame is named `ready`. Of several changes that a "
+            "client missed, it gets the last one of each approval. To miss nothing, open the "
+            "stream, wait for `ready`, then list.",
+            answers={
+                200: Answer(
+                    "The stream; or what is there after the cursor, where JSON is accepted",
+                    {SSE: TEXT, JSON: an_object(changes=a_list(OBJECT), next=TEXT)},
+                )
+            },
+            scopes=("read",),
+            parameters=(
+                Parameter(
+                    "Last-Event-ID", "The `id` of the last frame that was got", TEXT, "header"
+                ),
+                Parameter("after", "The same, for clients that set no headers", TEXT),
+            ),
+            refusals=(410,),
+        )
+    )
+    async def events(self, request: Request) -> Response:
+        """Return the stream of changes, from a cursor or from now on.
+
+        Raises Problem 410 for a cursor beyond the end: NATS has lost data since it was given.
+        """
+        who = identity_of(request)
+        if who.grant is not None:
+            who.grant.check_subjects(["approval.*"])
+        take_stream(request.scope)
+        cursor = request.headers.get("last-event-id") or request.query_params.get("after")
+        if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+            raise Problem(422, "after: must be the `id` of an earlier frame")
+        end = await _asked(self._feed.end())
+        after = int(cursor) if cursor is not None else end
+        if after > end:
+            raise Problem(410, "NATS has lost changes since this cursor: list the approvals again")
+        shows = partial(sees, who)
+        if JSON in request.headers.get("accept", ""):
+            return _json(live.page(await _asked(self._feed.read(after)), shows))
+        return live.response(request, self._feed, shows, after)
 
     @serves(
         _operation(

@@ -21,8 +21,9 @@ from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.audit.losses import AuditLosses
 from penstock_approvals.deadlines import DUE, approval_of
 from penstock_approvals.decisions import Approvals
+from penstock_approvals.feed import Feed
 from penstock_approvals.policies import Policies
-from penstock_approvals.records import UnreadableRecord
+from penstock_approvals.records import ApprovalRecords, UnreadableRecord
 from penstock_approvals.restore import Restore
 from penstock_approvals.settings import ApprovalsSettings
 
@@ -68,7 +69,8 @@ class ApprovalsService(Service):
         self._listening: Subscription | None = None
         self._requests: list[str] = []  # the names of the loops that take requests
         self._sending: set[asyncio.Task[None]] = set()
-        self.routes = routes_of(Api(self._approvals, self._decide))
+        self._feed = Feed(self.bus, ApprovalRecords(self.bus))
+        self.routes = routes_of(Api(self._approvals, self._feed, self._decide))
 
     async def start(self) -> None:
         """Begin to take decisions, and then to record requests."""
@@ -78,6 +80,7 @@ class ApprovalsService(Service):
         self.spawn("policy", self._policies.follow)
         self.spawn("policy file", self._policies.watch_file)
         self.spawn("shards", self._take_from_all)
+        self.spawn("feed", self._feed.run)
         self.spawn("audit", self._keep_audit)
         self.spawn("deadlines", self._due().run)
         self.spawn("list", self._approvals.list.index.run)
@@ -123,6 +126,10 @@ class ApprovalsService(Service):
                 taken = shard + 1
             await asyncio.sleep(NEW_SHARDS_S)
 
+    async def drain(self, grace_s: float) -> None:
+        """Have the clients of live changes reconnect to another process."""
+        self._feed.close()
+
     async def stop(self) -> None:
         """Stop taking decisions, and send the decisions that were taken."""
         if self._listening is not None:
@@ -130,7 +137,7 @@ class ApprovalsService(Service):
         await self.cancel("shards", *self._requests, "replays", "deadlines")
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._settings.drain_s)
-        await self.cancel("policy", "policy file", "outbox", "audit", "list")
+        await self.cancel("policy", "policy file", "outbox", "audit", "list", "feed")
 
     async def _on_event(self, stored: Stored) -> None:
         try:

@@ -175,6 +175,7 @@ HOW: dict[str, list[How]] = {
     "GET /agui/{agent}/threads/{thread_id}/events": [How(403, query=IDLE)],
     # approvals
     "GET /v1/approvals": [How()],
+    "GET /v1/approvals/events": [How(headers=PAGE)],
     "GET /v1/approvals/{approval_id}": [How(404)],
     "GET /v1/approvals/{approval_id}/audit": [How(404)],
     "POST /v1/approvals/{approval_id}/decision": [How(404, body=DECISION)],

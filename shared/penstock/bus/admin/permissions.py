@@ -226,7 +226,7 @@ USERS: Final = (
         _keys("approvals.>", "policies.current", "aliases.*"),
         _TOKENS,
         _KEEPS_OBJECTS,
-        hears=["decide.*"],
+        hears=["decide.*", "$KV.approvals.*"],
         responds=True,
     ),
     _service(

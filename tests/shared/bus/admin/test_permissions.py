@@ -137,6 +137,7 @@ SUBSCRIBE: Mapping[str, set[str]] = {
     "command.>": set(),
     "llm.>": set(),
     "$KV.>": set(),
+    "$KV.approvals.*": {"approvals"},
     "$KV.tokens.>": set(),
     "deadletter.>": set(),
     "$JS.ACK.>": set(),

@@ -1,0 +1,158 @@
+"""The live changes of approvals: each write of an approval's record, in the order of the bucket.
+
+The bucket's stream itself is what is followed, not the events `approval.*`. So a change carries the
+record with which visibility is decided, one sequence numbers the changes of all shards, and nothing
+that a client missed is ever too old to resume: of several changes that a client missed, it gets the
+last one. A core subscription to the bucket's subjects only says when to read. A message that comes
+by it may be of a write that the stream refuses, so its content is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+
+from penstock.bus import Bus, BusError, Incoming, Loss, ObjectGone
+from penstock.bus.read.direct import read
+from penstock.bus.records import ApprovalRecord
+from penstock.bus.state.kv import Entry, is_marker
+from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
+
+log = logging.getLogger(__name__)
+
+STREAM: Final = f"KV_{BUCKET}"
+PREFIX: Final = f"$KV.{BUCKET}."
+BATCH: Final = 50
+TICK_S: Final = 2.0  # how often the stream is read without a message that says so
+# Many changes at once are read together. Without this pause, each of them would be read by itself.
+GATHER_S: Final = 0.02
+KEPT: Final = 8  # batches that are kept for clients that are a little behind, of up to 4 MiB each
+
+
+class Change(NamedTuple):
+    """A record as a write has left it. `sequence` is the cursor after this change."""
+
+    sequence: int
+    record: ApprovalRecord
+
+
+class Batch(NamedTuple):
+    """The changes of one read, and the sequence up to which there are no others."""
+
+    through: int
+    changes: list[Change]
+
+
+class Beyond(Exception):
+    """NATS has no such sequence (any more): it was restored from an older store."""
+
+
+class Feed:
+    """The changes of all approvals, for all clients of this process.
+
+    Clients that wait for the same changes share one read.
+    """
+
+    def __init__(self, bus: Bus, records: ApprovalRecords) -> None:
+        self._bus = bus
+        self._records = records
+        self._moved = asyncio.Event()
+        self._reads: OrderedDict[int, asyncio.Task[Batch]] = OrderedDict()
+        self._closed = False
+        self._losses = 0
+        bus.continuity.on_loss(self._on_loss)
+
+    async def run(self) -> None:
+        """Wake the clients when something was written, until cancelled."""
+        listener = await self._bus.listen(f"{PREFIX}*", self._on_write)
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                self._wake()
+        finally:
+            listener.stop()
+
+    def close(self) -> None:
+        """End the streams of all clients, which reconnect to another process."""
+        self._closed = True
+        self._wake()
+
+    async def end(self) -> int:
+        """Return the sequence of the last write. Raises BusError."""
+        info = await self._bus.api(f"STREAM.INFO.{STREAM}")
+        return int(info["state"]["last_seq"])
+
+    async def changes(self, after: int) -> AsyncIterator[Batch]:
+        """Yield the changes after a sequence as they are written, until the process stops.
+
+        Batches without changes are yielded from time to time.
+
+        Raises:
+            Beyond: NATS has lost the end of the bucket, so the sequence no longer means anything.
+        """
+        losses = self._losses
+        while not self._closed:
+            if losses != self._losses:
+                raise Beyond
+            moved = self._moved
+            try:
+                batch = await self.read(after)
+            except BusError as error:
+                log.debug("the changes of approvals are read again later: %s", error)
+                batch = Batch(after, [])
+            is_last, after = batch.through == after, batch.through
+            yield batch
+            if is_last:
+                await moved.wait()
+
+    async def read(self, after: int) -> Batch:
+        """Return the next changes after a sequence; none if there are none yet. Raises BusError."""
+        task = self._reads.get(after)
+        if task is None:
+            task = self._reads[after] = asyncio.create_task(self._batch(after))
+            while len(self._reads) > KEPT:
+                self._reads.popitem(last=False)
+        try:
+            batch = await asyncio.shield(task)
+        except BusError:
+            self._forget(after, task)
+            raise
+        if batch.through == after:
+            self._forget(after, task)  # a later read may find something
+        return batch
+
+    def _forget(self, after: int, task: asyncio.Task[Batch]) -> None:
+        if self._reads.get(after) is task:
+            del self._reads[after]
+
+    async def _batch(self, after: int) -> Batch:
+        await asyncio.sleep(GATHER_S)
+        found, _ = await read(self._bus, STREAM, ">", after + 1, BATCH)
+        changes = []
+        for stored in found:
+            key = stored.subject.removeprefix(PREFIX)
+            if "." in key or is_marker(stored):
+                continue
+            try:
+                record = await self._records.of(Entry(key, stored.payload, stored.sequence))
+            except (ObjectGone, UnreadableRecord) as error:
+                log.debug("approval %s is left out: %s", key, error)
+                continue
+            changes.append(Change(stored.sequence, record))
+        return Batch(found[-1].sequence if found else after, changes)
+
+    def _on_write(self, _: Incoming) -> None:
+        self._wake()
+
+    def _wake(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    def _on_loss(self, loss: Loss) -> None:
+        if loss.stream == STREAM:
+            self._losses += 1
+            self._reads.clear()
+            self._wake()

@@ -1,0 +1,99 @@
+"""Sends a caller the changes of the approvals that it sees, as Server-Sent Events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from penstock import sse
+from penstock.bus.records import ApprovalRecord
+from penstock.web.auth import over
+from penstock_approvals.feed import Batch, Beyond, Feed
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S: Final = 15.0
+_HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+def name_of(record: ApprovalRecord) -> str:
+    """Return the name of the event that tells of a record: `approval.requested`, for example."""
+    if record.status != "pending":
+        return f"approval.{record.status}"
+    return "approval.voted" if record.votes else "approval.requested"
+
+
+def page(batch: Batch, shows: Callable[[ApprovalRecord], bool]) -> dict[str, Any]:
+    """Return the changes of one read as a JSON page. `next` is the cursor of the next page."""
+    changes = [
+        {
+            "id": str(change.sequence),
+            "event": name_of(change.record),
+            "approval": change.record.model_dump(exclude_none=True),
+        }
+        for change in batch.changes
+        if shows(change.record)
+    ]
+    return {"changes": changes, "next": str(batch.through)}
+
+
+def response(
+    request: Request, feed: Feed, shows: Callable[[ApprovalRecord], bool], after: int
+) -> StreamingResponse:
+    """Return the stream of the approvals' changes after a sequence of the bucket.
+
+    The stream ends when the client leaves, when its credential ends, and when the process stops.
+    """
+    frames = _while_valid(request, _frames(feed, shows, after))
+    return StreamingResponse(frames, media_type="text/event-stream", headers=_HEADERS)
+
+
+async def _frames(
+    feed: Feed, shows: Callable[[ApprovalRecord], bool], after: int
+) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    # A client that has got no change yet resumes from here, too.
+    yield sse.encode(b"{}", event="ready", id=str(after))
+    sent_s = loop.time()
+    try:
+        async for batch in feed.changes(after):
+            frames = [
+                sse.encode(
+                    change.record.dump(), event=name_of(change.record), id=str(change.sequence)
+                )
+                for change in batch.changes
+                if shows(change.record)
+            ]
+            if not frames and loop.time() - sent_s < KEEP_ALIVE_S:
+                continue
+            yield b"".join(frames) or b": keep-alive\n\n"
+            sent_s = loop.time()
+    except Beyond:
+        log.info("NATS has lost changes of approvals, so a client's stream ends")
+
+
+async def _while_valid(request: Request, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the frames until the caller's credential has expired or was revoked."""
+    ended = asyncio.ensure_future(over(request.scope))
+    try:
+        while True:
+            following: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(frames, None))
+            try:
+                both: set[asyncio.Future[Any]] = {following, ended}
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not following.done():
+                    following.cancel()
+            if following.cancelled() or not following.done():
+                return
+            frame = following.result()
+            if frame is None:
+                return
+            yield frame
+    finally:
+        ended.cancel()
