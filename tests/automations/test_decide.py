@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import orjson
 import pytest
@@ -21,6 +22,7 @@ from support.drive.automations import Automations, automations, rule_with, user
 from support.drive.pipeline import Event, Pipeline
 from support.drive.waiting import eventually
 from support.fakes.pauses import confirmation, continues, start_and_pause, user_input
+from support.fakes.policies import person, vote, written
 from support.real.nats import NatsServer
 
 WITH_APPROVALS = (NormalizerService, ApprovalsService)
@@ -161,6 +163,55 @@ async def test_a_request_that_was_decided_before_is_a_final_outcome(
         assert (error["code"], error["retryable"]) == ("not_pending", False)
         assert "decided already" in error["message"]
         assert len(await continues(made.penstock, run_id)) == 1
+
+
+IN_OPS = Owner(user_id="u1", roles=["ops"], scopes=user("u1").scopes)
+TWO_OF_OPS = "default: {need: 2, deciders: {roles: [ops]}}\n"
+
+
+async def test_the_rules_of_one_owner_have_one_vote(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    policy = written(tmp_path, TWO_OF_OPS)
+    async with automations(nats_server.url, others=WITH_APPROVALS, policy=policy) as made:
+        for name in ("ballot", "stuffing"):
+            await made.store.apply(rule_with(name, APPROVE, ASKED), IN_OPS)
+        await made.settled()
+        run_id = await start_and_pause(made.penstock)
+        done, refused = sorted(await made.outcomes(run_id, 2), key=lambda each: each.type)
+        approval_id = await approval_of(made, run_id)
+        assert done.data["result"] == (
+            f"voted to approve approval {approval_id}, which needs more votes"
+        )
+        assert refused.data["error"]["code"] == "not_pending"
+        assert "u1 has decided this already" in refused.data["error"]["message"]
+        approval = await made.penstock.approval(approval_id)
+        assert (approval.status, [each.by for each in approval.votes]) == ("pending", ["u1"])
+        bob = vote(approval, person("bob", "ops"), key="k")
+        assert (await made.penstock.ask(approval_id, bob)).status == 200
+        # Whoever repeats a vote gets the answer of the vote, also when others have decided since.
+        [cast] = approval.votes
+        again = DecideRequest(
+            by="",
+            decider=cast.decider,
+            items=cast.items,
+            note=cast.note,
+            idempotency_key=cast.idempotency_key,
+        )
+        assert (await made.penstock.ask(approval_id, again)).status == 200
+
+
+async def test_a_policy_that_excludes_the_owner_excludes_the_owners_rules(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    policy = written(tmp_path, "default: {deciders: {roles: [ops], not: [requester]}}\n")
+    async with automations(nats_server.url, others=WITH_APPROVALS, policy=policy) as made:
+        await made.store.apply(rule_with("selfish", APPROVE, ASKED), IN_OPS)
+        await made.settled()
+        run_id = await start_and_pause(made.penstock)
+        outcome = await outcome_of(made, run_id)
+        assert outcome.data["error"]["code"] == "not_allowed"
+        assert "does not let the user whose run asks decide" in outcome.data["error"]["message"]
 
 
 async def approval_of(made: Automations, run_id: str) -> str:

@@ -18,6 +18,7 @@ from penstock.bus import Bus, Stored
 from penstock.bus.records import (
     ENDED,
     ApprovalRecord,
+    Decider,
     DecideReply,
     DecideRequest,
     Decision,
@@ -382,14 +383,12 @@ def _paused(record: ApprovalRecord) -> dict[str, object]:
 
 
 def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
-    """Return 409 for a record that is not pending; 200 if the request repeats its decision."""
-    decision, key = record.decision, request.idempotency_key
-    if (
-        decision is not None
-        and key is not None
-        and decision.idempotency_key == key
-        and decision.made_by.is_same(request.made_by)
-    ):
+    """Return 409 for a record that is not pending; 200 if the request repeats a vote."""
+    key, who = request.idempotency_key, request.made_by
+    given = [(vote.idempotency_key, vote.decider or Decider(name=vote.by)) for vote in record.votes]
+    if record.decision is not None:
+        given.append((record.decision.idempotency_key, record.decision.made_by))
+    if key is not None and any(key == each and who.is_same(by) for each, by in given):
         if said_the_same(record, request):
             return DecideReply(status=200, approval=record)
         text = "this idempotency key came with another decision before"

@@ -6,15 +6,21 @@ from typing import Final
 from uuid import uuid4
 
 from penstock.bus import Bus, Msg, OutcomeUnknown
-from penstock.bus.records import DecideReply, DecideRequest
+from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
 from penstock.bus.subjects import decide
 from penstock.web.problems import Problem
 
 ANSWER_S: Final = 3.0
 
 
-async def forward_decision(bus: Bus, approval_id: str, request: DecideRequest) -> None:
-    """Send a decision to the approvals service; if there is no reply, send the decision once more.
+async def forward_decision(
+    bus: Bus, approval_id: str, request: DecideRequest
+) -> ApprovalRecord | None:
+    """Send a decision to the approvals service, and return the approval's record after it.
+
+    The record is pending if the decision counts as a vote and further votes are needed. The result
+    is None if an approvals service of an older version sends no record. If there is no reply, the
+    decision is sent once more.
 
     The approvals service may be killed after it has written the decision and before it replies. The
     idempotency key makes the second request safe. A request without a key gets one.
@@ -33,6 +39,7 @@ async def forward_decision(bus: Bus, approval_id: str, request: DecideRequest) -
     outcome = DecideReply.model_validate_json(reply.data)
     if outcome.status != 200:
         raise Problem(outcome.status, outcome.detail)
+    return outcome.approval
 
 
 async def _request(bus: Bus, approval_id: str, request: DecideRequest) -> Msg | None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus import Bus, BusUnavailable
-from penstock.bus.records import Decided, Decider, DecideRequest
+from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
 from penstock.expressions import ExpressionError
 from penstock.runs.decide import forward_decision
 from penstock.web.problems import Problem
@@ -74,10 +74,13 @@ class DecideCarrier:
             raise Problem(403, reason)
         event = event_of(orjson.loads(occurrence.payload))
         approval_id = str(event["data"]["approval_id"])
-        await self._sent(approval_id, _request(rule, action, job, event))
-        return Verdict("delivered", text=f"{_DONE[action.decision]} approval {approval_id}")
+        approval = await self._sent(approval_id, _request(rule, action, job, event))
+        text = f"{_DONE[action.decision]} approval {approval_id}"
+        if approval is not None and approval.status == "pending":
+            text = f"voted to {action.decision} approval {approval_id}, which needs more votes"
+        return Verdict("delivered", text=text)
 
-    async def _sent(self, approval_id: str, request: DecideRequest) -> None:
+    async def _sent(self, approval_id: str, request: DecideRequest) -> ApprovalRecord | None:
         deadline = time.monotonic() + LOOKUP_S
         while True:
             try:
