@@ -13,6 +13,7 @@ from penstock.bus import Bus
 from penstock.settings import ConfigurationError
 from penstock.web.auth.scopes import DEFAULT
 from penstock_automations.matching.consumers import Consumers
+from penstock_automations.rules.anonymous import pause_rules_of_nobody
 from penstock_automations.rules.file import apply_file, read_rules
 from penstock_automations.rules.records import Owner, RuleRecord
 from penstock_automations.rules.secrets import check_secret
@@ -201,3 +202,20 @@ def test_a_wrong_file_is_refused_with_the_rule_and_the_field(
     with pytest.raises(ConfigurationError, match=reason) as refused:
         read_rules(write(tmp_path, text))
     assert SECRET not in str(refused.value)
+
+
+async def test_rules_of_nobody_are_paused_once_callers_are_authenticated(
+    nats_server: NatsServer,
+) -> None:
+    async with stored(nats_server) as (_, store):
+        await store.apply(rule("open", URL, "lifecycle.completed"), user("anonymous"))
+        operators = Owner(user_id="anonymous")
+        made = rule("file", URL, "lifecycle.completed")
+        await store.apply(made, operators, source="file")
+        await store.apply(rule("mine", URL, "lifecycle.completed"), user("u1"))
+        await pause_rules_of_nobody(store)
+        await pause_rules_of_nobody(store)
+        found = {each.id: each.record.paused for each in await store.all()}
+        assert found["open"] is not None
+        assert "make it with a token" in found["open"].reason
+        assert (found["file"], found["mine"]) == (None, None)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from penstock.expressions import Bound, Condition
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.secrets import HIDDEN, check_secret
@@ -21,6 +22,7 @@ from support.fakes.receiver import SECRET, answers, echoes
 from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+ROOT = caller("root", "administer", "act-as")
 OTHER = "whsec_YWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXoxMjM0NTY="
 
 
@@ -89,6 +91,24 @@ async def test_a_rule_matches_every_event_from_its_answer_on(api: AutomationsApi
     run = await api.completed()
     [received] = await api.receiver.count(1, "/hook")
     assert received.json["data"]["run_id"] == run.run_id, "a rule sees its owner's runs only"
+
+
+async def test_a_condition_is_not_evaluated_on_events_of_others(
+    api: AutomationsApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.make("of-bob", user="bob", where="event.sequence > 0")
+    await api.make("hook", where="event.sequence > 1")
+    evaluated: list[str] = []
+    holds = Condition.holds
+
+    def counting(condition: Condition, bound: Bound) -> bool:
+        evaluated.append(condition.text)
+        return holds(condition, bound)
+
+    monkeypatch.setattr(Condition, "holds", counting)
+    await api.completed()
+    await api.receiver.count(1, "/hook")
+    assert evaluated == ["event.sequence > 1"]
 
 
 async def test_a_rule_of_somebody_who_may_act_for_others_sees_all_runs(api: AutomationsApi) -> None:
@@ -180,7 +200,7 @@ async def test_credentials_are_not_kept_for_another_server(api: AutomationsApi) 
     moved = {"action": {"webhook": {"url": "https://elsewhere.example/x"}}}
     attempts: list[tuple[str, dict[str, Any]]] = [("PUT", made), ("PATCH", moved)]
     for method, body in attempts:
-        refused = await api.ask(method, "/hook", ADMIN, body)
+        refused = await api.ask(method, "/hook", ROOT, body)
         assert refused.status_code == 422
         [problem] = refused.json()["errors"]
         assert problem["field"] == "action.webhook.auth"
@@ -189,12 +209,29 @@ async def test_credentials_are_not_kept_for_another_server(api: AutomationsApi) 
     assert (await api.ask("PATCH", "/hook", body=given)).status_code == 200
 
 
+async def test_who_writes_another_users_rule_must_be_allowed_to_act_as_that_user(
+    api: AutomationsApi,
+) -> None:
+    made = await api.make("hook")
+    writes: list[tuple[str, str, Any]] = [
+        ("PATCH", "", {"name": "x"}),
+        ("PUT", "", api.rule("hook", name="x")),
+        ("POST", "/secrets", None),
+    ]
+    for method, path, body in writes:
+        refused = await api.ask(method, f"/hook{path}", ADMIN, body)
+        assert refused.status_code == 403, refused.text
+        assert "the rights of alice" in refused.json()["detail"]
+    assert (await api.ask("GET", "/hook")).json() == made
+
+
 async def test_an_administrator_lends_a_rule_no_rights(api: AutomationsApi) -> None:
     made = await api.make("hook")
-    changed = await api.ask("PATCH", "/hook", ADMIN, {"name": "checked"})
+    changed = await api.ask("PATCH", "/hook", ROOT, {"name": "checked"})
     assert changed.json()["owner"] == made["owner"]
-    refused = await api.ask("PATCH", "/hook", ADMIN, {"all_users": True})
+    refused = await api.ask("PATCH", "/hook", ROOT, {"all_users": True})
     assert refused.status_code == 403
+    assert "the rule's owner does not have" in refused.json()["detail"]
 
 
 async def test_a_paused_rule_matches_nothing_until_it_is_resumed(api: AutomationsApi) -> None:
@@ -480,7 +517,7 @@ async def test_another_users_rule_is_as_one_that_does_not_exist(
     without = bearer("alice", scope="start read raw decide act-as administer")
     assert (await asked("hook", without)).status_code == 403
     assert (await asked("hook", {})).status_code == 401
-    assert (await asked("hook", ADMIN)).status_code in (200, 204)
+    assert (await asked("hook", ROOT)).status_code in (200, 204)
 
 
 async def test_ids_that_the_bus_would_refuse_are_unknown(api: AutomationsApi) -> None:

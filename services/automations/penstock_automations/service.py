@@ -13,6 +13,7 @@ from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock.web.auth import AuthConfig
 from penstock.web.operation import operations_of, routes_of
 from penstock_automations.actions.carrier import Carrier
 from penstock_automations.actions.decide import DecideCarrier
@@ -33,6 +34,7 @@ from penstock_automations.guard.backend import Guard
 from penstock_automations.jobs.order import Order
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.matching.matching import Matching
+from penstock_automations.rules.anonymous import pause_rules_of_nobody
 from penstock_automations.rules.file import apply_file
 from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.refusals import Refusals
@@ -115,6 +117,8 @@ class AutomationsService(Service):
         """Load the rules, then begin to deliver, then begin to match."""
         if self._settings.rules is not None:
             await apply_file(self._settings.rules, self._store)
+        if AuthConfig(**self._settings.auth.model_dump()).asks:
+            await pause_rules_of_nobody(self._store)
         await self._rules.refresh()
         await self._begin_to_deliver()
         await self._take_new_shards()

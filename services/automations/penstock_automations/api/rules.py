@@ -105,6 +105,10 @@ _MADE: Final[Json] = {
 _RULE_AND_SECRETS: Final[Json] = {
     "allOf": [RULE, {"type": "object", "properties": {"new_secrets": _MADE}}]
 }
+_ACT_AS: Final = (
+    "for all_users, unless the caller has administer; and to write another user's rule, which also "
+    "needs administer"
+)
 _CHANGED: Final = json("The rule", _RULE_AND_SECRETS)
 
 
@@ -170,7 +174,7 @@ class Rules:
             answers={201: json("The rule", _RULE_AND_SECRETS)},
             body=ApiRule,
             example=EXAMPLE,
-            sometimes={"act-as": "for all_users, unless the caller has administer"},
+            sometimes={"act-as": _ACT_AS},
             refusals=(409,),
         )
     )
@@ -221,13 +225,13 @@ class Rules:
             parameters=(RULE_ID, _IF_MATCH),
             body=ApiRule,
             example=EXAMPLE,
-            sometimes={"act-as": "for all_users, unless the caller has administer"},
+            sometimes={"act-as": _ACT_AS},
             refusals=(404, 409, 412),
         )
     )
     async def replace(self, request: Request) -> Response:
         """Store the rule of the body in place of the rule of the path."""
-        rule = await self._changeable(request)
+        rule = await self._writable(request)
         value = await read_json(request, MAX_BODY_BYTES)
         return await self._change(identity_of(request), rule, value)
 
@@ -241,13 +245,13 @@ class Rules:
             body=OBJECT,
             body_types=("application/json", "application/merge-patch+json"),
             example={"enabled": False},
-            sometimes={"act-as": "for all_users, unless the caller has administer"},
+            sometimes={"act-as": _ACT_AS},
             refusals=(404, 409, 412),
         )
     )
     async def change(self, request: Request) -> Response:
         """Store the rule of the path with the fields of the body."""
-        rule = await self._changeable(request)
+        rule = await self._writable(request)
         patch = await read_json(request, MAX_BODY_BYTES)
         if not isinstance(patch, dict):
             raise Problem(422, "a merge patch is a JSON object")
@@ -324,12 +328,13 @@ class Rules:
             body=RotateBody,
             body_required=False,
             example={"of": "webhook"},
+            sometimes={"act-as": _ACT_AS},
             refusals=(404, 409, 412),
         )
     )
     async def rotate(self, request: Request) -> Response:
         """Put a new secret before the present one."""
-        rule = await self._changeable(request)
+        rule = await self._writable(request)
         body = await optional_body(request, RotateBody)
         name, present = _secrets(rule.record.rule, body.of)
         if len(present) >= PREVIOUS:
@@ -374,6 +379,25 @@ class Rules:
         if len(present) == PREVIOUS:
             record = await self._kept(rule, self._with_secrets(rule, of, name, present[:1]))
         return await self._written(record, {})
+
+    async def _writable(self, request: Request) -> CompiledRule:
+        """Return the rule of the path, if the caller may decide what it does.
+
+        A rule acts with its owner's rights, so who writes another user's rule acts as that user.
+
+        Raises:
+            Problem: as `_changeable`; 403 for another user's rule without the scope act-as.
+        """
+        rule = await self._changeable(request)
+        who = identity_of(request)
+        owner = rule.record.owner.user_id
+        if owner != who.user_id and not who.may("act-as"):
+            raise Problem(
+                403,
+                f"the rule acts with the rights of {owner}, so to write it needs the scope act-as "
+                "besides administer; without it, you may pause or delete the rule",
+            )
+        return rule
 
     async def _changeable(self, request: Request) -> CompiledRule:
         """Return the rule of the path, if the caller may change it over HTTP.

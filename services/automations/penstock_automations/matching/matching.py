@@ -95,18 +95,17 @@ class Matching:
     ) -> list[Job]:
         payload = await objects.unwrap(self._bus, stored.payload)
         body = orjson.loads(payload)
-        found = matches(rules, body, len(payload), time.perf_counter, self._took)
-        if not found:
-            return []
         facts = await self._facts.of(run_id)
         if facts is None:
             log.warning("run %s: no rule acts on its %s, since it has no record", run_id, type_)
             return []
+        # Conditions of other users' rules are not evaluated: one user's rules must not take the
+        # time of all others' events.
+        allowed = [rule for rule in rules if may_act(rule, facts, body)]
+        found = matches(allowed, body, len(payload), time.perf_counter, self._took)
         jobs = []
         for match in found:
             rule = match.rule
-            if not may_act(rule, facts, body):
-                continue
             deep = too_deep(facts, body) if match.failure is None else None
             failure = match.failure or deep
             if failure is not None:
