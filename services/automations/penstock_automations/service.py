@@ -99,7 +99,12 @@ class AutomationsService(Service):
         self._rules.on_change = self._on_change
         refusals = Refusals(guard, context.config)
         rules = Rules(
-            self._store, self._rules, refusals, self.rules_changed, settings.rules_per_user
+            self._store,
+            self._rules,
+            refusals,
+            self.rules_changed,
+            settings.rules_per_user,
+            self.bus.clock,
         )
         deliveries = DeliveryList(self.bus, lambda index: self.spawn(LIST, index.run))
         surfaces = (

@@ -13,7 +13,16 @@ from penstock_automations.rules.secrets import WRITE_ONLY
 
 # Fields of an answer that a client may send back with a rule; they change nothing.
 READ_ONLY: Final = frozenset(
-    {"version", "owner", "source", "paused", "created_at", "updated_at", "new_secrets"}
+    {
+        "version",
+        "owner",
+        "source",
+        "paused",
+        "created_at",
+        "updated_at",
+        "new_secrets",
+        "next_times",
+    }
 )
 EXAMPLE: Final = {
     "id": "ask-slack",

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.bus.connection.clock import Clock
 from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import ignore_body, read_json
 from penstock.web.operation import (
@@ -52,6 +53,7 @@ from penstock_automations.api.common import (
     place_of,
 )
 from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.cron import rfc3339
 from penstock_automations.rules.hidden import made, restored
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
@@ -61,6 +63,7 @@ from penstock_automations.rules.rights import missing_right
 from penstock_automations.rules.secrets import check_secret, new_secret, new_token
 from penstock_automations.rules.store import Conflict, CurrentRules, RuleStore
 
+SHOWN_TIMES: Final = 5  # the number of next times of a schedule that are shown
 PREVIOUS: Final = 2  # the number of secrets while one replaces the other
 
 
@@ -95,7 +98,7 @@ RULE: Final[Json] = an_object(
     paused={"type": ["object", "null"]},
     created_at=TEXT,
     updated_at=TEXT,
-)
+) | {"description": "`next_times`: the next times of a schedule, unless the rule is paused"}
 _MADE: Final[Json] = {
     "type": "object",
     "description": "Secrets that the server has made, by the part of the rule that has them. No "
@@ -116,7 +119,7 @@ class Rules:
     """The handlers of the routes.
 
     `changed` returns when the stored rules match every event from then on. `most` is the number of
-    rules that one user may have.
+    rules that one user may have. `clock` is NATS's.
     """
 
     def __init__(
@@ -126,12 +129,14 @@ class Rules:
         refusals: Refusals,
         changed: Callable[[], Awaitable[None]],
         most: int,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._current = current
         self._refusals = refusals
         self._changed = changed
         self._most = most
+        self._clock = clock
         self._making = asyncio.Lock()
 
     @serves(
@@ -214,7 +219,7 @@ class Rules:
     async def show(self, request: Request) -> Response:
         """Return the rule."""
         rule = await found_rule(request, self._store)
-        return answer(shown_rule(rule.record), etag=_etag(rule))
+        return answer(self._shown(rule.record), etag=_etag(rule))
 
     @serves(
         operation(
@@ -481,7 +486,7 @@ class Rules:
         rule = await asked(self._store.get(record.rule.id))
         is_same = rule is not None and rule.record.version == record.version
         headers = {"etag": _etag(rule)} if rule is not None and is_same else {}
-        body = shown_rule(record)
+        body = self._shown(record)
         if secrets:
             body["new_secrets"] = dict(secrets)
             headers["cache-control"] = "no-store"
@@ -490,7 +495,15 @@ class Rules:
     async def _after(self, request: Request) -> Response:
         await asked(self._changed())
         rule = await found_rule(request, self._store)
-        return answer(shown_rule(rule.record), etag=_etag(rule))
+        return answer(self._shown(rule.record), etag=_etag(rule))
+
+    def _shown(self, record: RuleRecord) -> dict[str, Any]:
+        """Return the rule as clients see it, with the next times of its schedule."""
+        if record.rule.schedule is None:
+            return shown_rule(record)
+        times = record.times
+        found = times.upcoming(self._clock.time(), SHOWN_TIMES) if times is not None else []
+        return {**shown_rule(record), "next_times": [rfc3339(each) for each in found]}
 
     def _count(self, user_id: str) -> int:
         return sum(

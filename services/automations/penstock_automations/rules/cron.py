@@ -93,6 +93,12 @@ class Cron:
             look_s *= _LOOK_GROWS
 
 
+def rfc3339(unix_s: float) -> str:
+    """Return the time as RFC 3339, in UTC, with milliseconds."""
+    moment = datetime.fromtimestamp(unix_s, UTC)
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
 def check_timezone(name: str) -> None:
     """Raise ValueError unless there is a time zone with this name."""
     try:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from penstock.bus.records import Record
 from penstock.expressions import Condition, Conditions, ExpressionError
+from penstock_automations.rules.cron import Cron
 from penstock_automations.rules.model import Rule
 
 CONDITIONS = Conditions(["event"])
@@ -65,6 +66,17 @@ class RuleRecord(Record):
     def _of_an_earlier_version(cls, owner: Any) -> Any:
         return {"user_id": owner} if isinstance(owner, str) else owner
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the rule's trigger fires it now."""
+        return self.rule.enabled and self.paused is None
+
+    @property
+    def times(self) -> Cron | None:
+        """The times at which the rule is fired now; None for a rule that is fired at no time."""
+        schedule = self.rule.schedule
+        return schedule.times if schedule is not None and self.is_active else None
+
     def has_rights_of(self, owner: Owner, *, all_users: bool) -> bool:
         """Return whether a rule of this owner would see the same runs as this rule."""
         return (self.owner.user_id, self.all_users) == (owner.user_id, all_users)
@@ -93,7 +105,7 @@ class CompiledRule:
     @property
     def matches_now(self) -> bool:
         """Whether the rule's trigger fires it now."""
-        return self.record.rule.enabled and self.record.paused is None
+        return self.record.is_active
 
     def sees(self, type_: str, stream: str, sequence: int) -> bool:
         """Return whether the rule waits for an event of this type and place."""

@@ -17,7 +17,7 @@ import orjson
 from penstock.bus import subjects
 from penstock_automations.jobs.job import Job, TriggerKind, TriggerSource
 from penstock_automations.matching.match import matches
-from penstock_automations.rules.cron import Cron
+from penstock_automations.rules.cron import Cron, rfc3339
 from penstock_automations.rules.records import CompiledRule, event_of
 
 SERVICE: Final = "automations-schedules"  # of the subjects in SCHEDULES
@@ -49,8 +49,8 @@ class Firing:
 
     def is_of(self, rule: CompiledRule) -> bool:
         """Return whether the rule has this schedule now."""
-        times = times_of(rule)
-        return times == Cron(self.cron, self.timezone) and rule.record.uid == self.uid
+        record = rule.record
+        return record.times == Cron(self.cron, self.timezone) and record.uid == self.uid
 
     def dump(self) -> bytes:
         """Return the firing as JSON."""
@@ -89,13 +89,6 @@ def schedule_subject(rule_id: str) -> str:
     return subjects.schedule(SERVICE, f"rule-{rule_id}")
 
 
-def times_of(rule: CompiledRule | None) -> Cron | None:
-    """Return the times at which the rule fires now; None for a rule that fires at no time."""
-    if rule is None or not rule.matches_now or rule.record.rule.schedule is None:
-        return None
-    return rule.record.rule.schedule.times
-
-
 def next_firing(
     rule: CompiledRule, pending: Firing | None, now: float, handled: float | None = None
 ) -> Firing | None:
@@ -105,7 +98,7 @@ def next_firing(
     about to publish it. `handled` is the time that the caller has just fired. Without either of
     them a time may have been missed. Then the firing is the latest time that may still be fired.
     """
-    times = times_of(rule)
+    times = rule.record.times
     if times is None:
         return None
     if (
@@ -152,10 +145,10 @@ def body_of_firing(times: Cron, at: float) -> dict[str, Any]:
     moment = datetime.fromtimestamp(at, UTC)
     local = moment.astimezone(ZoneInfo(times.timezone))
     return {
-        "timestamp": _stamp(moment),
+        "timestamp": rfc3339(at),
         "event": {"category": "schedule", "action": "fired"},
         "data": {
-            "scheduled_at": _stamp(moment),
+            "scheduled_at": rfc3339(at),
             "local_time": local.isoformat(timespec="seconds"),
             "cron": times.expression,
             "timezone": times.timezone,
@@ -200,10 +193,6 @@ def _earliest(rule: CompiledRule, now: float) -> float:
     schedule = rule.record.rule.schedule
     catch_up_s = schedule.catch_up_s if schedule is not None else 0.0
     return max(rule.record.since, now - catch_up_s)
-
-
-def _stamp(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def _ignored(rule: CompiledRule, seconds: float) -> None:

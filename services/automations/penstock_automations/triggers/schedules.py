@@ -34,7 +34,6 @@ from penstock_automations.triggers.firing import (
     job_of,
     next_firing,
     schedule_subject,
-    times_of,
 )
 
 log = logging.getLogger(__name__)
@@ -129,7 +128,7 @@ class Schedules:
         _log(firing, found, now)
         if rule is None or found.outcome == "stale":
             return  # the process that changed the rule has scheduled its next time, if it has one
-        times = times_of(rule)
+        times = rule.record.times
         if times is not None and found.fires:
             body = body_of_firing(times, found.at)
             size_bytes = len(orjson.dumps(body))
@@ -176,7 +175,7 @@ class Schedules:
 
     def _is_open(self, rule: CompiledRule, now: float) -> bool:
         """Return whether the rule's next time may not be scheduled."""
-        if times_of(rule) is None:
+        if rule.record.times is None:
             return False
         revision, firing = self._known.get(rule.id, (0, None))
         if revision != rule.revision:
