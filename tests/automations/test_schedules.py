@@ -52,12 +52,20 @@ def minute_ago(minutes: float = 2) -> datetime:
 
 
 async def in_force_since(store: RuleStore, rule: Rule, seconds_ago: float) -> CompiledRule:
-    """Store a rule as if its schedule had come into force earlier."""
-    await store.apply(rule, Owner(user_id="u1"))
+    """Store a rule as if its schedule had come into force earlier.
+
+    A service must not see the rule before. It would schedule the next time, and a time is only
+    missed while no time is scheduled.
+    """
+    await store.apply(rule.model_copy(update={"enabled": False}), Owner(user_id="u1"))
     found = await store.get(rule.id)
     assert found is not None
-    since = found.record.since - seconds_ago
-    await store.put(found.record.model_copy(update={"since": since}), found.revision)
+    record = found.record
+    changes = {
+        "rule": record.rule.model_copy(update={"enabled": True}),
+        "since": record.since - seconds_ago,
+    }
+    await store.put(record.model_copy(update=changes), found.revision)
     changed = await store.get(rule.id)
     assert changed is not None
     return changed
