@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 OWN = [Deciders(users=["requester"])]
 FOUR_EYES = [Deciders(roles=["finance"], excluded=["requester"])]
 ITEM = {"item_id": "c1", "kind": "confirmation", "tool": "transfer", "args": {"amount": 5}}
-YES = {"items": [{"item_id": "c1", "decision": "approve"}]}
+YES = {"items": [{"item_id": "c1", "decision": "approve"}], "digest": "d"}
 
 SCOPES = "start read raw decide"
 Headers = Callable[[Secured], Awaitable[dict[str, str]]]
@@ -145,7 +145,9 @@ async def test_who_sees_an_approval(
     await penstock.stands(approval_id)
 
 
-@pytest.mark.parametrize("body", [YES, {"approved": True}], ids=["items", "short form"])
+@pytest.mark.parametrize(
+    "body", [YES, {"approved": True, "digest": "d"}], ids=["items", "short form"]
+)
 @pytest.mark.parametrize(("caller", "deciders", "right"), MATRIX)
 async def test_who_decides_an_approval(
     penstock: Secured, caller: str, deciders: list[Deciders], right: Right, body: dict[str, Any]
@@ -182,9 +184,7 @@ def _to_agui(run: PretendRun, approval_id: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("surface", [_to_adk, _to_agno, _to_agui])
-@pytest.mark.parametrize(
-    ("caller", "deciders", "right"), [row for row in MATRIX if row[2].surface != 403]
-)
+@pytest.mark.parametrize(("caller", "deciders", "right"), MATRIX)
 async def test_who_decides_over_the_surfaces_of_runs(
     penstock: Secured,
     caller: str,
@@ -244,7 +244,7 @@ async def test_the_short_form_decides_all_confirmations(
     items = [ITEM, ITEM | {"item_id": "c2", "kind": "review"}]
     approval_id = await penstock.approval(run, items=items)
     path = f"/v1/approvals/{approval_id}/decision"
-    answer = await penstock.http.post(path, json=body, headers=bearer())
+    answer = await penstock.http.post(path, json=body | {"digest": "d"}, headers=bearer())
     assert answer.status_code == 200, answer.text
     decision = answer.json()["decision"]
     assert (decision["outcome"], decision.get("note")) == (outcome, note)

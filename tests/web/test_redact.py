@@ -17,7 +17,7 @@ from support.fakes.issuer import token
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbGljZSJ9.c2lnbmF0dXJl"
 STREAM_TOKEN = "pst_" + "Ab-_" * 10 + "xyz"
 SERVICE_TOKEN = "psv_" + "Ab-_" * 10 + "xyz"
-LINK = "Cd-_" * 10 + "xyz"
+LINK = "pln_" + "Cd-_" * 10 + "xyz"
 OPAQUE = "kept-private-0123456789"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.bus import BusError, ObjectGone
+from penstock.bus import Bus
 from penstock.bus.records import (
     ApprovalRecord,
     Channel,
@@ -21,7 +22,6 @@ from penstock.bus.records import (
     DecideReply,
     DecideRequest,
 )
-from penstock.bus.state.bucket_index import StillReading
 from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity, decides_for, identity_of
 from penstock.web.auth.limits import take_stream
@@ -46,12 +46,13 @@ from penstock.web.operation import (
 from penstock.web.problems import Problem, invalid
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_approvals import live
+from penstock_approvals.answering import asked, is_key
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
+from penstock_approvals.last_lines import last_lines
 from penstock_approvals.listing import Page, Place
 from penstock_approvals.policy import may_decide
 from penstock_approvals.policy.kinds import NEEDS_VALUE
-from penstock_approvals.records import UnreadableRecord
 from penstock_approvals.seeing import seeker_of, sees
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,8 @@ _operation = partial(Operation, tag="approvals")
 class Api:
     """The handlers of the routes. `decide` takes a decision and has the decision sent."""
 
-    def __init__(self, approvals: Approvals, feed: Feed, decide: Decide) -> None:
+    def __init__(self, bus: Bus, approvals: Approvals, feed: Feed, decide: Decide) -> None:
+        self._bus = bus
         self._approvals = approvals
         self._feed = feed
         self._decide = decide
@@ -235,13 +237,13 @@ class Api:
         cursor = request.headers.get("last-event-id") or request.query_params.get("after")
         if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
             raise Problem(422, "after: must be the `id` of an earlier frame")
-        end = await _asked(self._feed.end())
+        end = await asked(self._feed.end())
         after = int(cursor) if cursor is not None else end
         if after > end:
             raise Problem(410, "NATS has lost changes since this cursor: list the approvals again")
         shows = partial(sees, who)
         if JSON in request.headers.get("accept", ""):
-            return _json(live.page(await _asked(self._feed.read(after)), shows))
+            return _json(live.page(await asked(self._feed.read(after)), shows))
         return live.response(request, self._feed, shows, after)
 
     @serves(
@@ -261,7 +263,7 @@ class Api:
         who = identity_of(request)
         ip = request.client.host if request.client is not None else None
         seen_by = decider_of(who, _channel(request, who), who.user_id)
-        await _asked(self._approvals.audit.viewed(record, seen_by, ip))
+        await asked(self._approvals.audit.viewed(record, seen_by, ip))
         return _json(record)
 
     @serves(
@@ -291,7 +293,7 @@ class Api:
     async def audit(self, request: Request) -> Response:
         """Return the audit of the approval, for those who may see the approval."""
         record = await self._found(request)
-        history = await _asked(self._approvals.audit.history(record))
+        history = await asked(self._approvals.audit.history(record))
         return _json(
             {
                 "approval_id": record.approval_id,
@@ -302,6 +304,23 @@ class Api:
                 "findings": [str(each) for each in history.findings],
             }
         )
+
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/approvals/{approval_id}/lines",
+            summary="The last lines of the run that asks, for those who may see the approval",
+            answers={200: json("The lines, the oldest first", an_object(lines=a_list(OBJECT)))},
+            scopes=("read",),
+            parameters=(_ID,),
+            refusals=(404,),
+        )
+    )
+    async def lines(self, request: Request) -> Response:
+        """Return the run's last lines, also to those who may not see the run."""
+        record = await self._found(request)
+        found = await asked(last_lines(self._bus, record.run_id))
+        return _json({"lines": [asdict(line) for line in found]})
 
     @serves(
         _operation(
@@ -324,7 +343,7 @@ class Api:
         decider = decider_of(who, _channel(request, who), decides_for(who, body.by))
         if (reason := may_decide(record, decider)) is not None:
             raise Problem(403, reason)
-        reply = await _asked(self._decide(record.approval_id, body.request(record, decider)))
+        reply = await asked(self._decide(record.approval_id, body.request(record, decider)))
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
         return _json(reply.approval)
@@ -339,7 +358,7 @@ class Api:
             text = "after: must be `next` of an earlier page; leave it out for the first page"
             raise Problem(422, text) from error
         async with self._turns.of(who.user_id):
-            return await _asked(self._approvals.list.page(seeker, wanted, after, query.limit))
+            return await asked(self._approvals.list.page(seeker, wanted, after, query.limit))
 
     async def _found(self, request: Request) -> ApprovalRecord:
         """Return the approval of the path.
@@ -348,8 +367,8 @@ class Api:
         """
         approval_id = request.path_params["approval_id"]
         # A client may make up an id with characters that the bus refuses in a key.
-        known = _is_key(approval_id)
-        record = await _asked(self._approvals.get(approval_id)) if known else None
+        known = is_key(approval_id)
+        record = await asked(self._approvals.get(approval_id)) if known else None
         if record is None or not sees(identity_of(request), record):
             raise Problem(404, f"there is no approval {approval_id}")
         return record
@@ -364,24 +383,6 @@ def _channel(request: Request, who: Identity) -> Channel:
         return "page"
     is_cli = request.headers.get("user-agent", "").startswith("penstock-cli/")
     return "cli" if is_cli else "api"
-
-
-def _is_key(text: str) -> bool:
-    return text.replace("-", "").isalnum() and text.isascii()
-
-
-async def _asked(answer: Awaitable[T]) -> T:
-    try:
-        return await answer
-    except ObjectGone as error:
-        raise Problem(410, str(error)) from error
-    except UnreadableRecord as error:
-        log.error("%s", error)
-        raise Problem(500, str(error)) from error
-    except StillReading as error:
-        raise Problem(503, str(error)) from error
-    except BusError as error:
-        raise Problem(503, f"the bus does not answer: {error}; try again") from error
 
 
 def _json(value: BaseModel | dict[str, Any]) -> Response:

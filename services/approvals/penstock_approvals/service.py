@@ -22,6 +22,7 @@ from penstock_approvals.audit.losses import AuditLosses
 from penstock_approvals.deadlines import DUE, approval_of
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
+from penstock_approvals.links.routes import LinkMaking, LinkPages
 from penstock_approvals.policies import Policies
 from penstock_approvals.records import ApprovalRecords, UnreadableRecord
 from penstock_approvals.restore import Restore
@@ -45,7 +46,7 @@ class ApprovalsService(Service):
 
     name: ClassVar[str] = "approvals"
     settings_type: ClassVar[type[Settings]] = ApprovalsSettings
-    operations = operations_of(Api)
+    operations = operations_of(Api, LinkPages, LinkMaking)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -70,7 +71,12 @@ class ApprovalsService(Service):
         self._requests: list[str] = []  # the names of the loops that take requests
         self._sending: set[asyncio.Task[None]] = set()
         self._feed = Feed(self.bus, ApprovalRecords(self.bus))
-        self.routes = routes_of(Api(self._approvals, self._feed, self._decide))
+        public_url = self._settings.public_url
+        self.routes = [
+            *routes_of(Api(self.bus, self._approvals, self._feed, self._decide)),
+            *routes_of(LinkPages(self.bus, self._approvals, self._decide)),
+            *routes_of(LinkMaking(self.bus, self._approvals, public_url)),
+        ]
 
     async def start(self) -> None:
         """Begin to take decisions, and then to record requests."""

@@ -9,7 +9,7 @@ import http
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
@@ -47,19 +47,22 @@ class Problem(Exception):
 class ErrorShape:
     """The form in which a surface writes an error.
 
-    `name` is the name of `schema` in the OpenAPI document; `body` makes the JSON of the error.
+    `name` is the name of `schema` in the OpenAPI document. `body` makes the content of the error,
+    and `write` its bytes: JSON, or a page for people. `headers` are further headers of the answer.
     """
 
     name: str
     media_type: str
     schema: Mapping[str, Any]
     body: Callable[[Problem], Mapping[str, Any]]
+    write: Callable[[Mapping[str, Any]], bytes] = orjson.dumps
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def response(self, problem: Problem) -> Response:
         """Return the problem as a response; a 503 gets the header Retry-After."""
-        body = orjson.dumps(self.body(problem))
+        body = self.write(self.body(problem))
         response = Response(body, problem.status, media_type=self.media_type)
-        response.headers.update(problem.headers)
+        response.headers.update({**self.headers, **problem.headers})
         if problem.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
             response.headers.setdefault("retry-after", str(random.randint(*RETRY_AFTER_S)))
         return response

@@ -199,6 +199,12 @@ HOW: dict[str, list[How]] = {
     "POST /v1/automations/{rule_id}/replay": [How(404, 202)],
     # Anybody may call a hook. This rule has none, so the answer is that of a wrong signature.
     "POST /v1/hooks/{rule_id}": [How(good=404)],
+    "GET /v1/approvals/{approval_id}/lines": [How(404)],
+    "POST /v1/approvals/{approval_id}/links": [How(good=201)],
+    "DELETE /v1/approvals/{approval_id}/links/{link_id}": [How(good=204)],
+    # one-time links
+    "GET /d/{secret}": [How()],
+    "POST /d/{secret}": [How(good=415)],  # the body must be a form
     # credentials
     "POST /v1/login": [How()],
     "POST /v1/logout": [How(good=204)],

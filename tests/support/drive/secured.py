@@ -103,6 +103,11 @@ class Secured:
         names |= {"artifact": "report.txt", "agent": agent, "thread_id": run.session_id}
         if "{approval_id}" in row.route:
             names["approval_id"] = await self.approval(run)
+        if "{link_id}" in row.route and tokens:
+            names["link_id"] = (await self.link(names["approval_id"]))["id"]
+        if "{secret}" in row.route and tokens:
+            url = (await self.link(await self.approval(run)))["url"]
+            names["secret"] = url.rsplit("/", 1)[1]
         if "{rule_id}" in row.route:
             names["rule_id"], names["delivery_id"] = await self.rule(run)
         if "{service_token_id}" in row.route and tokens:
@@ -218,6 +223,15 @@ class Secured:
         assert answer.status_code == 201, answer.text
         made = answer.json()
         return {"authorization": f"Bearer {made['token']}"}, made["id"]
+
+    async def link(self, approval_id: str, **body: Any) -> dict[str, Any]:
+        """Make a one-time link to the approval, for Alice if the body names nobody."""
+        headers = bearer("root", scope="administer")
+        path = f"/v1/approvals/{approval_id}/links"
+        answer = await self.http.post(path, json=body or {"user": "alice"}, headers=headers)
+        assert answer.status_code == 201, answer.text
+        made: dict[str, Any] = answer.json()
+        return made
 
     def stream(self, path: str, headers: dict[str, str] | None = None, **query: str) -> Stream:
         """Send a GET request whose response is read frame by frame."""

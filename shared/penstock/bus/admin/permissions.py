@@ -223,7 +223,7 @@ USERS: Final = (
         _follows("KV_policies"),
         _reads(EVENTS, RAW, AUDIT, SCHEDULES),
         _buckets("policies", "approvals", "pauses", "runs", "aliases", "tokens", "sent"),
-        _keys("approvals.>", "policies.current", "aliases.*"),
+        _keys("approvals.>", "policies.current", "aliases.*", "tokens.link.*"),
         _TOKENS,
         _KEEPS_OBJECTS,
         hears=["decide.*", "$KV.approvals.*"],

@@ -22,8 +22,7 @@ _SECRETS: Final = tuple(
         r"([?&](?:token|access_token)=)[^\s&#\"'\\]+",
         r"(\b(?:__Host-)?penstock_(?:token|csrf)=)[^\s;\"'\\]+",
         r"()\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*",
-        r"()\bps[tv]_[A-Za-z0-9_-]{20,}",
-        r"(/d/)[A-Za-z0-9_-]{20,}",  # the secret of a one-time link
+        r"()\bp(?:st|sv|ln)_[A-Za-z0-9_-]{20,}",  # tokens, and the secrets of one-time links
     )
 )
 

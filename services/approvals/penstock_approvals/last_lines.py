@@ -1,0 +1,69 @@
+"""The run's last lines: what a person needs to know of a run in order to decide its approval.
+
+The lines are the run's first message, and its last message, tool call, tool result and warning.
+Whoever may see an approval gets these lines, and not the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from penstock.bus import Bus, ObjectGone
+from penstock.bus.read import direct
+from penstock.bus.streams import events_for
+from penstock.bus.subjects import event
+from penstock.bus.write import objects
+
+MAX_CHARS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line. `text` has at most `MAX_CHARS` characters, and one more that shows a cut."""
+
+    type: str
+    what: str
+    at: str
+    text: str
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+_Read = Callable[[Mapping[str, Any]], str]
+# What is read of the data of each type of event, with the words that introduce the line.
+_TYPES: Final[Mapping[str, tuple[str, _Read]]] = {
+    "lifecycle.started": ("asked", lambda data: str(data.get("message") or "")),
+    "llm.message_completed": ("said", lambda data: str(data.get("content") or "")),
+    "llm.tool_call": ("called", lambda data: f"{data.get('tool')} {_json(data.get('args'))}"),
+    "llm.tool_result": ("got", lambda data: f"{data.get('tool')} {_json(data.get('result'))}"),
+    "system.warning": ("warning", lambda data: str(data.get("message") or "")),
+    "system.error": ("error", lambda data: str(data.get("message") or "")),
+}
+
+
+async def last_lines(bus: Bus, run_id: str) -> list[Line]:
+    """Return the run's last lines, the oldest first. Raises BusError."""
+    subjects = [event(type_, run_id) for type_ in _TYPES]
+    lines = []
+    for stored in await direct.last_of_each(bus, events_for(run_id), subjects):
+        with contextlib.suppress(ObjectGone):
+            body = orjson.loads(await objects.unwrap(bus, stored.payload))
+            lines.append(line_of(body))
+    return [line for line in lines if line.text]
+
+
+def line_of(body: Mapping[str, Any]) -> Line:
+    """Return the line of an event of one of the types."""
+    type_ = f"{body['event']['category']}.{body['event']['action']}"
+    what, read = _TYPES[type_]
+    text = read(body["data"])
+    if len(text) > MAX_CHARS:
+        text = f"{text[:MAX_CHARS]}…"
+    return Line(type_, what, str(body.get("timestamp", "")), text)

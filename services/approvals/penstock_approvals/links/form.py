@@ -1,0 +1,98 @@
+"""Read the form of a link's page. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from urllib.parse import parse_qs
+
+from penstock.bus.records import Decided
+from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
+
+MAX_NOTE: Final = 2000
+MAX_FIELDS: Final = 1000
+VALUE: Final = "value-"  # the name of an item's field is this and the item's number
+
+
+class BadForm(ValueError):
+    """The form cannot be read. The text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a person has sent."""
+
+    signature: str
+    decision: Literal["approve", "reject"]
+    note: str | None
+    values: Mapping[int, str]
+
+    def fields(self) -> dict[str, str]:
+        """Return what the person wrote, by the names of the form's fields."""
+        values = {f"{VALUE}{number}": text for number, text in self.values.items()}
+        return {**values, "note": self.note or ""}
+
+
+def parse(body: bytes) -> Form:
+    """Return the form in a body of the type `application/x-www-form-urlencoded`.
+
+    Raises:
+        BadForm: a field is missing, given twice or wrong.
+    """
+    try:
+        pairs = parse_qs(
+            body.decode(), keep_blank_values=True, strict_parsing=True, max_num_fields=MAX_FIELDS
+        )
+    except ValueError as error:
+        raise BadForm("the form cannot be read; open the link again") from error
+    if any(len(values) > 1 for values in pairs.values()):
+        raise BadForm("the form has a field twice; open the link again")
+    fields = {name: values[0] for name, values in pairs.items()}
+    decision = fields.get("decision")
+    if decision not in ("approve", "reject"):
+        raise BadForm("choose Approve or Reject")
+    note = fields.get("note", "").replace("\r\n", "\n").strip()
+    if len(note) > MAX_NOTE:
+        raise BadForm(f"the note has {len(note)} characters; at most {MAX_NOTE}")
+    values = {
+        int(number): text.replace("\r\n", "\n")
+        for name, text in fields.items()
+        if (number := name.removeprefix(VALUE)) != name and number.isdecimal()
+    }
+    return Form(
+        fields.get("csrf", ""),
+        "approve" if decision == "approve" else "reject",
+        note or None,
+        values,
+    )
+
+
+def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:
+    """Return the decision of each item: the same for all, with the values of the form."""
+    return [
+        Decided(
+            item_id=item["item_id"],
+            decision=form.decision,
+            value=_value(item, form.values.get(number)) if form.decision == "approve" else None,
+        )
+        for number, item in enumerate(items)
+    ]
+
+
+def can_reject(items: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether each item is of a kind that can be rejected."""
+    return not any(item.get("kind") in ANSWERED_ONLY for item in items)
+
+
+def _value(item: Mapping[str, Any], text: str | None) -> Any:
+    """Return the value of an item's field: JSON, or the text itself where a text is wanted."""
+    if item.get("kind") not in NEEDS_VALUE or not text:
+        return None
+    if (item.get("input_schema") or {}).get("type") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

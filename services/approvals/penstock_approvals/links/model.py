@@ -1,0 +1,102 @@
+"""A link as it is stored, and what it is good for now. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from datetime import datetime
+from enum import Enum
+from typing import Final, Literal
+
+from pydantic import Field
+
+from penstock.bus.records import ApprovalRecord, Decider, Record
+from penstock_approvals.policy import may_decide
+
+ROLE_PREFIX: Final = "link:"
+
+
+class LinkRecord(Record):
+    """KV `tokens`, key `link.<id>`. Times are Unix seconds. The link's secret is not in it."""
+
+    id: str = Field(description="The first half of the secret's SHA-256")
+    hash: str = Field(description="The SHA-256 of the secret")
+    form_key: str = Field(description="The key of the form's signature")
+    approval_id: str
+    digest: str = Field(description="The digest of what the link lets a person decide")
+    user: str | None = Field(None, description="The person who decides with it")
+    role: str | None = Field(None, description="The role of the person, or the group")
+    created_by: str
+    created_at: float
+    expires_at: float
+    used_at: float | None = None
+    used_for: Literal["approve", "reject"] | None = None
+
+    def decider(self) -> Decider:
+        """Return the person who holds the link.
+
+        All links of a group count as one person: otherwise somebody who has two of them could vote
+        twice.
+        """
+        return Decider(
+            name=self.user or f"{ROLE_PREFIX}{self.role}",
+            roles=[self.role] if self.role else [],
+            scopes=["decide"],
+            channel="link",
+            token_id=self.id,
+        )
+
+    def signature(self) -> str:
+        """Return the value that a form of this link must send.
+
+        A page of another origin cannot know the value, and a form that was shown before the request
+        changed has another one.
+        """
+        text = f"{self.approval_id}.{self.digest}"
+        return hmac.new(bytes.fromhex(self.form_key), text.encode(), hashlib.sha256).hexdigest()
+
+
+class State(Enum):
+    """What a link is good for."""
+
+    OPEN = "open"
+    USED = "used"
+    DECIDED = "decided"
+    WITHDRAWN = "withdrawn"
+    LATE = "late"
+    EXPIRED = "expired"
+    VOTED = "voted"
+    CHANGED = "changed"
+    REFUSED = "refused"
+    GONE = "gone"
+
+
+_ENDED: Final[Mapping[str, State]] = {
+    "decided": State.DECIDED,
+    "withdrawn": State.WITHDRAWN,
+    "expired": State.LATE,
+}
+
+
+def state_of(link: LinkRecord, record: ApprovalRecord | None, now: datetime) -> State:
+    """Return what the link is good for; `now` is the server's time."""
+    if record is None:
+        return State.GONE
+    if link.used_at is not None:
+        return State.USED
+    if record.status != "pending":
+        return _ENDED[record.status]
+    decider = link.decider()
+    checks = (
+        (State.EXPIRED, now.timestamp() >= link.expires_at),
+        (State.LATE, _is_late(record, now)),
+        (State.VOTED, any(not vote.void and vote.by == decider.name for vote in record.votes)),
+        (State.CHANGED, record.digest != link.digest),
+        (State.REFUSED, may_decide(record, decider) is not None),
+    )
+    return next((state for state, holds in checks if holds), State.OPEN)
+
+
+def _is_late(record: ApprovalRecord, now: datetime) -> bool:
+    return record.expires_at is not None and now >= datetime.fromisoformat(record.expires_at)

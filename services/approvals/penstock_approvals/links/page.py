@@ -1,0 +1,216 @@
+"""Write the page of a link as HTML. It loads nothing, runs no script, and hides nothing. Pure."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.bus.records import ApprovalRecord
+from penstock_approvals.last_lines import Line
+from penstock_approvals.links.form import MAX_NOTE, VALUE, can_reject
+from penstock_approvals.links.model import LinkRecord, State
+from penstock_approvals.links.tree import TooLarge, tree
+from penstock_approvals.links.visible import visible
+from penstock_approvals.policy.kinds import NEEDS_VALUE
+
+STYLE: Final = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+_STYLE_HASH: Final = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+HEADERS: Final[Mapping[str, str]] = {
+    "content-type": "text/html; charset=utf-8",
+    "content-security-policy": "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src 'sha256-{_STYLE_HASH}'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
+    ),
+    "cache-control": "no-store",
+    # The address contains the secret, so no request may name it. With `no-referrer`, browsers would
+    # send `Origin: null` with the form, and the check of the origin would refuse the form.
+    "referrer-policy": "strict-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "x-robots-tag": "noindex",
+}
+_OUTCOMES: Final = {"approved": "approved", "rejected": "rejected", "mixed": "decided in parts"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a page of a link shows. `problem`: why a form was not accepted."""
+
+    link: LinkRecord
+    state: State
+    record: ApprovalRecord | None
+    lines: Sequence[Line] = ()
+    problem: str | None = None
+    form: Mapping[str, str] | None = None  # what the person had written
+
+
+def page(view: View) -> str:
+    """Return the page. Only a link that is open shows the request and the form."""
+    record = view.record
+    if view.state is not State.OPEN or record is None:
+        title, text = _said(view)
+        return _document(title, f'<div class="panel" role="status"><p>{text}</p></div>')
+    try:
+        items = "".join(_item(item) for item in record.items)
+    except TooLarge:
+        return _document(
+            "Too large for this page",
+            '<div class="panel notice" role="alert"><p>The request is too large to be shown whole, '
+            "so it cannot be decided here. Decide it over the API or on the command line: "
+            f"approval {visible(record.approval_id)}.</p></div>",
+        )
+    problem = (
+        f'<div class="panel notice" role="alert"><p>{visible(view.problem)}</p></div>'
+        if view.problem
+        else ""
+    )
+    body = (
+        problem
+        + f"<p>{_name(record.agent)} asks for a decision before it goes on.</p>"
+        + _facts(record, view.link)
+        + items
+        + _lines(view.lines)
+        + _form(record, view.link, view.form or {})
+    )
+    return _document(f"Approval for {record.agent}", body)
+
+
+def message(title: str, text: str) -> str:
+    """Return a page that says one thing."""
+    return _document(title, f'<div class="panel notice" role="alert"><p>{visible(text)}</p></div>')
+
+
+def _document(title: str, body: str) -> str:
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{visible(title, lines=False)}</title><style>{STYLE}</style></head>"
+        f"<body><main><h1>{visible(title, lines=False)}</h1>{body}</main></body></html>"
+    )
+
+
+def _said(view: View) -> tuple[str, str]:
+    """Return the title and the text, as HTML, of a link that is not open."""
+    record, link = view.record, view.link
+    decision = record.decision if record is not None else None
+    outcome = _OUTCOMES[decision.outcome] if decision is not None else "still open"
+    by = f" by {_name(decision.by)}" if decision is not None else ""
+    at = f" at {visible(decision.at)}" if decision is not None else ""
+    reason = f": {visible(record.reason)}" if record is not None and record.reason else ""
+    mine = "approved" if link.used_for == "approve" else "rejected"
+    texts: Mapping[State, tuple[str, str]] = {
+        State.USED: (
+            f"You have {mine} this",
+            f"This link was used, and works only once. The request is {outcome}{by}{at}.",
+        ),
+        State.DECIDED: ("Already decided", f"The request was {outcome}{by}{at}."),
+        State.WITHDRAWN: ("No longer needed", f"The request was withdrawn{reason}."),
+        State.LATE: ("Too late", "The deadline of the request has passed."),
+        State.EXPIRED: (
+            "This link has expired",
+            "The request still waits for a decision. Ask for a new link.",
+        ),
+        State.VOTED: (
+            "You have decided this",
+            "Your decision is counted. The request waits for the decisions of others.",
+        ),
+        State.CHANGED: (
+            "The request has changed",
+            "Somebody has edited it since this link was made. Ask for a new link.",
+        ),
+        State.REFUSED: ("Not for you", "The policy does not let the holder of this link decide."),
+        State.GONE: ("No longer there", "The request is no longer kept."),
+    }
+    return texts[view.state]
+
+
+def _facts(record: ApprovalRecord, link: LinkRecord) -> str:
+    who = [_name(link.user)] if link.user else []
+    who += [f"for the role {_name(link.role)}"] if link.role else []
+    agreed = [vote for vote in record.votes if not vote.void]
+    voted = ", ".join(_name(vote.by) for vote in agreed)
+    facts = [
+        ("Asked by", _name(record.user_id)),
+        ("Agent", _name(record.agent)),
+        ("Asked at", visible(record.requested_at)),
+        ("Decide by", visible(record.expires_at) if record.expires_at else ""),
+        ("Needs", f"{record.need} people; so far: {voted or 'nobody'}" if record.need > 1 else ""),
+        ("Rule", _name(record.policy.rule_id) if record.policy else ""),
+        ("You decide as", " ".join(who)),
+    ]
+    rows = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts if value)
+    return f'<dl class="panel">{rows}</dl>'
+
+
+def _item(item: Mapping[str, Any]) -> str:
+    tool, kind = item.get("tool"), str(item.get("kind", ""))
+    title = f"{_name(str(tool))} <span class=dim>({visible(kind)})</span>" if tool else _name(kind)
+    described = item.get("description")
+    text = f'<p class="line">{visible(str(described))}</p>' if described else ""
+    args = item.get("args")
+    shown = tree(args) if args is not None else '<p class="dim">without arguments</p>'
+    more = "".join(
+        f"<h3>{title}</h3>{tree(item[name])}"
+        for name, title in (
+            ("input_schema", "Form of the answer"),
+            ("options", "Options"),
+            ("subrun", "Inner run"),
+        )
+        if item.get(name)
+    )
+    return f'<section class="panel"><h2>{title}</h2>{text}{shown}{more}</section>'
+
+
+def _lines(lines: Sequence[Line]) -> str:
+    if not lines:
+        return ""
+    shown = "".join(
+        f'<li><span class="dim">{visible(line.what)}</span> '
+        f'<bdi class="line">{visible(line.text)}</bdi></li>'
+        for line in lines
+    )
+    return f"<section><h2>The run so far</h2><ol>{shown}</ol></section>"
+
+
+def _form(record: ApprovalRecord, link: LinkRecord, given: Mapping[str, str]) -> str:
+    fields = "".join(
+        _field(number, item, given.get(f"{VALUE}{number}", ""))
+        for number, item in enumerate(record.items)
+        if item.get("kind") in NEEDS_VALUE
+    )
+    note = visible(given.get("note", ""))
+    reject = (
+        '<button class="reject" name="decision" value="reject">Reject</button>'
+        if can_reject(record.items)
+        else ""
+    )
+    return (
+        '<form method="post" autocomplete="off">'
+        f'<input type="hidden" name="csrf" value="{link.signature()}">{fields}'
+        '<label for="note">Reason or note (the agent gets it, too)</label>'
+        f'<textarea id="note" name="note" rows="3" maxlength="{MAX_NOTE}">{note}</textarea>'
+        '<div class="buttons"><button name="decision" value="approve">Approve</button>'
+        f"{reject}</div></form>"
+        f'<p class="dim">This link works once. Digest {visible(record.digest[:19])}…</p>'
+    )
+
+
+def _field(number: int, item: Mapping[str, Any], given: str) -> str:
+    name = f"{VALUE}{number}"
+    what = visible(str(item.get("tool") or item.get("kind")), lines=False)
+    label = f'<label for="{name}">Answer for {what} (JSON, or text)</label>'
+    if item.get("kind") == "credential":
+        return f'{label}<input id="{name}" name="{name}" type="password">'
+    return f'{label}<textarea id="{name}" name="{name}" rows="3">{visible(given)}</textarea>'
+
+
+def _name(text: str | None) -> str:
+    return f"<bdi>{visible(text or '', lines=False)}</bdi>"

@@ -1,0 +1,282 @@
+"""The routes of links: the page on which a person decides, and the making of links."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.bus import Bus, BusError
+from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
+from penstock.service.deciders import decider_of
+from penstock.web.answers import time_text
+from penstock.web.auth import identity_of
+from penstock.web.auth.limits import Guesses
+from penstock.web.bodies import ignore_body, read_body, read_model
+from penstock.web.operation import (
+    NULLABLE,
+    TEXT,
+    Answer,
+    Operation,
+    an_object,
+    in_path,
+    json,
+    serves,
+)
+from penstock.web.problems import ErrorShape, Problem
+from penstock_approvals.answering import asked, is_key
+from penstock_approvals.decisions import Approvals
+from penstock_approvals.last_lines import last_lines
+from penstock_approvals.links import form, page
+from penstock_approvals.links.model import LinkRecord, State, state_of
+from penstock_approvals.links.page import View
+from penstock_approvals.links.store import SECRET, LinkRefused, Links
+
+log = logging.getLogger(__name__)
+
+Decide = Callable[[str, DecideRequest], Awaitable[DecideReply]]
+HTML: Final = "text/html"
+FORM: Final = "application/x-www-form-urlencoded"
+MAX_FORM_BYTES: Final = 256 * 1024
+DAY_S: Final = 86_400.0
+MAX_LIFETIME_S: Final = 30 * DAY_S
+PATH: Final = "/d/"
+
+
+def _as_html(body: Mapping[str, Any]) -> bytes:
+    return page.message(str(body["title"]), str(body["detail"])).encode()
+
+
+PAGE: Final = ErrorShape(
+    "page",
+    "text/html",
+    {"type": "string"},
+    lambda problem: {"title": "That did not work", "detail": problem.detail},
+    _as_html,
+    page.HEADERS,
+)
+
+
+class LinkRequestBody(BaseModel):
+    """The body of POST /v1/approvals/{id}/links: who decides with the link, and until when."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    user: str | None = Field(None, min_length=1, max_length=256, description="The person")
+    role: str | None = Field(
+        None, min_length=1, max_length=256, description="The person's role; without user, a group"
+    )
+    lifetime_s: float = Field(
+        DAY_S, ge=1, le=MAX_LIFETIME_S, description="The link ends earlier at the deadline"
+    )
+
+
+_SECRET: Final = in_path("secret", "The secret of the link")
+_ID: Final = in_path("approval_id", "The approval's id, from approval.requested")
+_page: Final = partial(
+    Operation,
+    path="/d/{secret}",
+    tag="links",
+    scopes=(),
+    public=True,
+    errors=PAGE,
+    parameters=(_SECRET,),
+)
+_LINK: Final = an_object(id=TEXT, url=TEXT, expires_at=TEXT)
+_LINK["properties"] |= {"user": NULLABLE, "role": NULLABLE}
+
+
+class LinkPages:
+    """The handlers of the page of a link. A GET shows and never acts."""
+
+    def __init__(self, bus: Bus, approvals: Approvals, decide: Decide) -> None:
+        self._bus = bus
+        self._approvals = approvals
+        self._decide = decide
+        self._links = Links(bus)
+        self._guesses = Guesses()
+
+    @serves(
+        _page(
+            method="GET",
+            summary="The page of a one-time link: it shows the request, and never decides",
+            answers={200: Answer("The page", {HTML: TEXT})},
+            refusals=(404, 429),
+        )
+    )
+    async def show(self, request: Request) -> Response:
+        """Return the page that shows the request, or what has become of the request."""
+        link = await self._link(request)
+        view = await self._view(link)
+        if view.state is State.OPEN and view.record is not None:
+            ip = request.client.host if request.client is not None else None
+            await asked(self._approvals.audit.viewed(view.record, link.decider(), ip))
+        return _html(view)
+
+    @serves(
+        _page(
+            method="POST",
+            summary="Decide by a one-time link",
+            answers={303: Answer("Decided; the page says so"), 200: Answer("-", {HTML: TEXT})},
+            refusals=(403, 404, 409, 429),
+            body=an_object(csrf=TEXT, decision=TEXT),
+            body_types=(FORM,),
+        )
+    )
+    async def act(self, request: Request) -> Response:
+        """Decide as the form says, and lead the browser back to the page."""
+        link = await self._link(request)
+        _check_site(request)
+        sent = await _form(request)
+        if not hmac.compare_digest(sent.signature.encode(), link.signature().encode()):
+            raise Problem(403, "this form is not from the page of this link; open the link again")
+        view = await self._view(link)
+        if view.state is not State.OPEN or view.record is None:
+            return _html(view, 409)
+        decision = DecideRequest(
+            by=link.decider().name,
+            decider=link.decider(),
+            note=sent.note,
+            digest=link.digest,
+            items=form.decisions(view.record.items, sent),
+            # A browser that sends the form twice gets the answer of the first time.
+            idempotency_key=f"link:{link.id}",
+        )
+        reply = await asked(self._decide(link.approval_id, decision))
+        if reply.status == 200:
+            await self._note_use(link, sent)
+            return Response(None, 303, {**page.HEADERS, "location": request.url.path})
+        after = await self._view(link, problem=reply.detail, given=sent)
+        return _html(after, reply.status)
+
+    async def _link(self, request: Request) -> LinkRecord:
+        """Return the link of the path. Raises Problem: 404 if unknown, 429 for many unknown."""
+        secret = request.path_params["secret"]
+        link = None
+        if SECRET.fullmatch(secret):
+            self._guesses.take(secret)
+            link = await asked(self._links.find(secret))
+        if link is None:
+            raise Problem(404, "there is no such link, or it is no longer kept. Ask for a new one")
+        self._guesses.found(secret)
+        return link
+
+    async def _view(
+        self, link: LinkRecord, problem: str | None = None, given: form.Form | None = None
+    ) -> View:
+        record = await asked(self._approvals.get(link.approval_id))
+        state = state_of(link, record, self._bus.clock.now())
+        is_open = state is State.OPEN and record is not None
+        lines = await asked(last_lines(self._bus, record.run_id)) if is_open and record else ()
+        return View(link, state, record, lines, problem, given.fields() if given else None)
+
+    async def _note_use(self, link: LinkRecord, sent: form.Form) -> None:
+        try:
+            await self._links.used(link, sent.decision)
+        except BusError as error:
+            # The decision is taken, so the link is of no use any more. Only its page cannot say by
+            # whom the link was used.
+            log.warning("approval %s: a link's use is not noted: %s", link.approval_id, error)
+
+
+class LinkMaking:
+    """The handlers that make and revoke links, for administrators."""
+
+    def __init__(self, bus: Bus, approvals: Approvals, public_url: str | None) -> None:
+        """`public_url`: the address of this service for people; without one, links are paths."""
+        self._links = Links(bus)
+        self._approvals = approvals
+        self._public_url = (public_url or "").rstrip("/")
+
+    @serves(
+        Operation(
+            method="POST",
+            path="/v1/approvals/{approval_id}/links",
+            summary="Make a one-time link with which a person decides the approval",
+            tag="links",
+            answers={201: json("The link, this once", _LINK)},
+            scopes=("administer",),
+            parameters=(_ID,),
+            body=LinkRequestBody,
+            example={"user": "alice"},
+            refusals=(404, 409),
+        )
+    )
+    async def create(self, request: Request) -> Response:
+        """Make a link."""
+        record = await self._found(request)
+        body = await read_model(request, LinkRequestBody, MAX_FORM_BYTES)
+        maker = decider_of(identity_of(request), "api")
+        making = self._links.make(maker, record, body.user, body.role, body.lifetime_s)
+        try:
+            secret, link = await asked(making)
+        except LinkRefused as refused:
+            raise Problem(refused.status, refused.detail) from refused
+        shown = {
+            "id": link.id,
+            "url": self.url(secret),
+            "expires_at": time_text(link.expires_at),
+            "user": link.user,
+            "role": link.role,
+        }
+        return Response(orjson.dumps(shown), 201, media_type="application/json")
+
+    @serves(
+        Operation(
+            method="DELETE",
+            path="/v1/approvals/{approval_id}/links/{link_id}",
+            summary="Revoke a one-time link",
+            tag="links",
+            answers={204: Answer("The link opens nothing any more")},
+            scopes=("administer",),
+            parameters=(_ID, in_path("link_id", "The link's id, which is not its secret")),
+            refusals=(404,),
+        )
+    )
+    async def revoke(self, request: Request) -> Response:
+        """Revoke a link."""
+        record = await self._found(request)
+        await ignore_body(request)
+        link_id = request.path_params["link_id"]
+        if not await asked(self._links.revoke(record.approval_id, link_id)):
+            raise Problem(404, "there is no such link")
+        return Response(status_code=204)
+
+    def url(self, secret: str) -> str:
+        """Return the address of the link's page."""
+        return f"{self._public_url}{PATH}{secret}"
+
+    async def _found(self, request: Request) -> ApprovalRecord:
+        approval_id = request.path_params["approval_id"]
+        record = await asked(self._approvals.get(approval_id)) if is_key(approval_id) else None
+        if record is None:
+            raise Problem(404, f"there is no approval {approval_id}")
+        return record
+
+
+def _check_site(request: Request) -> None:
+    """Raise Problem 403 for a form that a page of another site has sent."""
+    if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        raise Problem(403, "this form is not from our page; open the link again")
+
+
+async def _form(request: Request) -> form.Form:
+    """Return the form. Raises Problem: 413, 415 for another media type, 422 for a wrong form."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != FORM:
+        raise Problem(415, f"send the form as {FORM}")
+    try:
+        return form.parse(await read_body(request, MAX_FORM_BYTES))
+    except form.BadForm as error:
+        raise Problem(422, str(error)) from error
+
+
+def _html(view: View, status: int = 200) -> Response:
+    return Response(page.page(view).encode(), status, page.HEADERS)

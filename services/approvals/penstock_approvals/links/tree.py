@@ -1,0 +1,67 @@
+"""Write JSON as an HTML list: keys sorted, nothing left out, nothing hidden. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from penstock_approvals.links.visible import visible
+
+LONG: Final = 600  # a text with more characters is folded; the whole text is on the page
+MAX_DEPTH: Final = 30  # what is deeper is written as JSON
+MAX_CHARS: Final = 1_000_000
+
+
+class TooLarge(ValueError):
+    """The value cannot be shown whole on a page, so a person must not decide it there."""
+
+
+def tree(value: Any) -> str:
+    """Return the value as HTML.
+
+    Raises:
+        TooLarge: the HTML would have more than `MAX_CHARS` characters.
+    """
+    pieces: list[str] = []
+    size = 0
+    for piece in _pieces(value, 0):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_CHARS:
+            raise TooLarge
+    return "".join(pieces)
+
+
+def _pieces(value: Any, depth: int) -> Iterator[str]:
+    if isinstance(value, dict | list) and value:
+        if depth == MAX_DEPTH:
+            yield _text(_json(value))
+            return
+        named = sorted(value.items()) if isinstance(value, dict) else enumerate(value)
+        yield "<ul>"
+        for name, each in named:
+            key = visible(name, lines=False) if isinstance(name, str) else f"[{name}]"
+            yield f'<li><bdi class="key">{key}</bdi> '
+            yield from _pieces(each, depth + 1)
+            yield "</li>"
+        yield "</ul>"
+    elif isinstance(value, str):
+        yield _text(f'"{value}"', "text")
+    else:
+        yield _text(_json(value))
+
+
+def _text(text: str, kind: str = "value") -> str:
+    shown = f'<bdi class="{kind}">{visible(text)}</bdi>'
+    if len(text) <= LONG:
+        return shown
+    return f"<details><summary>{len(text)} characters</summary>{shown}</details>"
+
+
+def _json(value: Any) -> str:
+    """Return the value as JSON. Raises TooLarge if it is nested too deeply."""
+    try:
+        return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    except RecursionError:
+        raise TooLarge from None
