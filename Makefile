@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: dist dist-check help setup upstreams bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
+.PHONY: n8n n8n-packages n8n-check dist dist-check help setup upstreams bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
@@ -10,7 +10,7 @@ DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Make .venv from the lock; does nothing when it is current
 	@deploy/venv.sh .venv deploy/requirements-dev.txt $(MEMBERS)
@@ -28,6 +28,15 @@ agui-client: ## Make the real AG-UI clients that check our streams, where there 
 	@for version in v1 v059; do \
 		deploy/node.sh .penstock/agui-client/$$version tests/agui-client/$$version || exit 1; \
 	done
+
+n8n-packages: ## Install n8n into .penstock/n8n, which takes minutes (docs/n8n.md)
+	@deploy/n8n/install.sh .penstock/n8n
+
+n8n: n8n-packages ## Start a real n8n with the workflows of deploy/n8n on http://127.0.0.1:5678
+	@exec deploy/n8n/start.sh .penstock/n8n
+
+n8n-check: setup upstreams n8n-packages ## Try the workflows of deploy/n8n in a real n8n
+	@$(BIN)/python -m pytest tests/e2e/test_n8n.py -m n8n -p no:xdist -rs
 
 run: setup ## Start everything with demo agents on http://127.0.0.1:8000
 	@$(MAKE) --no-print-directory upstreams UPSTREAMS="$(DEMO_UPSTREAMS)"
@@ -52,7 +61,7 @@ test: setup upstreams node agui-client lint types imports ## Run all that CI run
 	@$(PYTEST_N) -rs
 
 test-fast: setup ## Run the tests of pure code and of the bus, which need .venv alone (90 s on two cores)
-	@$(PYTEST_N) -m "not real and not bench and not chaos and not dist" -rs $(FAST)
+	@$(PYTEST_N) -m "not real and not bench and not chaos and not dist and not n8n" -rs $(FAST)
 
 lint: setup ## Check style and format
 	@$(BIN)/ruff check --quiet
