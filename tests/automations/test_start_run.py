@@ -126,6 +126,28 @@ async def test_a_job_that_is_delivered_again_and_replayed_starts_no_second_run(
         assert second.started_run_id == first.started_run_id
 
 
+async def test_a_replay_of_a_delivery_that_has_started_its_run_starts_nothing(
+    nats_server: NatsServer,
+) -> None:
+    """The plan has expired, which is older than the delivery's record."""
+    async with automations(nats_server.url, config=CONFIG) as made:
+        await made.apply(rule_with("again", {"run": RUN}, "lifecycle.completed"))
+        run = await completed(made)
+        [first] = await made.outcomes(run.run_id, 1)
+        sequence = int(str(first.data["delivery_id"]).rpartition(".")[2])
+        deliveries = made.bus.bucket("deliveries")
+        key = f"run.again.{run.run_id}-{sequence}"
+        entry = await deliveries.get(key)
+        assert entry is not None
+        await deliveries.delete(key, entry.revision)
+        delivery = await made.delivery("again", run.run_id, sequence)
+        await publish(made.bus, Job.parse(orjson.dumps(delivery.job)).again())
+        *_, second = await made.outcomes(run.run_id, 2)
+        assert second.data["started_run_id"] == first.data["started_run_id"]
+        assert "was started before" in second.data["result"]
+        assert len(await started_by(made, "again")) == 1
+
+
 NO_START = Owner(user_id="u1", scopes=["automate", "decide", "read"])
 FAILURES: dict[str, tuple[dict[str, Any], Owner, str, str]] = {
     "an agent that does not exist": (

@@ -74,8 +74,10 @@ class Carrier(Protocol):
         """
         ...
 
-    async def attempt(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Attempted:
-        """Make one attempt.
+    async def attempt(
+        self, rule: CompiledRule, job: Job, occurrence: Occurrence, started_run_id: str | None
+    ) -> Attempted:
+        """Make one attempt. `started_run_id`: the run that an earlier attempt has started.
 
         An attempt may be repeated after a process was killed, so it must do nothing twice that must
         be done once: `job.webhook_id` is the same for all attempts and replays.

@@ -52,7 +52,13 @@ class DecideCarrier:
         """Begin at once: one decision is one short request."""
         yield 0.0
 
-    async def attempt(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Attempted:
+    async def attempt(
+        self,
+        rule: CompiledRule,
+        job: Job,
+        occurrence: Occurrence,
+        started_run_id: str | None = None,
+    ) -> Attempted:
         """Send the decision, and return how the approvals service has answered."""
         begun, at = time.monotonic(), self._bus.clock.stamp()
         try:

@@ -68,9 +68,19 @@ class RunCarrier:
         """Begin at once: the limit of the owner's open runs is checked by the start."""
         yield 0.0
 
-    async def attempt(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Attempted:
+    async def attempt(
+        self,
+        rule: CompiledRule,
+        job: Job,
+        occurrence: Occurrence,
+        started_run_id: str | None = None,
+    ) -> Attempted:
         """Start the run, unless an earlier attempt has started it."""
         begun, at = time.monotonic(), self._bus.clock.stamp()
+        if started_run_id is not None:
+            # A replay of a delivery that has started its run, perhaps after the plan has expired.
+            text = f"run {started_run_id} was started before"
+            return Attempted(Verdict("delivered", text=text), at, 0.0, run_id=started_run_id)
         run_id: str | None = None
         try:
             plan = await self._plan(rule, job, occurrence)

@@ -203,7 +203,9 @@ class Deliverer:
             return await self._fail(job, stored, record, "event_expired", text)
         if job.attempt == 1:
             await self._announce_trigger(job, record)
-        attempted = await self._persist(lambda: carrier.attempt(rule, job, occurrence))
+        attempted = await self._persist(
+            lambda: carrier.attempt(rule, job, occurrence, record.started_run_id)
+        )
         await self._judge(job, stored, record, attempted)
 
     async def _judge(

@@ -48,7 +48,13 @@ class WebhookCarrier:
         finally:
             endpoint.busy -= 1
 
-    async def attempt(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Attempted:
+    async def attempt(
+        self,
+        rule: CompiledRule,
+        job: Job,
+        occurrence: Occurrence,
+        started_run_id: str | None = None,
+    ) -> Attempted:
         """Send the webhook once, and judge the answer."""
         webhook = _webhook_of(rule)
         endpoint = self.endpoints.of(webhook)

@@ -1,0 +1,43 @@
+"""The examples of docs/automations.md are rules that Penstock takes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from penstock.expressions import Conditions
+from penstock_automations.rules.check import read_rule
+from penstock_automations.rules.model import Rule
+from support.drive.repository import ROOT
+from support.fakes.receiver import SECRET
+
+TEXT = (ROOT / "docs" / "automations.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+VARIABLES = {"${HOOK_SECRET}": SECRET, "${HOOK_TOKEN}": "t", "${ORDERS_SECRET}": SECRET}
+
+
+def rules() -> list[dict[str, object]]:
+    found = []
+    for block in BLOCKS:
+        text = block
+        for name, value in VARIABLES.items():
+            text = text.replace(name, value)
+        content = yaml.safe_load(text)
+        found += content["rules"] if isinstance(content, dict) else content
+    return found
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["id"])
+def test_an_example_is_a_rule(rule: dict[str, object]) -> None:
+    assert read_rule(rule, Rule).id == rule["id"]
+
+
+def test_the_condition_on_amounts_holds_for_whole_numbers_and_others() -> None:
+    [rule] = [each for each in rules() if each["id"] == "small-refunds"]
+    conditions = Conditions(["event"])
+    condition = conditions.compile(str(rule["where"]))
+    for amount, holds in ((49, True), (49.5, True), (50, False), (51.5, False)):
+        items = [{"tool": "refund", "args": {"amount": amount}}]
+        assert condition.holds(conditions.bind({"event": {"data": {"items": items}}}, 100)) is holds
