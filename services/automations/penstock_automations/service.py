@@ -150,7 +150,7 @@ class AutomationsService(Service):
 
     async def _begin_to_deliver(self) -> None:
         ack_wait_s = self._settings.deliver_ack_wait_s
-        jobs = Consumer(streams.DELIVERIES, self.name, ("delivery.*.*",), ack_wait_s)
+        jobs = Consumer(streams.DELIVERIES, self.name, ("delivery.*.*",), ack_wait_s, 10_000)
         due = Consumer(streams.SCHEDULES, self.name, (subjects.due(self.name, ">"),), ack_wait_s)
         broker = Broker(self.bus, self._settings.drain_s)
         times = schedules.consumer(self.name, ack_wait_s)

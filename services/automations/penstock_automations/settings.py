@@ -51,7 +51,11 @@ class AutomationsSettings(StartSettings):
         100, ge=1, le=1000, description="How many events are matched before they are acknowledged."
     )
     deliveries_at_once: int = Field(
-        64, ge=1, le=1000, description="How many deliveries one process works on at once."
+        512,
+        ge=1,
+        le=5000,
+        description="How many deliveries one process has in memory: under way, or waiting for one "
+        "of the `concurrency` requests to their host.",
     )
     deliver_ack_wait_s: float = Field(
         30.0,

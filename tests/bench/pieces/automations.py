@@ -53,6 +53,7 @@ class Workload:
     runs: int = 100
     events: int = 2000
     rate: float | None = None
+    concurrency: int = 32
 
 
 WORKLOADS: Final = {
@@ -60,6 +61,7 @@ WORKLOADS: Final = {
     "nothing-10": Workload("10 rules, whose conditions do not hold", 10, False, events=10_000),
     "nothing-100": Workload("100 rules, whose conditions do not hold", 100, False, events=4000),
     "delivery": Workload("each event is delivered, 100 runs"),
+    "delivery-4": Workload("the same, 4 requests at once", concurrency=4),
     "ordered": Workload("the same, in the order of each run", order="run"),
     "ordered-one": Workload("the same, 1 run", order="run", runs=1, events=500),
     "latency": Workload("the same without an order, 50 events/s", rate=50, events=500),
@@ -176,8 +178,10 @@ async def _left(bus: Bus) -> int:
     """Return how many events and jobs are not done."""
     names = [each["name"] for each in await _consumers(bus, streams.EVENTS)]
     events = [await bus.api(f"CONSUMER.INFO.{streams.EVENTS}.{name}") for name in names]
-    jobs = (await bus.api(f"STREAM.INFO.{streams.DELIVERIES}"))["state"]["messages"]
-    return int(sum(each["num_pending"] + each["num_ack_pending"] for each in events) + jobs)
+    left = sum(each["num_pending"] + each["num_ack_pending"] for each in events)
+    for stream in (streams.DELIVERIES, streams.SCHEDULES):
+        left += (await bus.api(f"STREAM.INFO.{stream}"))["state"]["messages"]
+    return int(left)
 
 
 async def _consumers(bus: Bus, stream: str) -> Sequence[dict[str, Any]]:
@@ -212,7 +216,7 @@ async def _store_rules(bus: Bus, workload: Workload, url: str) -> None:
     tool = "delete_file" if workload.matches else "other"
     for number in range(workload.rules):
         where = f'event.data.tool == "{tool}" && event.data.args.path != "/{number}"'
-        webhook = {"concurrency": 32}
+        webhook = {"concurrency": workload.concurrency}
         made = rule(f"r{number}", url, TYPE, where=where, order=workload.order, webhook=webhook)
         await store.apply(made, Owner(user_id="operator"), all_users=True)
 

@@ -53,6 +53,13 @@ class Attempted:
 
 
 @dataclass(frozen=True, slots=True)
+class Later:
+    """No attempt was made; the job is to be tried again after so many seconds."""
+
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Occurrence:
     """What a rule acts on: a canonical event, or the JSON of a trigger, which has the same form.
 
@@ -76,8 +83,10 @@ class Carrier(Protocol):
 
     async def attempt(
         self, rule: CompiledRule, job: Job, occurrence: Occurrence, started_run_id: str | None
-    ) -> Attempted:
-        """Make one attempt. `started_run_id`: the run that an earlier attempt has started.
+    ) -> Attempted | Later:
+        """Make one attempt, or none if it cannot be made now.
+
+        `started_run_id`: the run that an earlier attempt has started.
 
         An attempt may be repeated after a process was killed, so it must do nothing twice that must
         be done once: `job.webhook_id` is the same for all attempts and replays.

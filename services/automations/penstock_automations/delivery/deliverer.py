@@ -17,7 +17,7 @@ from penstock.bus.state import deadletters
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
 from penstock.bus.write.schedules import schedule
-from penstock_automations.actions.carrier import Attempted, Carrier, Occurrence
+from penstock_automations.actions.carrier import Attempted, Carrier, Later, Occurrence
 from penstock_automations.broker import Taken
 from penstock_automations.delivery.announcements import Announcements, Timeline
 from penstock_automations.delivery.backoff import delay_s
@@ -48,7 +48,7 @@ GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`at_once`: how many jobs are worked on; the rest as in the settings."""
+    """`at_once`: how many jobs are in memory; the rest as in the settings."""
 
     at_once: int
     ack_wait_s: float
@@ -83,7 +83,7 @@ class Deliverer:
         self.on_room: Callable[[], None] = lambda: None  # called when a place is free
 
     def room(self) -> int:
-        """Return for how many more jobs there is a place."""
+        """Return how many more jobs may be taken."""
         return self._limits.at_once - len(self._working)
 
     async def take(self, batch: Sequence[Taken]) -> None:
@@ -206,6 +206,8 @@ class Deliverer:
         attempted = await self._persist(
             lambda: carrier.attempt(rule, job, occurrence, record.started_run_id)
         )
+        if isinstance(attempted, Later):
+            return await self._defer(job, attempted.wait_s)
         await self._judge(job, stored, record, attempted)
 
     async def _judge(

@@ -40,28 +40,30 @@ class Breaker:
         """Return the seconds until the next probe is allowed; 0 if one is."""
         return 0.0 if self.state is State.CLOSED else max(self._until - now, 0.0)
 
+    def waits_s(self, now: float) -> float:
+        """Return the seconds until a request may be made, without admitting one."""
+        match self.state:
+            case State.OPEN if now < self._until:
+                return max(self._until - now, 1.0)
+            case State.HALF_OPEN if now < self._until:
+                # The probe's result comes soon. After a longer wait, deliveries would still wait
+                # long after the endpoint has come back.
+                return min(max(self._until - now, 1.0), PROBE_S)
+            case _:
+                return 0.0
+
     def admit(self, now: float) -> float:
         """Return 0 if a request may be made now, otherwise the seconds to wait.
 
         A caller that may make a request reports its result. If the result of a probe is never
         reported, another probe follows.
         """
-        match self.state:
-            case State.CLOSED:
-                return 0.0
-            case State.OPEN if now >= self._until:
-                self.state = State.HALF_OPEN
-                self._until = now + self._open_s
-                return 0.0
-            case State.HALF_OPEN if now >= self._until:
-                self._until = now + self._open_s
-                return 0.0
-            case State.HALF_OPEN:
-                # The probe's result comes soon. After a longer wait, deliveries would still wait
-                # long after the endpoint has come back.
-                return min(max(self._until - now, 1.0), PROBE_S)
-            case _:
-                return max(self._until - now, 1.0)
+        if wait_s := self.waits_s(now):
+            return wait_s
+        if self.state is not State.CLOSED:
+            self.state = State.HALF_OPEN
+            self._until = now + self._open_s
+        return 0.0
 
     def succeeded(self) -> None:
         """Report that the endpoint answered."""

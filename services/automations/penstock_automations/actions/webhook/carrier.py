@@ -8,19 +8,15 @@ from contextlib import asynccontextmanager
 
 from penstock import telemetry
 from penstock.bus import Bus
-from penstock_automations.actions.carrier import Attempted, Occurrence
+from penstock_automations.actions.carrier import Attempted, Later, Occurrence
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer, is_up, verdict
-from penstock_automations.actions.webhook.breaker import State
 from penstock_automations.actions.webhook.endpoints import Endpoints, admitted
 from penstock_automations.actions.webhook.preparing import Request, request_of
 from penstock_automations.actions.webhook.request import Sender
-from penstock_automations.jobs.deferrals import growing_s
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.model import Webhook
 from penstock_automations.rules.records import CompiledRule
 
-# The first and the longest wait of a delivery to an endpoint that is busy.
-BUSY_S = (1.0, 60.0)
 MAX_TEST_S = 20.0
 
 
@@ -37,14 +33,12 @@ class WebhookCarrier:
     async def place(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
         """Hold a place at the endpoint, or give the seconds until there may be one."""
         endpoint = self.endpoints.of(_webhook_of(rule))
-        if wait_s := await admitted(endpoint):
-            if endpoint.breaker.state is State.CLOSED:
-                wait_s = max(wait_s, growing_s(BUSY_S, job.deferrals))
-            yield wait_s
+        if endpoint.busy >= endpoint.room:
+            yield endpoint.book(time.monotonic())
             return
         endpoint.busy += 1
         try:
-            yield 0.0
+            yield await admitted(endpoint)
         finally:
             endpoint.busy -= 1
 
@@ -54,11 +48,14 @@ class WebhookCarrier:
         job: Job,
         occurrence: Occurrence,
         started_run_id: str | None = None,
-    ) -> Attempted:
+    ) -> Attempted | Later:
         """Send the webhook once, and judge the answer."""
         webhook = _webhook_of(rule)
         endpoint = self.endpoints.of(webhook)
         async with endpoint.turn():
+            # The endpoint may have failed while this delivery waited for its turn.
+            if wait_s := endpoint.breaker.admit(time.monotonic()):
+                return Later(wait_s)
             request = self._request(rule, job, occurrence)
             result, attempted = await self._send(request, webhook)
         if is_up(result):

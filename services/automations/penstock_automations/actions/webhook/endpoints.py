@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -13,7 +13,12 @@ from penstock_automations.actions.webhook.breaker import Breaker, Rate, State
 from penstock_automations.rules.model import Webhook
 
 MAX_KNOWN = 1000
-SHORT_S = 1.0  # a wait of up to so many seconds is made in memory
+SHORT_S = 1.0  # a wait of up to so many seconds for the rate is made in memory
+# Deliveries whose turn comes within so many seconds wait for it in memory, up to so many.
+AHEAD_S, MAX_AHEAD = 2.0, 128
+UNKNOWN_S = 0.1  # how long a turn takes as long as no turn is over
+MAX_BOOKED_S = 3600.0
+_WEIGHT = 0.2  # of the newest turn in the usual length of a turn
 
 
 class Endpoint:
@@ -28,25 +33,68 @@ class Endpoint:
         self.rate: Rate | None = None
         self.concurrency = 1
         self.busy = 0
+        self._usual_s = UNKNOWN_S  # how long a turn usually takes
+        self._booked = 0.0
         self._running = 0
-        self._freed = asyncio.Condition()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def room(self) -> int:
+        """How many deliveries may be under way or wait for their turn.
+
+        A slow endpoint must not hold many deliveries in memory, and deliveries to a fast one need
+        no other way to wait.
+        """
+        return self.concurrency + min(int(self._per_s * AHEAD_S), MAX_AHEAD)
+
+    def book(self, now: float) -> float:
+        """Return the seconds after which a delivery for which there is no room is to come back.
+
+        Each call returns a later time, as fast as the endpoint takes deliveries. If all came back
+        at the same time, most of them would find no room again.
+        """
+        self._booked = max(self._booked, now + SHORT_S) + 1 / self._per_s
+        self._booked = min(self._booked, now + MAX_BOOKED_S)
+        return self._booked - now
+
+    @property
+    def _per_s(self) -> float:
+        """How many deliveries the endpoint takes per second."""
+        per_s = self.concurrency / self._usual_s
+        return per_s if self.rate is None else min(per_s, self.rate.per_s)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Wait until one more request may be made, and hold its place."""
-        async with self._freed:
-            await self._freed.wait_for(lambda: self._running < self.concurrency)
-            self._running += 1
+        await self._enter()
+        begun = time.monotonic()
         try:
             yield
         finally:
-            self._running -= 1
-            # Without the shield, a cancellation here would leave the waiters asleep.
-            await asyncio.shield(self._wake())
+            took_s = max(time.monotonic() - begun, 0.001)
+            self._usual_s += _WEIGHT * (took_s - self._usual_s)
+            self._leave()
 
-    async def _wake(self) -> None:
-        async with self._freed:
-            self._freed.notify_all()
+    async def _enter(self) -> None:
+        if self._running < self.concurrency and not self._waiting:
+            self._running += 1
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():  # the turn was given to a delivery that was cancelled
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        self._running -= 1
+        while self._waiting and self._running < self.concurrency:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                self._running += 1
+                waiter.set_result(None)
 
 
 class Endpoints:
@@ -101,20 +149,16 @@ def origin(url: str) -> str:
 
 
 async def admitted(endpoint: Endpoint) -> float:
-    """Return 0 when a request may be made now, after a short wait at most; else seconds to wait.
+    """Return 0 when a request may be made as soon as it has its turn; else the seconds to wait.
 
-    More than four times the endpoint's concurrency never wait in memory: a slow endpoint must not
-    take all places of this process.
+    Waits for the rate in memory, if the wait is short.
     """
-    if endpoint.busy > 4 * endpoint.concurrency:
-        return SHORT_S
-    if endpoint.rate is not None:
-        wait_s = endpoint.rate.admit(time.monotonic())
-        if wait_s > SHORT_S:
-            return wait_s
-        if wait_s:
-            await asyncio.sleep(wait_s)
-            wait_s = endpoint.rate.admit(time.monotonic())
-            if wait_s:
-                return max(wait_s, SHORT_S)
-    return endpoint.breaker.admit(time.monotonic())
+    if wait_s := endpoint.breaker.waits_s(time.monotonic()):
+        return wait_s
+    if endpoint.rate is None or not (wait_s := endpoint.rate.admit(time.monotonic())):
+        return 0.0
+    if wait_s > SHORT_S:
+        return wait_s
+    await asyncio.sleep(wait_s)
+    wait_s = endpoint.rate.admit(time.monotonic())
+    return max(wait_s, SHORT_S) if wait_s else 0.0
