@@ -73,13 +73,14 @@ async def approvals_process(
     dies_in: tuple[str, int] | None = None,
     outbox_s: float = 0.2,
     ack_wait_s: float = 30,
+    port: int | None = None,
     policy: Path | None = None,
 ) -> AsyncIterator[ApprovalsProcess]:
     """Run the service; yield when it is ready.
 
     With `dies_in`, the process kills itself in that method, before its n-th write.
     """
-    port, probe_port = free_port(), free_port()
+    port, probe_port = port or free_port(), free_port()
     command = (
         ["-m", "penstock_approvals"]
         if dies_in is None

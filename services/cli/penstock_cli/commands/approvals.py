@@ -12,6 +12,7 @@ from penstock_cli.operations import audit as operations
 from penstock_cli.terminal import approvals
 from penstock_cli.terminal.api import DEFAULT_URL
 from penstock_cli.terminal.output import Output
+from penstock_cli.terminal.watch import Watch
 
 app = typer.Typer(help="List, show and decide approvals.", no_args_is_help=True)
 
@@ -42,6 +43,16 @@ def list_approvals(
         if mine:
             filters["waits_for"] = "me"
         approvals.show_list(api, output, filters, limit)
+
+
+@app.command("watch")
+def watch(url: Url = DEFAULT_URL) -> None:
+    """Ask about each approval that waits for you, one after another, as they come.
+
+    Keys: a approve, r reject, s skip, e edit, i item by item, q quit; a note may follow.
+    """
+    with connected(url, False) as (api, output):
+        raise typer.Exit(Watch(api, output).run())
 
 
 @app.command("show")

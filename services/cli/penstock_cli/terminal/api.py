@@ -28,7 +28,7 @@ CALL_GIVE_UP_S = 10.0
 # The approvals service records by this that a decision came from the command line.
 USER_AGENT = f"penstock-cli/{version('penstock-cli')}"
 _TRY_AGAIN = frozenset({502, 503, 504})
-CONFLICT = 409
+CONFLICT, GONE = 409, 410
 NO_CONTENT = 204
 MAX_PAGE = 1000  # the most entries that the services put on a page
 _ADVICE = {
@@ -154,12 +154,13 @@ class Api:
         Raises ApiError. Raises Unreachable if the first connection fails, or if no later connection
         succeeds within two minutes.
         """
+        path = f"/v1/runs/{_segment(run_id)}/events"
         cursor = after
         patience = _Patience(self.url, self._notice, GIVE_UP_S)
         while True:
             any_frame = False
             try:
-                for frame in self._connection(run_id, dialect, cursor, patience):
+                for frame in self._connection(path, {"dialect": dialect}, cursor, patience):
                     cursor, any_frame = frame.id or cursor, True
                     yield frame
             except _Finished:
@@ -174,13 +175,36 @@ class Api:
             elif cursor is None:
                 return  # without ids, a new connection would only repeat the frames
 
+    def changes(self) -> Generator[Frame, None, None]:
+        """Yield the changes of approvals from now on, and reconnect as needed.
+
+        The first frame of each connection has no change. Raises ApiError. Raises Unreachable if the
+        first connection fails, or if no later connection succeeds within two minutes.
+        """
+        cursor: str | None = None
+        patience = _Patience(self.url, self._notice, GIVE_UP_S)
+        while True:
+            try:
+                for frame in self._connection("/v1/approvals/events", {}, cursor, patience):
+                    cursor = frame.id or cursor
+                    yield frame
+                patience.spend("the stream ended")
+            except (httpx.TransportError, _Busy) as error:
+                if isinstance(error, httpx.ConnectError) and patience.untried:
+                    raise self._unreachable() from error
+                patience.spend(str(error) or type(error).__name__)
+            except ApiError as error:
+                if error.status != GONE or cursor is None:
+                    raise
+                cursor = None  # NATS has lost changes
+
     def _connection(
-        self, run_id: str, dialect: str, cursor: str | None, patience: _Patience
+        self, path: str, params: Mapping[str, str], cursor: str | None, patience: _Patience
     ) -> Iterator[Frame]:
         with self._http.stream(
             "GET",
-            f"/v1/runs/{_segment(run_id)}/events",
-            params={"dialect": dialect},
+            path,
+            params=dict(params),
             headers={"Accept": "text/event-stream"} | ({"Last-Event-ID": cursor} if cursor else {}),
             timeout=httpx.Timeout(REQUEST_TIMEOUT_S, read=STREAM_READ_TIMEOUT_S),
         ) as response:

@@ -14,7 +14,9 @@ Record = Mapping[str, Any]
 Item = dict[str, Any]
 
 # Kinds of items whose approval needs a value. All other kinds need only yes or no.
-_WANTS_VALUE = frozenset({"input", "external", "feedback", "selection", "credential"})
+_WANTS_VALUE = frozenset(
+    {"input", "external", "feedback", "selection", "credential", "long_running"}
+)
 _WORDS = {"y": "approve", "yes": "approve", "n": "reject", "no": "reject"}
 
 
@@ -110,7 +112,7 @@ def ask(output: Output, approval: Record) -> list[Item] | None:
     for item in approval["items"]:
         if len(approval["items"]) > 1:  # the event has shown a single item already
             output.pieces([(f"{render.item(item)}\n", "bold yellow")])
-        answered = _ask_value(output, item) if item["kind"] in _WANTS_VALUE else _ask(output)
+        answered = ask_value(output, item) if wants_value(item) else _ask(output)
         if answered is None:
             return None
         items.append({"item_id": item["item_id"], **answered})
@@ -127,7 +129,13 @@ def _ask(output: Output) -> Item | None:
             return {"decision": decision} | ({"note": note} if note else {})
 
 
-def _ask_value(output: Output, item: Record) -> Item | None:
+def wants_value(item: Record) -> bool:
+    """Return whether the approval of the item needs a value."""
+    return item["kind"] in _WANTS_VALUE
+
+
+def ask_value(output: Output, item: Record) -> Item | None:
+    """Ask for the value of an item; return its approval, or None if the person does not answer."""
     for name in ("input_schema", "options"):
         if item.get(name):
             output.pieces([(f"{name}: {render.short(item[name], 2000)}\n", "dim")])

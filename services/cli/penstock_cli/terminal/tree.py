@@ -1,0 +1,78 @@
+"""Write JSON as lines for a terminal: keys sorted, nothing left out, nothing hidden. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from typing import Any, Final
+
+# Characters that are not seen, or that change the order of what is seen: control, format,
+# unassigned and private characters, surrogates, and separators of lines and paragraphs.
+_UNSEEN: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
+# Default_Ignorable_Code_Point of Unicode outside of these categories, and BRAILLE PATTERN BLANK.
+_IGNORABLE: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
+)
+MAX_DEPTH: Final = 30  # what is deeper is written as JSON
+MAX_CHARS: Final = 100_000
+
+
+class TooLarge(ValueError):
+    """The value cannot be shown whole in a terminal, so a person must not decide it there."""
+
+
+def visible(text: str) -> str:
+    """Return the text on one line, with each character that cannot be seen as `\\u{202e}`.
+
+    A space other than U+0020 is written so, too, because it looks like a space and is none.
+    """
+    return "".join(map(_shown, text))
+
+
+def lines(value: Any) -> list[str]:
+    """Return the value as lines.
+
+    Raises:
+        TooLarge: the lines would have more than `MAX_CHARS` characters.
+    """
+    made: list[str] = []
+    size = 0
+    for line in _lines(value, 0):
+        made.append(line)
+        size += len(line)
+        if size > MAX_CHARS:
+            raise TooLarge
+    return made
+
+
+def _lines(value: Any, depth: int) -> Iterator[str]:
+    named = sorted(value.items()) if isinstance(value, dict) else enumerate(value)
+    for name, each in named:
+        key = visible(name) if isinstance(name, str) else f"[{name}]"
+        indent = "  " * depth
+        if isinstance(each, dict | list) and each and depth < MAX_DEPTH:
+            yield f"{indent}{key}:"
+            yield from _lines(each, depth + 1)
+        else:
+            yield f"{indent}{key}: {_scalar(each)}"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{visible(value)}"'
+    try:
+        return visible(json.dumps(value, ensure_ascii=False, sort_keys=True))
+    except RecursionError:
+        raise TooLarge from None
+
+
+def _shown(character: str) -> str:
+    if " " <= character <= "~":
+        return character
+    category = unicodedata.category(character)
+    if category in _UNSEEN or category == "Zs" or _IGNORABLE.match(character):
+        return f"\\u{{{ord(character):x}}}"
+    return character

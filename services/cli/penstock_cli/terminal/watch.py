@@ -1,0 +1,250 @@
+"""Ask the person at the terminal about one approval after another, as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from enum import Enum, auto
+from typing import Any, Final
+
+from penstock_cli.terminal import approvals, render
+from penstock_cli.terminal.api import Api, ApiError
+from penstock_cli.terminal.output import Output
+from penstock_cli.terminal.render import Piece
+from penstock_cli.terminal.tree import TooLarge, lines, visible
+
+Record = Mapping[str, Any]
+Edits = dict[str, dict[str, Any]]  # the edited arguments of items, by item id
+
+INTERRUPTED: Final = 130
+USAGE: Final = 2
+_BATCH: Final = 20
+
+
+class Step(Enum):
+    """What follows an answer."""
+
+    DONE = auto()  # the approval is decided, or voted on: the next one
+    AGAIN = auto()  # the same approval is asked about again
+    SKIP = auto()  # the approval is not asked about again until it changes
+    QUIT = auto()
+
+
+_WORDS: Final = {
+    word: letter
+    for letter, words in {
+        "a": ("a", "approve", "y", "yes"),
+        "r": ("r", "reject", "n", "no"),
+        "s": ("s", "skip"),
+        "e": ("e", "edit"),
+        "i": ("i", "items"),
+        "q": ("q", "quit"),
+    }.items()
+    for word in words
+}
+
+
+def parse_answer(text: str) -> tuple[str | None, str | None]:
+    """Return the letter and the note of an answer such as `r too risky`, or None for each."""
+    word, _, note = text.strip().partition(" ")
+    return _WORDS.get(word.lower().rstrip(",.:")), note.strip() or None
+
+
+def described(approval: Record, now: datetime) -> list[Piece]:
+    """Return what is shown of an approval before its items. Pure."""
+    policy, votes = approval.get("policy"), approval.get("votes") or []
+    approvers = [visible(str(vote["by"])) for vote in votes if not vote.get("void")]
+    need = int(approval.get("need") or 1)
+    facts = {
+        "agent": approval["agent"],
+        "asked by": f"{approval['user_id']}, session {approval['session_id']}, run "
+        f"{approval['run_id']}",
+        "rule": f"{policy['rule_id']}, version {policy['version']}" if policy else None,
+        "deadline": _deadline(approval.get("expires_at"), now),
+        "approved": f"{len(approvers)} of {need}" + (f" ({', '.join(approvers)})" * bool(approvers))
+        if need > 1
+        else None,
+    }
+    pieces: list[Piece] = [(f"\n{approval['approval_id']}\n", "bold yellow")]
+    for name, value in facts.items():
+        if value is not None:
+            pieces += [(f"{name:<9} ", "dim"), (f"{visible(str(value))}\n", "")]
+    return pieces
+
+
+def item_lines(item: Record, args: Mapping[str, Any] | None) -> list[Piece]:
+    """Return an item with its arguments as a sorted tree. Pure. Raises TooLarge."""
+    title = visible(str(item.get("tool") or item["kind"]))
+    pieces: list[Piece] = [(f"\n{title}", "bold"), (f"  {item['kind']}\n", "dim")]
+    if item.get("description"):
+        pieces.append((f"{visible(str(item['description']))}\n", ""))
+    pieces += [(f"  {line}\n", "") for line in lines(args or {})]
+    return pieces
+
+
+def _deadline(expires_at: str | None, now: datetime) -> str | None:
+    if expires_at is None:
+        return None
+    left_s = (datetime.fromisoformat(expires_at) - now).total_seconds()
+    if left_s <= 0:
+        return f"{expires_at}, passed"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        if left_s >= size:
+            return f"{expires_at}, {left_s / size:.0f} {unit} left"
+    return f"{expires_at}, now"
+
+
+class Watch:
+    """Asks about each approval that waits for the caller, until the caller quits."""
+
+    def __init__(
+        self,
+        api: Api,
+        output: Output,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api = api
+        self._output = output
+        self._now = now
+        self._skipped: dict[str, str] = {}  # when a skipped approval was changed last, by its id
+
+    def run(self) -> int:
+        """Ask until the caller quits; return the exit code.
+
+        Raises CallFailed if Penstock cannot be reached for some minutes, or refuses the caller.
+        """
+        if not self._output.interactive:
+            self._output.notice(
+                "penstock: nobody can be asked here: `approvals watch` needs a terminal. "
+                "`approvals list --mine --json` lists what waits"
+            )
+            return USAGE
+        try:
+            with closing(self._api.changes()) as changes:
+                told = False
+                while True:
+                    approval = self._next()
+                    if approval is None:
+                        if not told:
+                            self._output.notice("nothing waits for you; Ctrl-C ends this")
+                        told = True
+                        next(changes)
+                        continue
+                    told = False
+                    if self._ask(approval) is Step.QUIT:
+                        return 0
+        except KeyboardInterrupt:
+            self._output.notice("\nstopped; what you have not decided still waits")
+            return INTERRUPTED
+
+    def _next(self) -> Record | None:
+        """Return the most urgent approval that waits for the caller and was not skipped."""
+        found, _ = self._api.approvals(_BATCH + len(self._skipped), waits_for="me")
+        return next(
+            (each for each in found if self._skipped.get(each["approval_id"]) != _state(each)),
+            None,
+        )
+
+    def _ask(self, approval: Record) -> Step:
+        edits: Edits = {}
+        while True:
+            try:
+                self._show(approval, edits)
+            except TooLarge:
+                self._output.notice(
+                    f"penstock: {approval['approval_id']} is too large to be shown whole, so it "
+                    "cannot be decided here; `approvals show` has it"
+                )
+                step = Step.SKIP
+            else:
+                step = self._answer(approval, edits)
+            if step is Step.AGAIN:
+                continue
+            if step is Step.SKIP:
+                self._skipped[approval["approval_id"]] = _state(approval)
+            return step
+
+    def _show(self, approval: Record, edits: Edits) -> None:
+        pieces = described(approval, self._now())
+        for item in approval["items"]:
+            args = edits.get(item["item_id"], item.get("args"))
+            pieces += item_lines(item, args)
+        self._output.pieces(pieces)
+
+    def _answer(self, approval: Record, edits: Edits) -> Step:
+        items = approval["items"]
+        more = ", [i]tem by item" * (len(items) > 1)
+        more += ", [e]dit" * any(item.get("editable") for item in items)
+        question = f"\n[a]pprove, [r]eject, [s]kip{more}, [q]uit; then a note if you like: "
+        given = self._output.ask(question)
+        if given is None:
+            return Step.QUIT  # the end of the input
+        letter, note = parse_answer(given)
+        match letter:
+            case "a":
+                decided = self._approved(approval, edits)
+            case "r":
+                decided = approvals.decided(approval, "reject")
+            case "i":
+                decided = approvals.ask(self._output, approval)
+            case "e":
+                self._edit(approval, edits)
+                return Step.AGAIN
+            case "s":
+                return Step.SKIP
+            case "q":
+                return Step.QUIT
+            case _:
+                return Step.AGAIN
+        return self._decide(approval, decided, note) if decided is not None else Step.AGAIN
+
+    def _approved(self, approval: Record, edits: Edits) -> list[dict[str, Any]] | None:
+        """Return the approval of all items, with values that are asked for; None without them."""
+        values = {}
+        for item in approval["items"]:
+            if not approvals.wants_value(item):
+                continue
+            value = approvals.ask_value(self._output, item)
+            if value is None:
+                return None
+            values[item["item_id"]] = value["value"]
+        decided = approvals.decided(approval, "approve", values)
+        return [
+            item | ({"args": edits[item["item_id"]]} if item["item_id"] in edits else {})
+            for item in decided
+        ]
+
+    def _edit(self, approval: Record, edits: Edits) -> None:
+        """Ask for new values of arguments. The service refuses what the policy does not allow."""
+        for item in approval["items"]:
+            if not item.get("editable"):
+                continue
+            self._output.pieces([(f"{render.item(item)}\n", "bold")])
+            args = dict(edits.get(item["item_id"], item.get("args") or {}))
+            while given := self._output.ask("NAME=VALUE, JSON or text (empty: done) "):
+                try:
+                    args |= approvals.parse_values([given])
+                except ValueError as error:
+                    self._output.notice(str(error))
+            if args != (item.get("args") or {}):
+                edits[item["item_id"]] = args
+
+    def _decide(self, approval: Record, items: list[dict[str, Any]], note: str | None) -> Step:
+        try:
+            after = self._api.decide(approval, items, note)
+        except ApiError as error:
+            self._output.notice(f"penstock: {error}")
+            # The decision does not fit (422); any other refusal means that the approval changed.
+            return Step.AGAIN if error.status == 422 else Step.SKIP
+        decision = after.get("decision")
+        if decision is not None:
+            self._output.notice(decision["outcome"])
+        else:
+            votes = sum(not vote.get("void") for vote in after.get("votes") or [])
+            self._output.notice(f"your vote counts: {votes} of {after.get('need', 1)}")
+        return Step.DONE
+
+
+def _state(approval: Record) -> str:
+    return str(approval.get("updated_at"))
