@@ -154,7 +154,8 @@ class Policies:
         self.refused.pop(policy.source, None)
         if before is None or before.digest != policy.digest:
             log.info("policy %d (%s) was read: %s", policy.version, policy.source, policy.digest)
-        telemetry.POLICY_VERSION.set(self.current.version)
+        if policy.source == "kv" or not self._has_record:
+            telemetry.POLICY_VERSION.set(policy.version)
 
     def _refuse(self, source: Source, why: str) -> None:
         if self.refused.get(source) != why:

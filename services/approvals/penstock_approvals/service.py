@@ -24,6 +24,7 @@ from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
 from penstock_approvals.links.routes import LinkMaking, LinkPages
 from penstock_approvals.policies import Policies
+from penstock_approvals.policy_api import PolicyApi
 from penstock_approvals.records import ApprovalRecords, UnreadableRecord
 from penstock_approvals.restore import Restore
 from penstock_approvals.settings import ApprovalsSettings
@@ -46,7 +47,7 @@ class ApprovalsService(Service):
 
     name: ClassVar[str] = "approvals"
     settings_type: ClassVar[type[Settings]] = ApprovalsSettings
-    operations = operations_of(Api, LinkPages, LinkMaking)
+    operations = operations_of(Api, LinkPages, LinkMaking, PolicyApi)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -76,6 +77,7 @@ class ApprovalsService(Service):
             *routes_of(Api(self.bus, self._approvals, self._feed, self._decide)),
             *routes_of(LinkPages(self.bus, self._approvals, self._decide)),
             *routes_of(LinkMaking(self.bus, self._approvals, public_url)),
+            *routes_of(PolicyApi(self._policies)),
         ]
 
     async def start(self) -> None:

@@ -16,6 +16,7 @@ from penstock_cli.commands import (
     approvals,
     automations,
     deadletters,
+    policy,
     runs,
     streams,
     subscribers,
@@ -53,6 +54,7 @@ app.add_typer(approvals.app, name="approvals")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(automations.app, name="automations")
 app.add_typer(agents.app, name="agents")
+app.add_typer(policy.app, name="policy")
 app.add_typer(deadletters.app, name="deadletters")
 app.add_typer(streams.app, name="streams")
 app.add_typer(subscribers.app, name="subscribers")

@@ -1,0 +1,73 @@
+"""Cases to try a policy with: a pause, and what the policy should say of it. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from penstock_approvals.policy.model import Strict
+from penstock_approvals.policy.rulings import Question, Ruling
+
+
+class CaseItem(Strict):
+    """One item of the pause."""
+
+    kind: str = "confirmation"
+    tool: str | None = None
+    args: dict[str, Any] = Field({})
+
+
+class Expected(Strict):
+    """What the policy should say. What is left out is not compared."""
+
+    outcome: Literal["approve", "reject", "mixed", "ask"] | None = None
+    rule: str | None = None
+    need: int | None = None
+
+
+class Case(Strict):
+    """A pause. One item may be given as `tool`, `args` and `kind` instead of `items`."""
+
+    agent: str = "agent"
+    user: str = "user"
+    roles: list[str] = Field([])
+    session_id: str = "session"
+    protocol: str = "agno"
+    depth: int = 0
+    run: dict[str, Any] = Field({})
+    now: datetime | None = None
+    items: list[CaseItem] = Field([])
+    tool: str | None = None
+    args: dict[str, Any] = Field({})
+    kind: str = "confirmation"
+    expect: Expected = Field(Expected(), description="What the policy should say.")
+
+    def question(self) -> Question:
+        """Return the pause as a policy sees it."""
+        items = self.items or [CaseItem(kind=self.kind, tool=self.tool, args=self.args)]
+        return Question(
+            agent=self.agent,
+            user=self.user,
+            items=[
+                {"item_id": str(number), **item.model_dump()}
+                for number, item in enumerate(items, 1)
+            ],
+            now=self.now or datetime.now(UTC),
+            session_id=self.session_id,
+            protocol=self.protocol,
+            roles=self.roles,
+            depth=self.depth,
+            run=self.run,
+        )
+
+    def differences(self, ruling: Ruling) -> list[str]:
+        """Return what the policy says otherwise than expected."""
+        said = {"outcome": ruling.outcome, "rule": ruling.rule_id, "need": ruling.need}
+        wanted = self.expect.model_dump(exclude_none=True)
+        return [
+            f"{name} is {said[name]}, and {value} was expected"
+            for name, value in wanted.items()
+            if said[name] != value
+        ]

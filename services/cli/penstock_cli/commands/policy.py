@@ -1,0 +1,65 @@
+"""`penstock policy`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock_cli.commands.options import AsJson, Url, connected
+from penstock_cli.terminal import policy as policies
+from penstock_cli.terminal.api import DEFAULT_URL
+from penstock_cli.terminal.output import Output
+
+app = typer.Typer(help="Check, show and replace the policy of approvals.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(help="A YAML file with a policy.")]
+
+
+@contextmanager
+def _files() -> Iterator[None]:
+    """End the command with the mistakes and exit code 2 if a file has some."""
+    try:
+        yield
+    except policies.InvalidFile as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command("check")
+def check(
+    file: File,
+    case: Annotated[
+        list[Path] | None,
+        typer.Option(help="A JSON or YAML file with a pause, and what is expected. Repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a policy without a server, and explain each rule for each case.
+
+    Exit codes: 0 valid and as expected, 1 otherwise than expected, 2 a mistake in a file.
+    """
+    with _files():
+        policy, _ = policies.read_policy(file)
+        cases = {str(path): policies.read_case(path) for path in case or []}
+    if not policies.check(Output(as_json), policy, cases):
+        raise typer.Exit(1)
+
+
+@app.command("show")
+def show(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show the policy that holds, and why a newer one does not."""
+    with connected(url, as_json) as (api, output):
+        policies.show(output, api.call("GET", "/v1/policy"))
+
+
+@app.command("apply")
+def apply(file: File, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Replace the policy that holds. The file's version must be higher than the one that holds."""
+    with _files():
+        _, content = policies.read_policy(file)
+    with connected(url, as_json) as (api, output):
+        policies.show(output, api.call("PUT", "/v1/policy", body=policies.plain(content)))

@@ -1,0 +1,146 @@
+"""Show a policy, and explain what it says of cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from penstock_approvals.policy import InvalidPolicy, Policy, Ruling, parse
+from penstock_approvals.policy.cases import Case
+from penstock_cli.terminal.output import Output
+
+_DIGEST_SHOWN = 19  # characters of a digest, `sha256:` included
+
+
+class InvalidFile(Exception):
+    """A file is no policy, or no case. The text names the file, and the line of each mistake."""
+
+
+def read_policy(path: Path) -> tuple[Policy, Any]:
+    """Return the policy of a YAML file, and the file's content.
+
+    Raises:
+        InvalidFile: the file cannot be read, or has a mistake.
+    """
+    text = _text(path)
+    try:
+        return parse(text), yaml.safe_load(text)
+    except InvalidPolicy as error:
+        lines = [f"{path}:{each.line}: {each.field}: {each.reason}" for each in error.mistakes]
+        raise InvalidFile("\n".join(lines)) from None
+
+
+def read_case(path: Path) -> Case:
+    """Return the case of a JSON or YAML file.
+
+    Raises:
+        InvalidFile: the file cannot be read, or is no case.
+    """
+    try:
+        return Case.model_validate(yaml.safe_load(_text(path)))
+    except yaml.YAMLError as error:
+        raise InvalidFile(f"{path}: no JSON and no YAML: {error}") from None
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        lines = [f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found]
+        raise InvalidFile("\n".join(lines)) from None
+
+
+def check(output: Output, policy: Policy, cases: Mapping[str, Case]) -> bool:
+    """Explain what the policy says of each case; return whether it says what was expected."""
+    if not output.as_json:
+        rules = len(policy.document.rules)
+        text = f"policy {policy.version} ({policy.digest[:_DIGEST_SHOWN]}…): {rules} rules, valid\n"
+        output.pieces([(text, "bold")])
+    is_as_expected = True
+    for name, case in cases.items():
+        ruling = policy.outcome_of(case.question())
+        differences = case.differences(ruling)
+        is_as_expected = is_as_expected and not differences
+        if output.as_json:
+            output.json_line({"case": name, **_as_json(ruling), "differences": differences})
+        else:
+            _explain(output, name, ruling, differences)
+    return is_as_expected
+
+
+def show(output: Output, current: Mapping[str, Any]) -> None:
+    """Show the policy that holds."""
+    if output.as_json:
+        output.json_line(current)
+        return
+    who = f", stored by {current['by']} at {current['at']}" if current.get("by") else ""
+    output.pieces([(f"# {current['source']}, {current['digest']}{who}\n", "dim")])
+    output.pieces([(yaml.safe_dump(current["policy"], sort_keys=False, allow_unicode=True), "")])
+    for source, why in current.get("refused", {}).items():
+        output.notice(f"a newer policy ({source}) is refused: {why}")
+
+
+def _explain(output: Output, name: str, ruling: Ruling, differences: list[str]) -> None:
+    for result in ruling.results:
+        output.pieces([(f"\n{name}, item {result.item_id}\n", "bold")])
+        output.table(
+            ("rule", "", "because"),
+            [
+                (each.rule_id, each.match.value, each.why + (" (decides)" if each.applies else ""))
+                for each in result.verdicts
+            ]
+            + [(result.rule_id, "holds", "no rule matches")][: result.rule_id == "default"],
+        )
+    output.pieces([(f"{name}: {_summary(ruling)}\n", "bold")])
+    for difference in differences:
+        output.pieces([(f"{name}: {difference}\n", "red")])
+
+
+def _summary(ruling: Ruling) -> str:
+    if ruling.is_automatic:
+        return f"{ruling.outcome}, by rule {ruling.rule_id}"
+    who = " and ".join(
+        ", ".join(
+            [f"role {role}" for role in each.roles]
+            + each.users
+            + [f"not {name}" for name in each.excluded]
+        )
+        or f"scope {each.scope}"
+        for each in ruling.deciders
+    )
+    until = f", until {ruling.expires_at}, then {ruling.on_deadline}" if ruling.expires_at else ""
+    return f"ask {ruling.need} of ({who}){until}, by rule {ruling.rule_id}"
+
+
+def _as_json(ruling: Ruling) -> dict[str, Any]:
+    fields = {
+        name: [each.model_dump() for each in value] if isinstance(value, list) else value
+        for name, value in ruling.fields().items()
+        if name != "policy"
+    }
+    return {
+        "outcome": ruling.outcome,
+        "rule": ruling.rule_id,
+        "version": ruling.version,
+        **fields,
+        "verdicts": {
+            result.item_id: [
+                {"rule": each.rule_id, "match": each.match.value, "why": each.why}
+                for each in result.verdicts
+            ]
+            for result in ruling.results
+        },
+    }
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFile(f"{path}: {error}") from None
+
+
+def plain(value: Any) -> Any:
+    """Return a YAML value as JSON would have it: dates become text."""
+    return json.loads(json.dumps(value, default=str))

@@ -1,0 +1,162 @@
+"""The stored policy holds, else the file's; a wrong one is refused, and the old one stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock.bus import Retry
+from penstock.settings import Config, ConfigurationError
+from penstock_approvals import policies
+from penstock_approvals.policies import Policies
+from penstock_approvals.service import ApprovalsService
+from penstock_normalizer.service import NormalizerService
+from support.drive.pipeline import Pipeline, Services, pipeline, types
+from support.drive.secured import Secured, bearer, secured
+from support.drive.waiting import eventually
+from support.fakes.pauses import continues, pause, start_and_pause
+from support.fakes.policies import written
+from support.real.nats import NatsServer
+
+ONE: Services = (NormalizerService, ApprovalsService)
+TWO: Services = (*ONE, ApprovalsService)
+ALLOW = {"rules": [{"id": "all", "outcome": "approve"}]}
+
+
+async def holds(penstock: Pipeline, version: int) -> None:
+    """Wait until all instances of the service have this version."""
+
+    async def read() -> bool:
+        services = [each for each in penstock.services if isinstance(each, ApprovalsService)]
+        with suppress(Retry):  # no policy holds
+            return all(each._policies.current.version == version for each in services)
+        return False
+
+    await eventually(read, what=f"policy {version}")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "LOOK_S", 0.05)
+    monkeypatch.setattr(policies, "RETRY_S", 0.05)
+
+
+async def test_a_stored_policy_replaces_the_files_without_a_restart(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    path = written(tmp_path, "")
+    async with pipeline(fresh_nats.url, Config(), TWO, policy=path) as penstock:
+        asked = await pause(penstock)
+        answer = await penstock.http.put("/v1/policy", json={"version": 2, **ALLOW})
+        assert answer.status_code == 403, "anonymous callers do not administer"
+        stored = Policies(penstock.bus, path)
+        await stored.load()
+        await stored.apply({"version": 2, **ALLOW}, "root")
+        await holds(penstock, 2)
+        run_id = await start_and_pause(penstock)
+        events = await penstock.events_until(run_id, "approval.decided")
+        before = await penstock.approval(asked.approval_id)
+        await penstock.bus.bucket("policies").delete("current")
+        await holds(penstock, 1)
+    assert "lifecycle.paused" not in types(events)
+    assert events[-1].data["policy"] == "all@2"
+    assert before == asked, "a request keeps the policy under which it was asked"
+
+
+async def test_a_file_is_read_again_when_it_changes(nats: NatsServer, tmp_path: Path) -> None:
+    path = written(tmp_path, "")
+    async with pipeline(nats.url, Config(), ONE, policy=path) as penstock:
+        [service] = [each for each in penstock.services if isinstance(each, ApprovalsService)]
+        path.write_text("version: 2\nrules: [{id: all, outcome: aprove}]\n")
+
+        async def refused() -> bool:
+            return "outcome" in service._policies.refused.get("file", "")
+
+        await eventually(refused, what="the refusal")
+        assert service._policies.current.version == 1, "the policy before it stays"
+        path.unlink()
+        await eventually(lambda: _says(service, "No such file"), what="the missing file")
+        assert service._policies.current.version == 1
+        path.write_text("version: 3\n")
+        await holds(penstock, 3)
+        assert service._policies.refused == {}
+
+
+async def _says(service: ApprovalsService, words: str) -> bool:
+    return words in service._policies.refused.get("file", "")
+
+
+@pytest.mark.parametrize("text", ["version: x", "{", ""])
+async def test_a_wrong_file_ends_the_start(nats: NatsServer, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"policy\.yaml"):
+        async with pipeline(nats.url, Config(), ONE, policy=path):
+            pass
+
+
+async def test_with_a_wrong_record_and_nothing_before_it_no_request_is_handled(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    """Otherwise the laxer policy of the file would decide."""
+    path = written(tmp_path, "default: {outcome: approve}\n")
+    async with pipeline(fresh_nats.url, Config(), (NormalizerService,)) as penstock:
+        bucket = penstock.bus.bucket("policies")
+        await bucket.put("current", b'{"policy": {"version": "x"}, "by": "a", "at": "b"}')
+        async with pipeline(fresh_nats.url, Config(), (ApprovalsService,), policy=path) as other:
+            run_id = await start_and_pause(penstock)
+            await asyncio.sleep(0.5)
+            assert not await continues(penstock, run_id)
+            stored = Policies(penstock.bus)
+            await stored.apply({"version": 1}, "root")
+            await holds(other, 1)
+            events = await penstock.events_until(run_id, "lifecycle.paused")
+    assert "approval.decided" not in types(events)
+
+
+async def test_of_two_policies_of_one_version_one_is_stored(fresh_nats: NatsServer) -> None:
+    async with pipeline(fresh_nats.url, Config(), ()) as penstock:
+        stores = [Policies(penstock.bus) for _ in range(8)]
+
+        async def apply(store: Policies, number: int) -> str:
+            note = {"outcome": "reject", "note": str(number)}
+            try:
+                await store.apply({"version": 5, "default": note}, f"p{number}")
+            except policies.VersionConflict:
+                return "conflict"
+            return "stored"
+
+        found = await asyncio.gather(*(apply(each, n) for n, each in enumerate(stores)))
+        kept = await penstock.bus.bucket("policies").get("current")
+    assert Counter(found) == {"stored": 1, "conflict": 7}
+    assert kept is not None
+    record: dict[str, Any] = orjson.loads(kept.value or b"")
+    assert record["by"] == f"p{record['policy']['default']['note']}"
+
+
+async def test_administrators_show_and_replace_the_policy(fresh_nats: NatsServer) -> None:
+    root = bearer("root", scope="administer")
+    async with secured(fresh_nats.url) as made:
+        penstock: Secured = made
+        shown = await penstock.http.get("/v1/policy", headers=root)
+        wrong = await penstock.http.put(
+            "/v1/policy",
+            json={"version": 1, "rules": [{"id": "a", "outcome": "ask", "when": "args.x >"}]},
+            headers=root,
+        )
+        stored = await penstock.http.put("/v1/policy", json={"version": 1, **ALLOW}, headers=root)
+        again = await penstock.http.put("/v1/policy", json={"version": 1, **ALLOW}, headers=root)
+    assert (shown.json()["version"], shown.json()["source"]) == (0, "builtin")
+    assert wrong.status_code == 422
+    assert "rules[0].when: line 1, column 9" in wrong.json()["detail"]
+    assert stored.status_code == 200, stored.text
+    assert (stored.json()["source"], stored.json()["by"]) == ("kv", "root")
+    assert stored.json()["policy"] == {"version": 1, **ALLOW}
+    assert again.status_code == 409
+    assert "give it the version 2" in again.json()["detail"]
