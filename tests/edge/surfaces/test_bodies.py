@@ -21,7 +21,7 @@ Told = Literal["length", "chunked"]
 PIECE = b"x" * 65536
 PIECES = MAX_BODY_BYTES // len(PIECE) + 1
 TAKING = [row for row in ROWS if row.method != "GET"]
-ALL_SCOPES = "start read raw decide automate act-as"
+ALL_SCOPES = "start read raw decide automate act-as administer"
 
 
 @pytest.fixture(scope="module")

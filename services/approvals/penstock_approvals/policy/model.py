@@ -36,8 +36,16 @@ def seconds(value: Any) -> Any:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-Names = Annotated[list[Name], BeforeValidator(_listed), Field(min_length=1, max_length=1000)]
-Duration = Annotated[int, BeforeValidator(seconds), Field(strict=True, ge=1, le=366 * 86400)]
+Names = Annotated[
+    list[Name],
+    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+    Field(min_length=1, max_length=1000),
+]
+Duration = Annotated[
+    int,
+    BeforeValidator(seconds, json_schema_input_type=int | str),
+    Field(strict=True, ge=1, le=366 * 86400),
+]
 
 
 class Strict(BaseModel):
@@ -103,7 +111,9 @@ class Terms(Strict):
         "reject", description="What the end of the deadline means: `reject`, `approve` or `leave`."
     )
     escalate: list[EscalationStep] = Field([], max_length=10)
-    edit: Annotated[list[Name], BeforeValidator(_listed)] = Field(
+    edit: Annotated[
+        list[Name], BeforeValidator(_listed, json_schema_input_type=str | list[str])
+    ] = Field(
         [], description="The arguments that a decider may change, such as `args.memo` or `args.*`."
     )
 
