@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
-from penstock_approvals.rules import Unfit, check, outcome
+from penstock_approvals.outcomes.rules import Unfit, check, outcome
 
 SCHEMA = {
     "type": "object",

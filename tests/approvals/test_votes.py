@@ -18,7 +18,7 @@ from penstock.bus.records import (
     ItemRuling,
 )
 from penstock.digests import item_digest, request_digest
-from penstock_approvals.votes import Refused, cast
+from penstock_approvals.outcomes.votes import Refused, cast
 from support.fakes.policies import person, vote
 
 NOW = "2026-11-22T15:00:00.000Z"

@@ -32,14 +32,14 @@ from penstock.bus.write.fence import tail
 from penstock.events import TERMINAL
 from penstock_approvals.announcements import Announcements
 from penstock_approvals.audit.approval import ApprovalAudit
-from penstock_approvals.automatic import expired, is_late, reached, ruled
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.listing import ApprovalList
 from penstock_approvals.outbox import Outbox
+from penstock_approvals.outcomes.automatic import expired, is_late, reached, ruled
+from penstock_approvals.outcomes.votes import Refused, cast, said_the_same
 from penstock_approvals.policies import Policies
 from penstock_approvals.policy import Question
 from penstock_approvals.records import ApprovalRecords, Held
-from penstock_approvals.votes import Refused, cast, said_the_same
 
 log = logging.getLogger(__name__)
 

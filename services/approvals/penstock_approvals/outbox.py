@@ -16,8 +16,8 @@ from penstock.bus.subjects import command
 from penstock.bus.write import objects
 from penstock_approvals.announcements import Announcements, Event
 from penstock_approvals.audit.approval import ApprovalAudit
-from penstock_approvals.automatic import CANCEL_REASON, POLICY, Consequence, consequence
 from penstock_approvals.deadlines import Deadlines
+from penstock_approvals.outcomes.automatic import CANCEL_REASON, POLICY, Consequence, consequence
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Any, Final, Literal
 
 from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, ItemRuling
+from penstock_approvals.outcomes.rules import outcome
 from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
-from penstock_approvals.rules import outcome
 
 POLICY: Final = "policy"  # the decider of automatic decisions
 CANCEL_REASON: Final = "approval_expired"

@@ -22,10 +22,10 @@ from penstock.bus.records import (
     Vote,
 )
 from penstock.digests import item_digest, request_digest
+from penstock_approvals.outcomes.rules import Unfit, check, outcome
 from penstock_approvals.policy import NotEditable, check_edit, may_decide, person_of
 from penstock_approvals.policy.edits import is_same
 from penstock_approvals.policy.kinds import NEEDS_VALUE
-from penstock_approvals.rules import Unfit, check, outcome
 
 # People who decide in these ways see the digest, and must send it. An upstream's protocol cannot
 # carry a digest.
