@@ -13,9 +13,10 @@ from penstock.bus import Bus
 from penstock.settings import ConfigurationError
 from penstock.web.auth.scopes import DEFAULT
 from penstock_automations.matching.consumers import Consumers
+from penstock_automations.rules import store as store_module
 from penstock_automations.rules.anonymous import pause_rules_of_nobody
 from penstock_automations.rules.file import apply_file, read_rules
-from penstock_automations.rules.records import Owner, RuleRecord
+from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
 from penstock_automations.rules.secrets import check_secret
 from penstock_automations.rules.store import Conflict, CurrentRules, RuleStore
 from support.drive.automations import rule, user
@@ -219,3 +220,39 @@ async def test_rules_of_nobody_are_paused_once_callers_are_authenticated(
         assert found["open"] is not None
         assert "make it with a token" in found["open"].reason
         assert (found["file"], found["mine"]) == (None, None)
+
+
+async def test_rules_in_memory_are_those_of_the_bucket_after_any_changes(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stored(nats_server) as (bus, store):
+        current = CurrentRules(bus)
+        compiled: list[str] = []
+        parse = store_module.parse_rule
+
+        def counting(rule_id: str, value: bytes, revision: int) -> CompiledRule | None:
+            compiled.append(rule_id)
+            return parse(rule_id, value, revision)
+
+        monkeypatch.setattr(store_module, "parse_rule", counting)
+
+        async def check(*ids: str) -> None:
+            await asyncio.gather(*(current.refresh() for _ in range(3)))
+            assert {each.id: each.revision for each in current.all()} == {
+                each.id: each.revision for each in await store.all()
+            }
+            assert {each.id for each in current.all()} == set(ids)
+
+        for name in "abc":
+            await store.apply(rule(name, URL, "lifecycle.completed"), user("u1"))
+        await check("a", "b", "c")
+        await store.delete("b")
+        await store.apply(rule("d", URL, "lifecycle.failed"), user("u1"))
+        compiled.clear()
+        await current.refresh()
+        assert compiled == ["d"], "rules that have not changed are not compiled again"
+        await check("a", "c", "d")
+        await store.delete("a")
+        monkeypatch.setattr(store_module, "MARKER_S", 0)  # as if the marker had expired
+        await store.apply(rule("b", URL, "lifecycle.failed"), user("u1"))
+        await check("b", "c", "d")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable
 
 from pydantic import ValidationError
 
-from penstock.bus import Bus, Stored
+from penstock.bus import Bus, BusError, Stored
+from penstock.bus.read import direct
 from penstock.bus.read.reader import Reader
+from penstock.bus.state.kv import MARKER_S, is_marker
 from penstock.bus.streams import events_of
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
@@ -17,6 +21,7 @@ from penstock_automations.rules.records import CompiledRule, Owner, Pause, RuleR
 
 log = logging.getLogger(__name__)
 
+LAGS_S = 0.05
 _STREAM, _PREFIX = "KV_rules", "$KV.rules."
 
 
@@ -197,22 +202,69 @@ class CurrentRules:
         self._rules: dict[str, CompiledRule] = {}
         self._by_type: dict[str, tuple[CompiledRule, ...]] = {}
         self._revision = 0  # the last write of the bucket that is known here
+        self._known_s = 0.0  # when the rules were last known to be the present ones
+        self._is_stale = True  # whether all rules must be read
+        self._reading = asyncio.Lock()
         self.on_change: Callable[[], None] = lambda: None
+        bus.on_reconnect(self._on_reconnect)
 
     async def refresh(self) -> None:
-        """Read all rules if the bucket was written since the last read.
+        """Read what was written since the last read.
 
         Raises:
             BusError: the bucket cannot be read.
         """
-        last = await self._bus.tail(_STREAM, f"{_PREFIX}*")
-        if last is None or last.sequence <= self._revision:
+        if not await self._is_behind(self._revision):
+            self._known_s = time.monotonic()
             return
-        rules = await RuleStore(self._bus).all()
-        self._rules = {rule.id: rule for rule in rules}
-        self._revision = max(self._revision, last.sequence)
-        self._index()
+        async with self._reading:  # an earlier read that ended later would bring old rules back
+            # The markers of deleted rules expire. So changes are only read while all markers since
+            # the last read are there still.
+            is_recent = time.monotonic() - self._known_s < MARKER_S / 2
+            rules, revision = dict(self._rules), self._revision
+            if self._is_stale or not is_recent:
+                rules, revision = await self._whole()
+            while await self._is_behind(revision):
+                revision = await self._take_changes(rules, revision)
+            if revision == self._revision:
+                return
+            self._rules, self._revision = rules, revision
+            self._known_s = time.monotonic()
+            self._index()
         self.on_change()
+
+    async def _is_behind(self, revision: int) -> bool:
+        last = await self._bus.tail(_STREAM, f"{_PREFIX}*")
+        return last is not None and last.sequence > revision
+
+    async def _whole(self) -> tuple[dict[str, CompiledRule], int]:
+        """Return all rules, and up to which revision they were read."""
+        self._is_stale = False
+        try:
+            found = await RuleStore(self._bus).all()
+        except BusError:
+            self._is_stale = True
+            raise
+        return {rule.id: rule for rule in found}, max((each.revision for each in found), default=0)
+
+    async def _take_changes(self, rules: dict[str, CompiledRule], revision: int) -> int:
+        """Apply the changes after a revision to the rules; return the last change's revision."""
+        seen = revision
+        async for stored in direct.replay(self._bus, _STREAM, ">", revision + 1):
+            seen = stored.sequence
+            rule_id = stored.subject.removeprefix(_PREFIX)
+            rules.pop(rule_id, None)
+            rule = None
+            if not is_marker(stored):
+                rule = parse_rule(rule_id, stored.payload, stored.sequence)
+            if rule is not None:
+                rules[rule_id] = rule
+        if seen == revision:
+            await asyncio.sleep(LAGS_S)  # a replica that lags behind has answered
+        return seen
+
+    def _on_reconnect(self) -> None:
+        self._is_stale = True
 
     async def follow(self) -> None:
         """Follow the changes until the task is cancelled."""
