@@ -14,7 +14,7 @@ import uuid_utils
 
 from penstock.bus import Bus, BusSettings, messages, streams, subjects
 from penstock.bus.records import RunRecord
-from penstock.settings import AuthSettings, Config, Settings
+from penstock.settings import AgnoAgent, AuthSettings, Config, Settings
 from penstock_automations.service import AutomationsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.automations import DrivenRun
@@ -25,7 +25,9 @@ from support.fakes.receiver import SECRET, Receiver, receiver
 from support.real.ports import free_port
 
 USER = "start read raw decide automate"
-CONFIG = Config(agents=[])
+CONFIG = Config(
+    agents=[AgnoAgent(id="assistant", protocol="agno", url="http://127.0.0.1:9", agent="demo")]
+)
 
 
 def caller(user: str = "alice", *more: str) -> dict[str, str]:
