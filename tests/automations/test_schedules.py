@@ -348,6 +348,29 @@ async def test_clocks_that_jump_forward_and_back_fire_each_time_once(
         assert len(ids) == len(set(ids)), "no time twice, also of the days that came too early"
 
 
+async def test_many_schedules_at_one_time_are_all_fired_once_and_nothing_is_said_to_be_given_up(
+    fresh_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with automations(fresh_nats.url, 2) as made:
+        missed = minute_ago()
+        url = made.receiver.url()
+        rules = [scheduled(url, once_today(missed), f"many-{number}") for number in range(60)]
+        for rule in rules:
+            await in_force_since(made.store, rule, 3600)
+        await made.receiver.count(len(rules))
+        await handled(made)
+        time = id_of_time(missed.timestamp())
+        assert Counter(each.id for each in made.receiver.requests) == {
+            f"{rule.id}.{time}": 1 for rule in rules
+        }
+
+        async def quiet() -> bool:
+            return await made.bus.tail(streams.ADVISORIES, ">") is None
+
+        await eventually(quiet, what="that all advisories are handled")
+        assert "gave up" not in caplog.text
+
+
 async def test_a_time_that_passes_while_nats_is_away_is_fired_once_afterwards(
     fresh_nats: NatsServer,
 ) -> None:

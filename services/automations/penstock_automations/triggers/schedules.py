@@ -24,6 +24,7 @@ from penstock_automations.broker import AGAIN_S, Consumer, Taken
 from penstock_automations.jobs.publish import publish_first
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules
+from penstock_automations.rules.triggers import MAX_CATCH_UP_S
 from penstock_automations.triggers.firing import (
     SERVICE,
     Due,
@@ -43,6 +44,10 @@ BATCH: Final = 100  # how many firings are handled at once
 # How often, and how long after a rule's time, a process looks whether the rule's next time is
 # scheduled. The process that handles the firing schedules the next time long before.
 LOOK_S: Final = 30.0
+
+# How long a message that is due waits for a process. After `catch_up_s` (at most 7 days), nothing
+# would be fired.
+DUE_TTL_S: Final = MAX_CATCH_UP_S + 86_400
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
@@ -116,9 +121,9 @@ class Schedules:
                 log.exception("rule %s: its time is handled again", firing.rule)
                 await taken.give_back(AGAIN_S)
                 return
-        # SCHEDULES has no age limit, so it would keep the message forever.
-        await self._persist([taken], lambda: self._bus.delete(streams.SCHEDULES, stored.sequence))
         await taken.ack()
+        # If the process ends here, the server deletes the message when its TTL has passed.
+        await self._persist([], lambda: self._bus.delete(streams.SCHEDULES, stored.sequence))
 
     async def _handle(self, taken: Taken, firing: Firing) -> None:
         rule = self._rules.get(firing.rule)
@@ -141,19 +146,17 @@ class Schedules:
     async def _arrange(self, rule_id: str, handled: float | None = None) -> None:
         """Have the next time of a rule scheduled. `handled`: the time that was fired just now.
 
-        The scheduled message is read before the rule. Otherwise a process that has read an earlier
-        version of the rule could replace the message of the present version.
+        The server has removed the message of a time that was fired, so the first try does not look
+        for a message. The fence refuses it if another process was faster.
         """
+        pending = await self._look(rule_id) if handled is None else None
         while True:
-            pending = await self._bus.tail(streams.SCHEDULES, schedule_subject(rule_id))
-            await self._rules.refresh()
             rule = self._rules.get(rule_id)
             if rule is None:
                 return
             scheduled = _parsed(pending)
             wanted = next_firing(rule, scheduled, self._bus.clock.time(), handled)
             if wanted is not None and wanted != scheduled:
-                last = pending.sequence if pending is not None else 0
                 try:
                     await reschedule(
                         self._bus,
@@ -161,12 +164,24 @@ class Schedules:
                         wanted.due_subject,
                         wanted.at,
                         wanted.dump(),
-                        last,
+                        last=pending.sequence if pending is not None else 0,
+                        due_ttl_s=DUE_TTL_S,
                     )
                 except FenceConflict:
-                    continue  # another process scheduled it, or the server published it: look again
+                    pending = await self._look(rule_id)
+                    continue
             self._known[rule_id] = (rule.revision, wanted)
             return
+
+    async def _look(self, rule_id: str) -> Stored | None:
+        """Return the rule's scheduled message, and then read the rules.
+
+        If the rules were read first, a process that has read an earlier version of the rule could
+        replace the message of the present version.
+        """
+        pending = await self._bus.tail(streams.SCHEDULES, schedule_subject(rule_id))
+        await self._rules.refresh()
+        return pending
 
     def _on_reconnect(self) -> None:
         # Another server answers, or the server was restored: it may lack scheduled messages.

@@ -54,6 +54,11 @@ def exhausted(
             log.info("the consumer %s of %s gave up a message of another stream", consumer, stream)
             return
         message = await leader.at(bus, stream, advisory["stream_seq"])
+        if message is None and stored.subject.startswith(TERMINATED):
+            # The server also reports each message that was deleted before it was acknowledged, such
+            # as a scheduled message that a service has processed.
+            log.debug("message %d of %s was deleted", advisory["stream_seq"], stream)
+            return
         if message is None:
             log.warning(
                 "the consumer %s of %s gave up its message %d, which is gone: it was processed "

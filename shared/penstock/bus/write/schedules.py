@@ -11,6 +11,7 @@ from penstock.bus.write import fence
 from penstock.bus.write.fence import Writes
 
 _AT, _TARGET, _TTL = "Nats-Schedule", "Nats-Schedule-Target", "Nats-TTL"
+_DUE_TTL = "Nats-Schedule-TTL"
 
 
 async def schedule(bus: Writes, subject: str, target: str, at: float, payload: bytes) -> bool:
@@ -32,12 +33,19 @@ async def schedule(bus: Writes, subject: str, target: str, at: float, payload: b
 
 
 async def reschedule(
-    bus: Writes, subject: str, target: str, at: float, payload: bytes, last: int
+    bus: Writes,
+    subject: str,
+    target: str,
+    at: float,
+    payload: bytes,
+    last: int,
+    due_ttl_s: float | None = None,
 ) -> None:
     """Schedule a message in place of the message of this subject, which has the sequence `last`.
 
     A subject has one scheduled message: the server drops the earlier one. `last` is 0 for a subject
-    without a message. The other arguments are those of `schedule`.
+    without a message. `due_ttl_s`: after so many seconds, the server deletes the message that it
+    has published at its time; None for never. The other arguments are those of `schedule`.
 
     Raises:
         FenceConflict: the subject's message has another sequence; nothing was scheduled.
@@ -48,4 +56,6 @@ async def reschedule(
     # Without the TTL "never", an age limit that an operator sets on the stream would delete the
     # message before its time.
     headers = {_AT: f"@at {when}", _TARGET: target, _TTL: "never"}
+    if due_ttl_s is not None:
+        headers[_DUE_TTL] = f"{due_ttl_s:.0f}s"
     await fence.append(bus, subject, [Message(subject, payload, headers)], last)
