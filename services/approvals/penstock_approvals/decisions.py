@@ -109,6 +109,7 @@ class Approvals:
                 await self._records.replace(held, record.model_copy(update=update))
                 log.info("run %s: approval %s was escalated", record.run_id, approval_id)
             else:
+                await self.audit.follow(record)  # it names an escalation
                 return
         await self._outbox.send_on(approval_id)
 
@@ -338,6 +339,8 @@ class Approvals:
         except Refused as refused:
             return DecideReply(status=refused.status, detail=str(refused), approval=record)
         if voted is record:
+            # The process that counted the vote may have ended before it wrote the audit.
+            await self.audit.follow(record)
             return DecideReply(status=200, approval=record)
         if voted.status == "decided":
             await self._outbox.open(record.approval_id)
