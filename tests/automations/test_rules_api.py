@@ -8,16 +8,22 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
+import prometheus_client
 import pytest
 import pytest_asyncio
 
+from penstock.bus import streams
+from penstock.bus.read import direct
+from penstock.bus.state import deadletters
 from penstock.expressions import Bound, Condition
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
+from penstock_automations.rules.records import Owner
 from penstock_automations.rules.secrets import HIDDEN, check_secret
 from penstock_automations.rules.store import RuleStore
 from support.drive.automations_api import ADMIN, AutomationsApi, automations_api, caller
 from support.drive.secured import bearer
+from support.drive.waiting import eventually
 from support.fakes.receiver import SECRET, answers, echoes
 from support.real.nats import NatsServer
 
@@ -232,6 +238,90 @@ async def test_an_administrator_lends_a_rule_no_rights(api: AutomationsApi) -> N
     refused = await api.ask("PATCH", "/hook", ROOT, {"all_users": True})
     assert refused.status_code == 403
     assert "the rule's owner does not have" in refused.json()["detail"]
+
+
+async def test_a_merge_patch_may_name_its_media_type_and_a_change_one_of_several_tags(
+    api: AutomationsApi,
+) -> None:
+    await api.make("hook")
+    tag = (await api.ask("GET", "/hook")).headers["etag"]
+    headers = caller() | {
+        "content-type": "application/merge-patch+json",
+        "if-match": f'"0", {tag}',
+    }
+    patched = await api.http.patch(
+        "/v1/automations/hook", content=b'{"enabled": false}', headers=headers
+    )
+    assert patched.status_code == 200, patched.text
+    assert patched.json()["enabled"] is False
+    await api.completed()
+    assert (await api.ask("PATCH", "/hook", body=[1])).status_code == 422
+    assert (await api.ask("PUT", "/hook", body=api.rule("other"))).status_code == 422
+
+
+async def test_a_rule_of_the_file_is_shown_and_paused_but_not_changed(api: AutomationsApi) -> None:
+    rule = read_rule(api.rule("hook"), Rule)
+    store = RuleStore(api.bus)
+    await store.apply(rule, Owner(user_id="alice"), source="file")
+    shown = await api.ask("GET", "/hook")
+    assert shown.json()["source"] == "file"
+    writes: list[tuple[str, str, Any]] = [
+        ("PUT", "", api.rule("hook")),
+        ("PATCH", "", {"name": "x"}),
+        ("DELETE", "", None),
+        ("POST", "/secrets", None),
+        ("DELETE", "/secrets/previous", None),
+    ]
+    for method, path, body in writes:
+        refused = await api.ask(method, f"/hook{path}", body=body)
+        assert refused.status_code == 409, refused.text
+        assert "comes from the file" in refused.json()["detail"]
+    assert (await api.ask("POST", "/hook/pause")).json()["paused"] is not None
+    assert (await api.ask("POST", "/hook/resume")).json()["paused"] is None
+    assert (await api.ask("POST", "/hook/test")).json()["verdict"] == "delivered"
+    await store.apply(rule, Owner(user_id="", scopes=["act-as"]), all_users=True, source="file")
+    assert (await api.ask("GET", "/hook")).status_code == 404, "it is the operator's"
+    assert (await api.ask("GET", "/hook", ADMIN)).status_code == 200
+    await store.delete("hook")
+
+
+async def test_no_secret_leaves_the_service(
+    api: AutomationsApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    auth = {"header": {"name": "x-key", "value": "geheim-1234"}}
+    made = await api.make("hook", "lifecycle.*", webhook={"auth": auth, "secrets": []})
+    secret = made["new_secrets"]["webhook"]
+    del made["new_secrets"]
+    api.receiver.secret = secret
+    api.receiver.plans["/hook"] = [echoes, answers(410, "x-key: geheim-1234")]
+    rotated = await api.ask("POST", "/hook/secrets", body={"secret": OTHER})
+    told = [made, rotated.json(), (await api.ask("POST", "/hook/test")).json()]
+    run = await api.completed()
+
+    async def paused() -> bool:
+        return (await api.ask("GET", "/hook")).json()["paused"] is not None
+
+    await eventually(paused, what="the pause after 410")
+    told += [(await api.ask("GET", path)).json() for path in ("", "/hook", "/hook/deliveries")]
+    for each in told[-1]["deliveries"]:
+        told.append((await api.ask("GET", f"/hook/deliveries/{each['id']}")).json())
+    letters = [each async for each in deadletters.letters(api.bus, "automations", run.run_id)]
+    assert letters
+    assert len(told) > 7
+    events = [
+        stored.payload
+        async for stored in direct.replay(
+            api.bus, streams.events_for(run.run_id), f"*.*.{run.run_id}"
+        )
+    ]
+    assert any(b"automation" in each for each in events)
+    metrics = prometheus_client.generate_latest().decode()
+    shown = (told, letters, [each.letter.payload for each in letters], events, metrics, caplog.text)
+    for text in map(str, shown):
+        for hidden in ("geheim-1234", secret, OTHER):
+            assert hidden not in text
+    api.receiver.secret = SECRET
 
 
 async def test_a_paused_rule_matches_nothing_until_it_is_resumed(api: AutomationsApi) -> None:

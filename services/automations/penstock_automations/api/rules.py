@@ -419,7 +419,8 @@ class Rules:
                 "there and start the service again; over HTTP it can be paused and resumed",
             )
         wanted = request.headers.get("if-match")
-        if wanted is not None and wanted.strip() not in ("*", _etag(rule)):
+        tags = {tag.strip() for tag in (wanted or "*").split(",")}
+        if not tags & {"*", _etag(rule)}:
             raise Problem(
                 412, f"the rule {rule.id} has changed since you read it: read it again (ETag)"
             )
