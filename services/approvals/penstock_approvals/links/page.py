@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,7 +104,7 @@ def _said(view: View) -> tuple[str, str]:
     decision = record.decision if record is not None else None
     outcome = _OUTCOMES[decision.outcome] if decision is not None else "still open"
     by = f" by {_name(decision.by)}" if decision is not None else ""
-    at = f" at {visible(decision.at)}" if decision is not None else ""
+    at = f" on {_time(decision.at)}" if decision is not None else ""
     reason = f": {visible(record.reason)}" if record is not None and record.reason else ""
     mine = "approved" if link.used_for == "approve" else "rejected"
     texts: Mapping[State, tuple[str, str]] = {
@@ -135,15 +136,16 @@ def _said(view: View) -> tuple[str, str]:
 def _facts(record: ApprovalRecord, link: LinkRecord) -> str:
     who = [_name(link.user)] if link.user else []
     who += [f"for the role {_name(link.role)}"] if link.role else []
+    policy = record.policy
     agreed = [vote for vote in record.votes if not vote.void]
     voted = ", ".join(_name(vote.by) for vote in agreed)
     facts = [
         ("Asked by", _name(record.user_id)),
         ("Agent", _name(record.agent)),
-        ("Asked at", visible(record.requested_at)),
-        ("Decide by", visible(record.expires_at) if record.expires_at else ""),
+        ("Asked at", _time(record.requested_at)),
+        ("Decide by", _time(record.expires_at) if record.expires_at else ""),
         ("Needs", f"{record.need} people; so far: {voted or 'nobody'}" if record.need > 1 else ""),
-        ("Rule", _name(record.policy.rule_id) if record.policy else ""),
+        ("Rule", _name(policy.rule_id) if policy is not None and policy.version else ""),
         ("You decide as", " ".join(who)),
     ]
     rows = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts if value)
@@ -210,6 +212,14 @@ def _field(number: int, item: Mapping[str, Any], given: str) -> str:
     if item.get("kind") == "credential":
         return f'{label}<input id="{name}" name="{name}" type="password">'
     return f'{label}<textarea id="{name}" name="{name}" rows="3">{visible(given)}</textarea>'
+
+
+def _time(stamp: str) -> str:
+    """Return a time for people, to the minute; a text that is no time as it is."""
+    try:
+        return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return visible(stamp)
 
 
 def _name(text: str | None) -> str:

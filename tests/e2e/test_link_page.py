@@ -1,0 +1,179 @@
+"""A one-time link in a real browser, about a run of a real agent server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from support.drive.waiting import eventually
+from support.fakes.issuer import SECRET, token
+from support.real.devtools import Page, page_at
+from support.real.up import Up
+from support.real.upstreams import Upstream
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+# A right-to-left override, a zero-width space and markup, and a text without a place to break.
+HOSTILE = f"a\u202ecod.exe\u200b <img src=x onerror=alert(1)><script>alert(2)</script> {'x' * 200}"
+SHOTS = os.environ.get("PENSTOCK_SHOTS")  # a folder that gets the pictures of the page
+ADMIN = {"authorization": f"Bearer {token(sub='root', scope='administer read')}"}
+ALICE = {"authorization": f"Bearer {token(sub='alice')}"}
+
+
+@pytest.fixture(scope="module")
+def asking(agno_server: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Run a Penstock that requires authentication."""
+    folder = tmp_path_factory.mktemp("links")
+    config = folder / "penstock.yaml"
+    agent = {"id": "tester", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"}
+    config.write_text(yaml.safe_dump({"agents": [agent]}))
+    up = Up(folder, "--config", str(config))
+    up.start(PENSTOCK_AUTH_JWT_SECRET=SECRET)
+    yield up
+    assert up.signal(signal.SIGTERM) == 0
+
+
+@pytest.fixture
+async def http(asking: Up) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=asking.url, timeout=20) as client:
+        yield client
+
+
+async def linked(http: httpx.AsyncClient, message: str) -> tuple[str, str, str]:
+    """Start a run of Alice's that asks; return its id, the approval's id and a link's address."""
+    body = {"agent": "tester", "message": f"confirm {message}"}
+    run_id = (await http.post("/v1/runs", json=body, headers=ALICE)).json()["run_id"]
+
+    async def waiting() -> str | None:
+        answer = await http.get("/v1/approvals", params={"run_id": run_id}, headers=ALICE)
+        found = [each["approval_id"] for each in answer.json()["approvals"]]
+        return found[0] if found else None
+
+    approval_id = await eventually(waiting, 30)
+    path = f"/v1/approvals/{approval_id}/links"
+    made = await http.post(path, json={"user": "alice"}, headers=ADMIN)
+    assert made.status_code == 201, made.text
+    return run_id, approval_id, str(http.base_url.join(made.json()["url"]))
+
+
+async def ended(http: httpx.AsyncClient, run_id: str) -> dict[str, Any]:
+    async def end() -> dict[str, Any] | None:
+        run = (await http.get(f"/v1/runs/{run_id}", headers=ALICE)).json()
+        return run if run["status"] in ("completed", "failed", "cancelled") else None
+
+    return await eventually(end, 30)
+
+
+async def tab_to(page: Page, selector: str) -> list[str]:
+    """Press Tab until the element has the focus; return the elements that had the focus before."""
+    passed: list[str] = []
+    for _ in range(20):
+        await page.press("Tab")
+        if await page.value(f"document.activeElement.matches('{selector}')"):
+            return passed
+        passed.append(await page.value("document.activeElement.localName"))
+    raise AssertionError(f"the keyboard does not reach {selector}: {passed}")
+
+
+@pytest.mark.parametrize(("value", "outcome"), [("approve", "approved"), ("reject", "rejected")])
+async def test_it_is_decided_by_the_keyboard_alone_without_scripts(
+    http: httpx.AsyncClient, tmp_path: Path, value: str, outcome: str
+) -> None:
+    run_id, approval_id, url = await linked(http, HOSTILE)
+    async with page_at("about:blank", tmp_path) as page:
+        await page.send("Emulation.setScriptExecutionDisabled", value=True)
+        await page.go(url)
+        shown = HOSTILE.replace("\u202e", "\\u{202e}").replace("\u200b", "\\u{200b}")
+        assert shown in await page.text("main")
+        marks = "[...document.querySelectorAll('section mark')].map(each => each.textContent)"
+        assert {"\\u{202e}", "\\u{200b}"} == set(await page.value(marks))
+        assert await page.value("document.querySelectorAll('img, script, link').length") == 0
+        passed = await tab_to(page, f"button[value={value}]")
+        assert "textarea" in passed
+        outline = "getComputedStyle(document.activeElement).outlineStyle"
+        assert await page.value(outline) == "solid"
+        await page.press("Enter")
+        await page.until(f"document.querySelector('h1')?.textContent === 'You have {outcome} this'")
+        assert await page.value("location.href") == url
+        assert await page.value("document.querySelectorAll('form').length") == 0
+        # Reloading shows the page again, and sends nothing.
+        await page.send("Page.reload")
+        await page.until(f"document.querySelector('h1')?.textContent === 'You have {outcome} this'")
+        assert page.logged == []
+        assert set(page.requested) <= {url}
+    run = await ended(http, run_id)
+    assert run["status"] == "completed"
+    decided = (await http.get(f"/v1/approvals/{approval_id}", headers=ALICE)).json()["decision"]
+    assert (decided["outcome"], decided["by"]) == (outcome, "alice")
+    assert decided["decider"]["channel"] == "link"
+
+
+async def test_it_fits_a_phone_in_light_and_dark(http: httpx.AsyncClient, tmp_path: Path) -> None:
+    _, _, url = await linked(http, HOSTILE)
+    async with page_at(url, tmp_path) as page:
+        for width in (360, 1200):
+            await page.resize(width)
+            for dark in (False, True):
+                await page.scheme(dark=dark)
+                assert await page.value("document.documentElement.scrollWidth") <= width
+                ground = await page.value("getComputedStyle(document.body).backgroundColor")
+                assert ground == ("rgb(16, 21, 28)" if dark else "rgb(244, 246, 249)")
+                low = await page.value(LOW_CONTRAST)
+                assert low == [], f"at {width} px, dark: {dark}"
+                if SHOTS:
+                    await page.screenshot(Path(SHOTS) / f"link-{width}-{dark}.png")
+            small = "[...document.querySelectorAll('button')].map(b => b.offsetHeight)"
+            assert min(await page.value(small)) >= 44
+        assert page.logged == []
+
+
+async def test_another_sites_form_decides_nothing(http: httpx.AsyncClient, tmp_path: Path) -> None:
+    """The attacker knows even the link and the form's signature, but is another origin."""
+    _, approval_id, url = await linked(http, "this")
+    shown = (await http.get(url)).text
+    signature = shown.partition('name="csrf" value="')[2][:64]
+    fields = f'<input name="csrf" value="{signature}"><input name="decision" value="approve">'
+    script = "<script>document.forms[0].submit()</script>"
+    evil = f'<form method="post" action="{url}">{fields}</form>{script}'
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: {len(evil)}\r\n\r\n"
+        writer.write(f"{head}{evil}".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, page_at(f"http://localhost:{port}/", tmp_path) as page:
+        await page.until(f"location.href === '{url}'")
+        await page.until(
+            "document.body?.innerText.includes('not from our page') ||"
+            " document.body?.innerText.includes('neither ours')"
+        )
+    record = (await http.get(f"/v1/approvals/{approval_id}", headers=ALICE)).json()
+    assert record["status"] == "pending"
+
+
+# Texts whose contrast with their ground is below 4.5 (WCAG 2.1, AA).
+LOW_CONTRAST = """(() => {
+  const light = rgb => { const [r, g, b] = rgb.map(v => { v /= 255;
+    return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const read = color => (color.match(/[\\d.]+/g) ?? []).map(Number);
+  const ground = element => { for (let each = element; each; each = each.parentElement) {
+    const color = read(getComputedStyle(each).backgroundColor);
+    if (color.length === 3 || color[3] > 0) return color.slice(0, 3); } return [255, 255, 255]; };
+  return [...document.querySelectorAll('main *')].filter(each =>
+    [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim())).filter(each => {
+      const [a, b] = [light(read(getComputedStyle(each).color).slice(0, 3)), light(ground(each))];
+      return (Math.max(a, b) + .05) / (Math.min(a, b) + .05) < 4.5;
+  }).map(each => each.outerHTML.slice(0, 80)); })()"""
