@@ -22,6 +22,7 @@ from penstock_approvals.audit.losses import AuditLosses
 from penstock_approvals.deadlines import DUE, approval_of
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
+from penstock_approvals.links.requests import LinkRequests
 from penstock_approvals.links.routes import LinkMaking, LinkPages
 from penstock_approvals.policies import Policies
 from penstock_approvals.policy_api import PolicyApi
@@ -68,11 +69,12 @@ class ApprovalsService(Service):
         records = self._approvals.all
         self._audit_losses = AuditLosses(self.bus, self._audit, self._anchors, records)
         self._restore = Restore(self.bus, self._approvals)
-        self._listening: Subscription | None = None
+        self._listening: list[Subscription] = []
         self._requests: list[str] = []  # the names of the loops that take requests
         self._sending: set[asyncio.Task[None]] = set()
         self._feed = Feed(self.bus, ApprovalRecords(self.bus))
         public_url = self._settings.public_url
+        self._link_requests = LinkRequests(self.bus, self._approvals, public_url)
         self.routes = [
             *routes_of(Api(self.bus, self._approvals, self._feed, self._decide)),
             *routes_of(LinkPages(self.bus, self._approvals, self._decide)),
@@ -83,7 +85,11 @@ class ApprovalsService(Service):
     async def start(self) -> None:
         """Begin to take decisions, and then to record requests."""
         await self._policies.load()
-        self._listening = await self.bus.subscribe("decide.*", self._on_decide, self.name)
+        for subject, handle in (
+            ("decide.*", self._on_decide),
+            ("link.*", self._link_requests.on_request),
+        ):
+            self._listening.append(await self.bus.subscribe(subject, handle, self.name))
         self.spawn("outbox", self._sweep)
         self.spawn("policy", self._policies.follow)
         self.spawn("policy file", self._policies.watch_file)
@@ -140,8 +146,8 @@ class ApprovalsService(Service):
 
     async def stop(self) -> None:
         """Stop taking decisions, and send the decisions that were taken."""
-        if self._listening is not None:
-            await self._listening.unsubscribe()
+        for listening in self._listening:
+            await listening.unsubscribe()
         await self.cancel("shards", *self._requests, "replays", "deadlines")
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._settings.drain_s)

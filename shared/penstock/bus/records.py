@@ -358,6 +358,25 @@ class DecideRequest(Record):
         return self.decider or Decider(name=self.by, scopes=["decide", "act-as"])
 
 
+class LinkRequest(Record):
+    """Core request `link.<approval id>`: make a one-time link for a person or a group."""
+
+    maker: Decider = Field(description="The user with whose rights the link is made")
+    user: str | None = Field(None, description="The person who decides with the link")
+    role: str | None = Field(None, description="The person's role; without `user`, a group")
+    lifetime_s: float = Field(86_400.0, ge=1, le=30 * 86_400.0)
+
+
+class LinkReply(Record):
+    """The answer to a LinkRequest. `status` is an HTTP status."""
+
+    status: Literal[201, 403, 404, 409, 422]
+    detail: str = ""
+    id: str | None = Field(None, description="The link's id, which is not its secret")
+    url: str | None = Field(None, description="The address of the page, with the link's secret")
+    expires_at: str | None = None
+
+
 class DecideReply(Record):
     """The answer to a DecideRequest, after the compare-and-set. `status` is an HTTP status."""
 

@@ -130,6 +130,11 @@ def decide(approval_id: str) -> str:
     return f"decide.{approval_id}"
 
 
+def link(approval_id: str) -> str:
+    """Return the subject of core requests that make one-time links to an approval."""
+    return f"link.{approval_id}"
+
+
 def audit(chain: str) -> str:
     """Return the subject of the audit's records of a run, or of the anchors (`anchor`)."""
     return f"audit.{chain}"

@@ -15,7 +15,9 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from penstock.bus.records import ApprovalRecord, Deciders
+from penstock.bus.records import ApprovalRecord, Deciders, LinkReply, LinkRequest
+from penstock.bus.subjects import link
+from penstock.runs.links import request_link
 from penstock_approvals.links.form import BadForm, decisions, parse
 from penstock_approvals.links.store import Links
 from support.drive.secured import Secured, bearer, secured
@@ -345,6 +347,35 @@ async def test_there_is_no_link_to_what_is_decided_or_not_there(penstock: Secure
     for unknown in (approval_id[:-4] + "0000", "no.such.key", "*"):
         url = f"/v1/approvals/{unknown}/links"
         assert (await penstock.http.post(url, json=body, headers=ROOT)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("scopes", "approval", "given", "status"),
+    [
+        (["administer", "automate"], "it", {"role": "finance"}, 201),
+        (["automate", "act-as", "decide"], "it", {"role": "finance"}, 403),
+        (["administer"], "it", {"role": "legal"}, 422),
+        (["administer"], "it", {}, 422),
+        (["administer"], "it", {"role": "finance", "lifetime_s": 0}, 422),
+        (["administer"], "another", {"role": "finance"}, 404),
+    ],
+)
+async def test_another_service_gets_a_link_with_the_rights_of_the_user_it_acts_for(
+    penstock: Secured, scopes: list[str], approval: str, given: dict[str, Any], status: int
+) -> None:
+    _, approval_id = await paused(penstock)
+    asked = approval_id if approval == "it" else approval_id[:-4] + "0000"
+    maker = {"name": "root", "scopes": scopes, "channel": "automation"}
+    request = orjson.dumps({"maker": maker, **given})
+    answer = await penstock.bus.request(link(asked), request, 5)
+    reply = LinkReply.model_validate_json(answer.data)
+    assert reply.status == status, reply.detail
+    if status == 201:
+        assert reply.url is not None
+        assert (await act(penstock, reply.url)).status_code == 303
+        assert await request_link(
+            penstock.bus, asked, LinkRequest.model_validate_json(request)
+        ) == (LinkReply(status=409, detail="the approval is decided, so a link decides nothing"))
 
 
 async def test_nats_never_gets_the_secret(penstock: Secured) -> None:

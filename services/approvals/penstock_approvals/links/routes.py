@@ -193,7 +193,7 @@ class LinkMaking:
         """`public_url`: the address of this service for people; without one, links are paths."""
         self._links = Links(bus)
         self._approvals = approvals
-        self._public_url = (public_url or "").rstrip("/")
+        self._public_url = public_url
 
     @serves(
         Operation(
@@ -221,7 +221,7 @@ class LinkMaking:
             raise Problem(refused.status, refused.detail) from refused
         shown = {
             "id": link.id,
-            "url": self.url(secret),
+            "url": url_of(self._public_url, secret),
             "expires_at": time_text(link.expires_at),
             "user": link.user,
             "role": link.role,
@@ -249,16 +249,17 @@ class LinkMaking:
             raise Problem(404, "there is no such link")
         return Response(status_code=204)
 
-    def url(self, secret: str) -> str:
-        """Return the address of the link's page."""
-        return f"{self._public_url}{PATH}{secret}"
-
     async def _found(self, request: Request) -> ApprovalRecord:
         approval_id = request.path_params["approval_id"]
         record = await asked(self._approvals.get(approval_id)) if is_key(approval_id) else None
         if record is None:
             raise Problem(404, f"there is no approval {approval_id}")
         return record
+
+
+def url_of(public_url: str | None, secret: str) -> str:
+    """Return the address of a link's page; only the path if this service's host is not known."""
+    return f"{(public_url or '').rstrip('/')}{PATH}{secret}"
 
 
 def _check_site(request: Request) -> None:

@@ -226,14 +226,14 @@ USERS: Final = (
         _keys("approvals.>", "policies.current", "aliases.*", "tokens.link.*"),
         _TOKENS,
         _KEEPS_OBJECTS,
-        hears=["decide.*", "$KV.approvals.*"],
+        hears=["decide.*", "link.*", "$KV.approvals.*"],
         responds=True,
     ),
     _service(
         "automations",
         "matches events with rules; sends webhooks, starts runs and decides as rules ask",
         ["command.connector.start.*", "raw.*.automations", "deadletter.automations.*"],
-        ["decide.*", "delivery.*.*"],
+        ["decide.*", "link.*", "delivery.*.*"],
         ["schedule.automations.>", "schedule.automations-schedules.*"],
         _follows("KV_rules"),
         # The service counts the open runs of each user, as the edge does.

@@ -1,0 +1,58 @@
+"""Answer the core requests of other services for links."""
+
+from __future__ import annotations
+
+import logging
+
+from pydantic import ValidationError
+
+from penstock.bus import Bus, BusError, Msg, ObjectGone
+from penstock.bus.records import LinkReply, LinkRequest
+from penstock.web.answers import time_text
+from penstock_approvals.answering import is_key
+from penstock_approvals.decisions import Approvals
+from penstock_approvals.links.routes import url_of
+from penstock_approvals.links.store import LinkRefused, Links
+from penstock_approvals.records import UnreadableRecord
+
+log = logging.getLogger(__name__)
+
+
+class LinkRequests:
+    """The handler of `link.<approval>`. The rights of the request's maker count."""
+
+    def __init__(self, bus: Bus, approvals: Approvals, public_url: str | None) -> None:
+        self._bus = bus
+        self._approvals = approvals
+        self._links = Links(bus)
+        self._public_url = public_url
+
+    async def on_request(self, msg: Msg) -> None:
+        """Answer a request. There is no answer if the bus fails, so the caller may ask again."""
+        try:
+            reply = await self._reply(msg.subject.removeprefix("link."), msg.data)
+        except ValidationError as error:
+            reply = LinkReply(status=422, detail=str(error))
+        except LinkRefused as refused:
+            reply = LinkReply(status=refused.status, detail=refused.detail)
+        except (ObjectGone, UnreadableRecord) as error:
+            reply = LinkReply(status=404, detail=str(error))
+        except BusError as error:
+            log.warning("%s: no link: %s", msg.subject, error)
+            return
+        await self._bus.client.publish(msg.reply, reply.dump())
+
+    async def _reply(self, approval_id: str, data: bytes) -> LinkReply:
+        request = LinkRequest.model_validate_json(data)
+        record = await self._approvals.get(approval_id) if is_key(approval_id) else None
+        if record is None:
+            raise LinkRefused(404, f"there is no approval {approval_id}")
+        secret, link = await self._links.make(
+            request.maker, record, request.user, request.role, request.lifetime_s
+        )
+        return LinkReply(
+            status=201,
+            id=link.id,
+            url=url_of(self._public_url, secret),
+            expires_at=time_text(link.expires_at),
+        )
