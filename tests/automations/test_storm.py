@@ -16,31 +16,10 @@ import pytest
 from penstock.bus import streams
 from support.drive.automations import Automations, DrivenRun, rule, user, without_service
 from support.drive.waiting import eventually
-from support.fakes.receiver import (
-    OK,
-    Behaviour,
-    Received,
-    answers,
-    garbage,
-    hangs,
-    resets,
-    trickles,
-)
+from support.fakes.hostile import FAILURES, Hostile
+from support.fakes.receiver import OK, answers
 from support.real.automating import KeptProcess
 from support.real.nats import NatsServer
-
-# The failures of the receiver, and their shares of all its failures.
-FAILURES: dict[Behaviour, int] = {
-    answers(500, "out of order"): 4,
-    answers(404): 6,
-    answers(302, location="http://127.0.0.1:9/else"): 6,
-    answers(400): 6,
-    answers(429, Retry_After="1"): 3,
-    garbage: 3,
-    resets: 3,
-    hangs(5): 1,
-    trickles(5): 1,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +44,11 @@ SHORT = Storm(runs=10, calls=12, kills=2, pause_s=2.0, timeout_s=60)
 FULL = Storm(runs=200, calls=50, kills=10, pause_s=8.0, timeout_s=900)
 
 
-class Hostile:
-    """A receiver that fails as often as a storm says, in all ways."""
-
-    def __init__(self, storm: Storm) -> None:
-        self._luck = random.Random(storm.seed)
-        self._fails = storm.fails
-        self.failed: Counter[Behaviour] = Counter()
-
-    async def behave(self, writer: asyncio.StreamWriter, received: Received) -> None:
-        behaviour = OK
-        if self._luck.random() < self._fails:
-            [behaviour] = self._luck.choices(list(FAILURES), list(FAILURES.values()))
-            self.failed[behaviour] += 1
-        await behaviour(writer, received)
-
-
 async def play(storm: Storm, nats: NatsServer) -> Hostile:
     """Play a storm with three rules and one whose receiver is gone, and check every run."""
     settings = {"retry_delays_s": [1] * 20, "deliver_ack_wait_s": 2, "drain_s": 1}
     async with without_service(nats.url) as made, AsyncExitStack() as stack:
-        hostile = Hostile(storm)
+        hostile = Hostile(storm.seed, storm.fails)
         for name in storm.expected:
             made.receiver.usual[f"/{name}"] = hostile.behave
         made.receiver.usual["/gone"] = answers(410)

@@ -92,6 +92,56 @@ async def test_every_run_is_whole_whatever_dies_of_a_cluster(
     settle(report, COMPLETED, reattached=1)
 
 
+AUTOMATIONS = Shape(
+    {
+        **{"connector": 1, "normalizer": 1, "approvals": 1, "edge": 1, "automations": 2},
+        **{"broker": 1, "upstream": 2},
+    },
+    every_s=2.0,
+    pause_s={"normalizer": 4.0},
+)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
+async def test_every_event_and_rule_has_one_outcome_whatever_dies(
+    tmp_path: Path,
+    agno_server: Upstream,
+    adk_server: Upstream,
+    seed: int,
+    played: list[Report],
+) -> None:
+    servers = {"agno": agno_server, "adk": adk_server}
+    round_ = Round(seed, 20, AUTOMATIONS, runs=60, runs_per_s=1.5, settings=HASTY)
+    report = await play(round_, tmp_path, servers)
+    played.append(report)
+    settle(report, COMPLETED)
+    assert report.kills["automations"] >= 3
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+async def test_where_queues_do_not_read_the_stream_the_same_checks_find_deliveries_without_outcome(
+    tmp_path: Path, agno_server: Upstream, adk_server: Upstream
+) -> None:
+    servers = {"agno": agno_server, "adk": adk_server}
+    launchers = {"automations": (*without("between"), "penstock_automations")}
+    round_ = Round(
+        seed=9,
+        kills=0,
+        shape=AUTOMATIONS,
+        runs=60,
+        runs_per_s=6,
+        launchers=launchers,
+        settings=HASTY | {"match_batch": 1},
+        end_timeout_s=30,
+    )
+    report = await play(round_, tmp_path, servers)
+    print(report)
+    assert "deliveries" in {violation.check for violation in report.violations}
+
+
 def clocks(seed: int, services: Mapping[str, int]) -> dict[tuple[str, int], float]:
     """Return one wrong clock per service, with an offset that the seed gives.
 

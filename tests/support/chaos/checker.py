@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Any
 
-from support.chaos import wire
-from support.chaos.evidence import Evidence, RawFrame, Remains
+from support.chaos import deliveries, wire
+from support.chaos.evidence import Evidence, Late, RawFrame, Remains
 from support.chaos.recorder import Exchange
 
 ENDS = {"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"}
@@ -28,12 +28,22 @@ LOST = {"upstream_lost", "outcome_unknown"}
 # Three guarantees always apply: the sequence has no gap, the list of runs knows the one end, and
 # each request went upstream at most once.
 _CANNOT_HOLD = {
-    "RAW": {"reason", "gone on", "views", "bytes", "words", "content", "tools", "decision"},
-    "EVENTS": {"views"},  # lost events are folded again, and clients begin anew
+    "RAW": {
+        "reason",
+        "gone on",
+        "views",
+        "bytes",
+        "words",
+        "content",
+        "tools",
+        "decision",
+        "deliveries",
+    },
+    "EVENTS": {"views", "deliveries"},  # lost events are folded again, and clients begin anew
     "COMMANDS": {"views", "tools", "decision"},
 }
 # The remains that may exist for a while and are then removed without help.
-TRANSIENT = {"commands", "leases", "claims", "queues", "outbox"}
+TRANSIENT = {"commands", "leases", "claims", "queues", "outbox", "deliveries"}
 SHOWN = 600  # characters of an event in a message
 POD_TTL_S = 15.0  # TTL of a connector's lease, unless a round sets another
 AGNO_KEEPS = 1000  # events of a run that Agno keeps for a reconnecting client
@@ -50,10 +60,6 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.check}: {self.run}: {self.text}"
-
-
-class Late(str):
-    """A sentence about something that did not happen in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +417,12 @@ def _decision(run: Evidence, harm: Harm) -> Iterator[str]:
         yield "every decision was told that another had won"
 
 
+def _deliveries(run: Evidence, harm: Harm) -> Iterator[str]:
+    """Each event and rule has one outcome, and a run's order is kept where a rule asks for it."""
+    if run.requests is not None:
+        yield from deliveries.check(run.run_id, run.events, run.requests)
+
+
 def _pid(connection: str) -> int | None:
     """Return the process id in a connection's name, `<service>-<host>-<pid>-<random>/<n>`.
 
@@ -434,4 +446,5 @@ CHECKS: dict[str, Check] = {
     "content": _content,
     "tools": _tools,
     "decision": _decision,
+    "deliveries": _deliveries,
 }

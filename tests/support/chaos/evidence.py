@@ -15,6 +15,10 @@ Request = Literal["start", "continue", "resume"]
 RUN_ID_CHARACTERS = 36  # the length of a UUID
 
 
+class Late(str):
+    """A sentence about something that did not happen in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawFrame:
     """One message of RAW."""
@@ -70,6 +74,8 @@ class Evidence:
     tool_runs: int = 0
     status: str = ""  # the run's status in the list of runs
     loses: frozenset[str] = frozenset()  # streams that may have lost messages of this run
+    # The ids of the webhooks that came about the run, in order; None in a round without rules.
+    requests: list[str] | None = None
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -108,6 +114,7 @@ class Remains:
     claims: list[str] = field(default_factory=list)  # legs that a connector still holds
     queues: list[str] = field(default_factory=list)  # sessions in which a run still waits
     outbox: list[str] = field(default_factory=list)  # decisions that were not passed on
+    deliveries: list[str] = field(default_factory=list)  # jobs of automations
     strangers: list[str] = field(default_factory=list)  # runs that no client asked for
     exits: list[str] = field(default_factory=list)  # processes that ended without a fault
     refused: list[str] = field(default_factory=list)  # operations that NATS refused to services

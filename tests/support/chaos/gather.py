@@ -23,12 +23,14 @@ from penstock.bus.streams import events_of, raw_of
 from penstock.bus.subjects import shard_of
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
+from support.chaos import deliveries
 from support.chaos.brokers import Brokers
-from support.chaos.checker import outcome_of
+from support.chaos.checker import TRANSIENT, outcome_of
 from support.chaos.clients import Story
 from support.chaos.evidence import Evidence, RawFrame, Remains, exchanges_of
 from support.chaos.fleet import CANNOT_START, Fleet
 from support.chaos.recorder import Recorder
+from support.fakes.receiver import Receiver
 
 _BATCH = 500
 _OWNED = re.compile(r"^pod\.|\.member\.|\.part\.")  # the keys of leases that a process holds
@@ -46,6 +48,7 @@ async def runs(
     recorders: Sequence[Recorder],
     stories: Sequence[Story],
     tool_runs: Callable[[], Sequence[dict[str, Any]]],
+    hooks: Receiver | None = None,
 ) -> list[Evidence]:
     """Return the evidence of each run when the streams no longer change.
 
@@ -56,13 +59,27 @@ async def runs(
     deadline, before = 0.0, -1
     while True:
         found = await _runs(brokers, recorders, stories, tool_runs())
-        under_way = [run for run in found if run.bodies != run.folded or not _is_listed(run)]
+        if hooks is not None:
+            requests = deliveries.requests_of(hooks)
+            for run in found:
+                run.requests = requests.get(run.run_id, [])
+        under_way = [
+            run
+            for run in found
+            if run.bodies != run.folded or not _is_listed(run) or not _is_delivered(run)
+        ]
         stands = sum(len(run.bodies) + len(run.folded) for run in found) - len(under_way)
         if stands != before:
             deadline, before = time.monotonic() + _STILL_S, stands
         if not under_way or time.monotonic() > deadline:
             return found
         await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+def _is_delivered(run: Evidence) -> bool:
+    if run.requests is None:
+        return True
+    return deliveries.expected(run.run_id, run.events) <= set(deliveries.outcomes(run.events))
 
 
 def _is_listed(run: Evidence) -> bool:
@@ -112,8 +129,7 @@ async def remains(brokers: Brokers, fleet: Fleet, stories: Sequence[Story]) -> R
         while True:
             left = await _remains(client, fleet, known)
             left.refused = brokers.refused()
-            transient = (left.commands, left.leases, left.claims, left.queues, left.outbox)
-            if not any(transient) or time.monotonic() > deadline:
+            if not any(getattr(left, name) for name in TRANSIENT) or time.monotonic() > deadline:
                 return left
             await asyncio.sleep(_LOOK_AGAIN_S)
 
@@ -152,6 +168,14 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
         ],
         queues=[
             key for key, value in (await keys("sessions")).items() if json.loads(value).get("queue")
+        ],
+        deliveries=[
+            *await _subjects(client, "DELIVERIES"),
+            *(
+                subject
+                for subject in await _subjects(client, "SCHEDULES")
+                if ".automations." in subject
+            ),
         ],
         outbox=[key for key in await keys("approvals") if key.startswith("outbox.")],
         strangers=[key for key in await keys("runs") if key not in known],

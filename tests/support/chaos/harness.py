@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 import yaml
 
-from support.chaos import gather, links
+from support.chaos import deliveries, gather, links
 from support.chaos.brokers import Brokers, running
 from support.chaos.checker import (
     ENDS,
@@ -264,7 +264,11 @@ async def play(round_: Round, folder: Path, upstreams: Mapping[str, Upstream]) -
         )
         made = Brokers(servers, proxies)
         urls = {name: each.url for name, each in zip(upstreams, recorders, strict=True)}
-        environment = _environment(round_, folder, made.url, urls, brokers)
+        hooks, settings = None, dict[str, object]()
+        if deliveries.SERVICE in counts:
+            found = await stack.enter_async_context(deliveries.hooks(folder, round_.seed))
+            hooks, settings = found
+        environment = _environment(round_, folder, made.url, urls, brokers, settings)
         services = await stack.enter_async_context(
             fleet(
                 folder, counts, environment, round_.launchers, http, round_.clocks, round_.crashes
@@ -281,6 +285,7 @@ async def play(round_: Round, folder: Path, upstreams: Mapping[str, Upstream]) -
             recorders,
             stories,
             lambda: [ran for each in upstreams.values() for ran in each.tool_runs()],
+            hooks,
         )
         remains = await gather.remains(made, services, stories)
     system.note_crashes()
@@ -289,6 +294,8 @@ async def play(round_: Round, folder: Path, upstreams: Mapping[str, Upstream]) -
     harm = system.harm(float(str(round_.settings.get("pod_ttl_s", POD_TTL_S))))
     report.violations += [violation for run in runs for violation in check_run(run, harm)]
     report.violations += check_remains(remains)
+    if hooks is not None:
+        report.violations += [Violation("signature", "", each) for each in hooks.bad_signatures]
     _write_down(folder, runs, report)
     report.kills = dict(Counter(done.fault.target for done in system.kills))
     report.outcomes = dict(Counter(outcome_of(run) for run in runs))
@@ -301,7 +308,12 @@ async def play(round_: Round, folder: Path, upstreams: Mapping[str, Upstream]) -
 
 
 def _environment(
-    round_: Round, folder: Path, url: str, urls: Mapping[str, str], replicas: int
+    round_: Round,
+    folder: Path,
+    url: str,
+    urls: Mapping[str, str],
+    replicas: int,
+    more: Mapping[str, object],
 ) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "penstock.yaml"
@@ -319,7 +331,8 @@ def _environment(
         for script in (agui_scripts() if "agui" in urls else ())
     ]
     config.write_text(yaml.safe_dump({"agents": agents}))
-    settings = {"config": config, "nats_url": url, "replicas": replicas, **_OPEN, **round_.settings}
+    settings = {"config": config, "nats_url": url, "replicas": replicas, **_OPEN, **more}
+    settings |= round_.settings
     return {f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()}
 
 

@@ -12,6 +12,7 @@ Kind = Literal["kill", "pause", "cut", "hang", "older"]
 
 # the shares of the targets, of sixteen kills
 _KILLED = {"connector": 4, "normalizer": 4, "approvals": 3, "edge": 3, "broker": 2}
+_AUTOMATIONS = {"automations": 4}  # besides, in a round with this service
 # the other faults for each dozen kills: (kind, target)
 _BESIDES: tuple[tuple[Kind, str], ...] = (
     ("cut", "upstream"),
@@ -142,7 +143,7 @@ def shown(seed: int, faults: Sequence[Fault]) -> str:
 
 
 def _mixed(chance: random.Random, kills: int, shape: Shape) -> Iterator[tuple[Kind, str]]:
-    killed = _in_turns(chance, kills)
+    killed = _in_turns(chance, kills, _KILLED | _present(_AUTOMATIONS, shape))
     besides = list(islice(cycle(_BESIDES), round(kills * _BESIDES_PER_KILL)))
     besides = [(kind, what) for kind, what in besides if kind != "pause" or what in shape.pause_s]
     places = dict(zip(sorted(chance.sample(range(kills), len(besides))), besides, strict=True))
@@ -152,16 +153,20 @@ def _mixed(chance: random.Random, kills: int, shape: Shape) -> Iterator[tuple[Ki
             yield places[number]
 
 
-def _in_turns(chance: random.Random, kills: int) -> list[str]:
+def _present(shares: dict[str, int], shape: Shape) -> dict[str, int]:
+    return {name: share for name, share in shares.items() if shape.count.get(name)}
+
+
+def _in_turns(chance: random.Random, kills: int, shares: dict[str, int]) -> list[str]:
     """Return the targets of the kills in turns, so that the shares are spread evenly.
 
     A turn kills each target once and then the rest of its share. The last turn stops when `kills`
     is reached.
     """
-    rest = [name for name, share in _KILLED.items() for _ in range(share - 1)]
+    rest = [name for name, share in shares.items() for _ in range(share - 1)]
     order: list[str] = []
     while len(order) < kills:
-        turn = [*_shuffled(chance, _KILLED), *_shuffled(chance, rest)][: kills - len(order)]
+        turn = [*_shuffled(chance, shares), *_shuffled(chance, rest)][: kills - len(order)]
         order += _shuffled(chance, turn)
     return order
 
