@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.bus import Bus
-from penstock.settings import ConfigurationError
+from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.scopes import DEFAULT
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules import store as store_module
@@ -165,8 +165,8 @@ async def test_a_file_makes_changes_and_deletes_its_rules_and_no_others(
     async with stored(nats_server) as (_, store):
         await store.apply(rule("mine", URL, "lifecycle.completed"), user("u1"))
         path = write(tmp_path, FILE.format(url=URL))
-        await apply_file(path, store)
-        await apply_file(path, store)
+        await apply_file(path, store, Config())
+        await apply_file(path, store, Config())
         found = {each.id: each.record for each in await store.all()}
         assert {id: each.version for id, each in found.items()} == {
             "mine": 1,
@@ -179,9 +179,32 @@ async def test_a_file_makes_changes_and_deletes_its_rules_and_no_others(
         assert found["first"].owner.may("act-as")
         head, _, _ = FILE.partition("  - id: second")
         write(tmp_path, head.format(url=f"{URL}/changed"))
-        await apply_file(path, store)
+        await apply_file(path, store, Config())
         found = {each.id: each.record for each in await store.all()}
         assert {id: each.version for id, each in found.items()} == {"mine": 1, "first": 2}
+
+
+RUNNING = """
+rules:
+  - id: starts
+    subjects: [lifecycle.completed]
+    action: {run: {agent: nobody, message: Hi}}
+    owner: alice
+"""
+
+
+async def test_a_file_with_an_unknown_agent_changes_no_rule(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with stored(nats_server) as (_, store):
+        path = write(tmp_path, RUNNING)
+        with pytest.raises(
+            ConfigurationError, match=r"rule 1 is wrong: action\.run\.agent: .*nobody"
+        ):
+            await apply_file(path, store, Config())
+        assert await store.all() == []
+        with pytest.raises(ConfigurationError, match="the rule needs an owner"):
+            read_rules(write(tmp_path, RUNNING.replace("    owner: alice\n", "")))
 
 
 @pytest.mark.parametrize(

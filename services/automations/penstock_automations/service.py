@@ -121,7 +121,7 @@ class AutomationsService(Service):
     async def start(self) -> None:
         """Load the rules, then begin to deliver, then begin to match."""
         if self._settings.rules is not None:
-            await apply_file(self._settings.rules, self._store)
+            await apply_file(self._settings.rules, self._store, self.context.config)
         if AuthConfig(**self._settings.auth.model_dump()).asks:
             await pause_rules_of_nobody(self._store)
         await self._rules.refresh()

@@ -11,13 +11,13 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, model_validator
 
-from penstock.settings import ConfigurationError
+from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.scopes import DEFAULT, SCOPES
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner, RuleRecord
-from penstock_automations.rules.rights import missing_right
+from penstock_automations.rules.rights import check_agent, missing_right
 from penstock_automations.rules.store import Conflict, RuleStore
 
 log = logging.getLogger(__name__)
@@ -62,16 +62,23 @@ def read_rules(path: Path) -> list[FileRule]:
     return found
 
 
-async def apply_file(path: Path, store: RuleStore) -> None:
+async def apply_file(path: Path, store: RuleStore, config: Config) -> None:
     """Store the rules of a file, and delete earlier rules of a file that it does not have.
 
     A rule that has not changed keeps its version. Rules that were made over HTTP stay.
 
     Raises:
-        ConfigurationError: the file is wrong; no rule was changed.
+        ConfigurationError: the file is wrong, or a rule starts runs of an agent that the
+            configuration does not have; no rule was changed.
         BusError: the rules could not be stored.
     """
     wanted = read_rules(path)
+    for number, each in enumerate(wanted, 1):
+        if each.action.run is not None:
+            try:
+                check_agent(each.action.run, config)
+            except InvalidRule as error:
+                raise ConfigurationError(f"{path}: rule {number} is wrong: {error}") from None
     known = {rule.id: rule for rule in await store.all()}
     for rule in wanted:
         plain = Rule.model_validate(rule.model_dump(exclude={"owner"}))
