@@ -15,12 +15,14 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from penstock.bus import BusUnavailable
 from penstock.bus.records import ApprovalRecord, Deciders, LinkReply, LinkRequest
 from penstock.bus.subjects import link
 from penstock.runs.links import request_link
 from penstock_approvals.links.form import BadForm, decisions, parse
 from penstock_approvals.links.store import Links
 from support.drive.secured import Secured, bearer, secured
+from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun
 from support.real.nats import NatsServer
 
@@ -451,11 +453,53 @@ async def test_unknown_links_are_all_alike_and_are_limited(nats_of_links: NatsSe
         assert (await penstock.http.get(known)).status_code == 200
 
 
+async def test_a_decision_whose_mark_was_lost_is_taken_once_and_the_page_says_so(
+    penstock: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same holds for a process that is killed between the decision and the mark."""
+
+    async def away(*_: object) -> None:
+        raise BusUnavailable("no connection")
+
+    _, approval_id = await paused(penstock)
+    path = await linked(penstock, approval_id)
+    _, signature = await opened(penstock, path)
+    with monkeypatch.context() as broken:
+        broken.setattr(Links, "used", away)
+        assert (await act(penstock, path)).status_code == 303
+    assert "Already decided" in (await opened(penstock, path))[0]
+    body = urlencode({"csrf": signature, "decision": "reject"})
+    assert (await penstock.http.post(path, content=body, headers=FORM)).status_code == 409
+    decided = (await record(penstock, approval_id)).decision
+    assert decided is not None
+    assert decided.outcome == "approved"
+
+
+async def test_the_audit_says_who_saw_and_who_decided_by_the_link(penstock: Secured) -> None:
+    _, approval_id = await paused(penstock)
+    path = await linked(penstock, approval_id)
+    for _ in range(3):
+        await opened(penstock, path)
+    assert (await act(penstock, path)).status_code == 303
+
+    async def entries() -> list[tuple[str, str, str]] | None:
+        answer = await penstock.http.get(f"/v1/approvals/{approval_id}/audit", headers=ROOT)
+        found = [
+            (each["event"], each["by"], each["channel"])
+            for each in answer.json()["records"]
+            if each["event"] in ("viewed", "decided")
+        ]
+        return found if len(found) > 1 else None
+
+    assert await eventually(entries) == [
+        ("viewed", "grace", "link"),
+        ("decided", "grace", "link"),
+    ]
+
+
 async def test_a_store_that_is_away_is_said_in_words(
     penstock: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.bus import BusUnavailable  # noqa: PLC0415 - only this test needs it
-
     async def away(*_: object) -> None:
         raise BusUnavailable("no connection")
 
