@@ -12,10 +12,11 @@ import prometheus_client
 import pytest
 import pytest_asyncio
 
-from penstock.bus import streams
+from penstock.bus import BusUnavailable, streams
 from penstock.bus.read import direct
 from penstock.bus.state import deadletters
 from penstock.expressions import Bound, Condition
+from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner
@@ -621,3 +622,32 @@ async def test_a_taken_id_is_not_taken_over(api: AutomationsApi) -> None:
     assert refused.status_code == 409
     assert refused.json()["detail"] == "the id hook is taken; choose another"
     assert (await api.ask("GET", "", caller("bob"))).json()["automations"] == []
+
+
+# faults
+
+
+async def test_a_change_that_was_stored_and_not_answered_may_be_sent_again(
+    api: AutomationsApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, failures = Consumers.update, 3
+
+    async def failing(consumers: Consumers) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise BusUnavailable("the lease is held")
+        await update(consumers)
+
+    body = api.rule("hook", "lifecycle.completed")
+    await api.make("hook", "lifecycle.failed")
+    monkeypatch.setattr(Consumers, "update", failing)
+    answers_ = [await api.ask("PUT", "/hook", body=body) for _ in range(2)]
+    assert answers_[0].status_code == 503
+    assert "retry-after" in answers_[0].headers
+    while (last := await api.ask("PUT", "/hook", body=body)).status_code == 503:
+        pass
+    assert last.status_code == 200
+    assert last.json()["version"] == 2, "the repeated change is no further version"
+    await api.completed()
+    await api.receiver.count(1, "/hook")
