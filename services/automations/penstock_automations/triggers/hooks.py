@@ -43,6 +43,9 @@ from penstock_automations.triggers.hook_request import (
 log = logging.getLogger(__name__)
 
 PAUSED_RETRY_S: Final = 60
+# The bytes of a job, which travels in one message. JSON may grow when it is parsed and written
+# again: 1e15 becomes 1000000000000000.0.
+MAX_JOB_BYTES: Final = 480 * 1024
 _RULE_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _PARAMETERS: Final = (
     in_path("rule_id", "The rule's id"),
@@ -122,6 +125,9 @@ class Hooks:
         delivery_id = f"{rule.id}.{id}"
         if job is None:
             return _answer(delivery_id, "ignored")
+        if len(job.dump()) > MAX_JOB_BYTES:
+            _count("too_large")
+            raise Problem(413, "the body's numbers are too long when they are written out")
         try:
             is_known = await self._bus.bucket("deliveries").get(job.key) is not None
             is_new = not is_known and await publish_first(self._bus, job)
