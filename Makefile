@@ -23,6 +23,7 @@ upstreams: ## Make the environments of the real agent servers (demo and tests)
 node: ## Make the Node packages that some tests use, where there is Node
 	@deploy/node.sh .penstock/node/contract tests/contract/node
 	@deploy/node.sh .penstock/node/restart tests/cli/node
+	@deploy/node.sh .penstock/node/copilotkit tests/copilotkit
 
 agui-client: ## Make the real AG-UI clients that check our streams, where there is Node
 	@for version in v1 v059; do \

@@ -19,5 +19,5 @@ echo "Setting up $folder from $source/package-lock.json"
 rm -rf "$folder"
 mkdir -p "$folder"
 cp "$source/package.json" "$source/package-lock.json" "$folder"
-npm ci --prefix "$folder" --ignore-scripts --no-audit --no-fund --loglevel error
+(cd "$folder" && npm ci --ignore-scripts --no-audit --no-fund --loglevel error)
 printf '%s\n' "$wanted" >"$folder/made-from"
