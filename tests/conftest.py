@@ -15,6 +15,7 @@ import pytest
 
 from support.real import servers, upstreams
 from support.real.nats import NatsServer, write_passwords
+from support.real.nats_choice import NotPossible, chosen, new_server
 from support.real.upstreams import Recipe, Upstream
 
 # Hypothesis uses fixed examples in CI and never a deadline for an example, so that a slow machine
@@ -29,6 +30,14 @@ hypothesis.settings.load_profile("penstock")
 # machine needs for all examples, so the limit of other tests would be too short. Each wait inside
 # such a test has a deadline of its own.
 HYPOTHESIS_TIMEOUT_S = 900
+
+
+def pytest_configure() -> None:
+    """End the test run at once if it asks for NATS servers that cannot be had."""
+    try:
+        chosen(os.environ)
+    except NotPossible as error:
+        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -98,7 +107,7 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
     One server for all modules would keep the unfinished runs of every earlier test. The services of
     the later tests would look after these runs, and their tests took up to ten times as long.
     """
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server = new_server(tmp_path_factory.mktemp("nats"))
     server.start()
     yield server
     server.remove()
@@ -110,7 +119,7 @@ def fresh_nats(tmp_path: Path) -> Iterator[NatsServer]:
 
     A test that counts messages also needs this server, because it holds no messages of other tests.
     """
-    server = NatsServer(tmp_path / "nats", name="fresh nats")
+    server = new_server(tmp_path / "nats", name="fresh nats")
     server.start()
     yield server
     server.remove()
