@@ -49,6 +49,7 @@ from penstock_approvals import live
 from penstock_approvals.answering import asked, is_key
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
+from penstock_approvals.hiding import shown
 from penstock_approvals.last_lines import last_lines
 from penstock_approvals.listing import Page, Place
 from penstock_approvals.policy import may_decide
@@ -196,8 +197,8 @@ class Api:
         page = await while_there(request.receive, self._page(who, query))
         if page is None:
             return None
-        shown = [record.model_dump(exclude_none=True) for record in page.approvals]
-        return _json({"approvals": shown, "next": page.next})
+        records = [shown(record).model_dump(exclude_none=True) for record in page.approvals]
+        return _json({"approvals": records, "next": page.next})
 
     @serves(
         _operation(
@@ -264,7 +265,7 @@ class Api:
         ip = request.client.host if request.client is not None else None
         seen_by = decider_of(who, _channel(request, who), who.user_id)
         await asked(self._approvals.audit.viewed(record, seen_by, ip))
-        return _json(record)
+        return _json(shown(record))
 
     @serves(
         _operation(
@@ -346,7 +347,7 @@ class Api:
         reply = await asked(self._decide(record.approval_id, body.request(record, decider)))
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
-        return _json(reply.approval)
+        return _json(shown(reply.approval))
 
     async def _page(self, who: Identity, query: Query) -> Page:
         """Read a page. Raises Problem 422 for a cursor that no page had."""

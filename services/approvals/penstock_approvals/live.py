@@ -14,6 +14,7 @@ from penstock import sse
 from penstock.bus.records import ApprovalRecord
 from penstock.web.auth import over
 from penstock_approvals.feed import Batch, Beyond, Feed
+from penstock_approvals.hiding import shown
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def page(batch: Batch, shows: Callable[[ApprovalRecord], bool]) -> dict[str, Any
         {
             "id": str(change.sequence),
             "event": name_of(change.record),
-            "approval": change.record.model_dump(exclude_none=True),
+            "approval": shown(change.record).model_dump(exclude_none=True),
         }
         for change in batch.changes
         if shows(change.record)
@@ -64,7 +65,9 @@ async def _frames(
         async for batch in feed.changes(after):
             frames = [
                 sse.encode(
-                    change.record.dump(), event=name_of(change.record), id=str(change.sequence)
+                    shown(change.record).dump(),
+                    event=name_of(change.record),
+                    id=str(change.sequence),
                 )
                 for change in batch.changes
                 if shows(change.record)

@@ -17,6 +17,7 @@ from penstock.bus.write import objects
 from penstock_approvals.announcements import Announcements, Event
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
+from penstock_approvals.hiding import shown_items
 from penstock_approvals.outcomes.automatic import CANCEL_REASON, POLICY, Consequence, consequence
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 
@@ -183,7 +184,9 @@ def _decided(record: ApprovalRecord, decision: Decision) -> dict[str, object]:
         "note": decision.note or None,
         "deciders": approvers if several and not decision.automatic else None,
         "policy": f"{policy.rule_id}@{policy.version}" if policy and policy.version else None,
-        "items": [item.model_dump(exclude_none=True) for item in decision.items],
+        "items": [
+            item.model_dump(exclude_none=True) for item in shown_items(record, decision.items)
+        ],
     }
     return {name: value for name, value in known.items() if value is not None}
 

@@ -22,6 +22,7 @@ from penstock_approvals.audit.losses import AuditLosses
 from penstock_approvals.deadlines import DUE, approval_of
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
+from penstock_approvals.hiding import shown
 from penstock_approvals.links.requests import LinkRequests
 from penstock_approvals.links.routes import LinkMaking, LinkPages
 from penstock_approvals.policies import Policies
@@ -192,6 +193,8 @@ class ApprovalsService(Service):
             # No answer is sent, so the caller's request times out, and the caller reads the record.
             log.warning("approval %s: %s", approval_id, error)
             return
+        if reply.approval is not None:
+            reply = reply.model_copy(update={"approval": shown(reply.approval)})
         answer = reply.dump()
         if len(answer) > MAX_MESSAGE_BYTES:
             answer = reply.model_copy(update={"approval": None}).dump()

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision
 from penstock_approvals.audit.chain import Entry, canonical, digest
+from penstock_approvals.hiding import SECRET_KINDS, shown_items
 
 MAX_DETAILS_BYTES: Final = 64 * 1024  # larger details are replaced by their digest
-SECRET_KINDS: Final = frozenset({"credential"})
 HIDDEN: Final = "(hidden)"
 
 
@@ -44,7 +44,7 @@ def sent(record: ApprovalRecord, at: str) -> Entry | None:
         event="sent",
         at=at,
         digest=digest(
-            [item.model_dump(exclude_none=True) for item in _shown(record, command.items)]
+            [item.model_dump(exclude_none=True) for item in shown_items(record, command.items)]
         ),
         items={item.item_id: item.decision for item in command.items},
     )
@@ -145,7 +145,7 @@ def _decided(record: ApprovalRecord, decision: Decision, with_details: bool) -> 
 def _answers(record: ApprovalRecord, note: str | None, items: Sequence[Decided]) -> Any:
     said = {
         item.item_id: item.model_dump(include={"note", "value", "args"}, exclude_none=True)
-        for item in _shown(record, items)
+        for item in shown_items(record, items)
     }
     return _limited({"note": note, "items": said})
 
@@ -174,21 +174,6 @@ def _arguments(record: ApprovalRecord) -> dict[str, Any]:
         else {name: item[name] for name in ("tool", "args", "description") if name in item}
         for item in record.items
     }
-
-
-def _shown(record: ApprovalRecord, items: Sequence[Decided]) -> list[Decided]:
-    """Return the decisions without the values of credentials.
-
-    The digest of a decision must not cover a credential either: a short credential could be guessed
-    from a digest.
-    """
-    secret = {item["item_id"] for item in record.items if item.get("kind") in SECRET_KINDS}
-    return [
-        item.model_copy(update={"value": HIDDEN})
-        if item.item_id in secret and item.value is not None
-        else item
-        for item in items
-    ]
 
 
 def _limited(details: Mapping[str, Any]) -> Mapping[str, Any]:

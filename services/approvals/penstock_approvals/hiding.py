@@ -1,0 +1,44 @@
+"""Leave the values of credentials out of everything that is shown. Pure.
+
+A person who answers an item of the kind `credential` sends a secret for the agent's server. The
+record in KV holds it until the connector has sent it. Nobody gets it back: not the caller, not the
+lists and live changes, not the event `approval.decided`, not the audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from penstock.bus.records import ApprovalRecord, Decided
+
+SECRET_KINDS: Final = frozenset({"credential"})
+
+
+def shown(record: ApprovalRecord) -> ApprovalRecord:
+    """Return the record as people and clients may see it."""
+    if not _secret(record.items):
+        return record
+    update: dict[str, Any] = {
+        "votes": [
+            vote.model_copy(update={"items": shown_items(record, vote.items)})
+            for vote in record.votes
+        ]
+    }
+    if record.decision is not None:
+        items = shown_items(record, record.decision.items)
+        update["decision"] = record.decision.model_copy(update={"items": items})
+    return record.model_copy(update=update)
+
+
+def shown_items(record: ApprovalRecord, items: Sequence[Decided]) -> list[Decided]:
+    """Return the decisions of items without the values of credentials."""
+    secret = _secret(record.items)
+    return [
+        item.model_copy(update={"value": None}) if item.item_id in secret else item
+        for item in items
+    ]
+
+
+def _secret(items: Iterable[dict[str, Any]]) -> frozenset[str]:
+    return frozenset(item["item_id"] for item in items if item.get("kind") in SECRET_KINDS)
