@@ -9,31 +9,11 @@ import pytest
 
 from penstock_approvals.policy import Policy, Question, parse
 from penstock_approvals.policy.rulings import Matched
+from support.drive.repository import ROOT
 
 NOW = datetime(2026, 11, 22, 14, 0, 0, 250_000, tzinfo=UTC)
 # The policy of the user documentation.
-TEXT = r"""
-version: 7
-default: {outcome: ask, deciders: {scope: decide}, need: 1, deadline: 24h, on_deadline: reject}
-rules:
-  - id: read-only
-    match: {agent: "*", tool: ["get_*", "search_*"]}
-    outcome: approve
-  - id: never-prod
-    match: {tool: run_sql}
-    when: 'args.database == "production" && args.query.matches("(?i)^\\s*(drop|truncate)")'
-    outcome: reject
-    note: "Not on production."
-  - id: payments
-    match: {tool: transfer}
-    when: 'args.amount > 1000.0'
-    outcome: ask
-    deciders: {roles: [finance], not: [requester]}
-    need: 2
-    deadline: 1h
-    escalate: [{after: 30m, to: {roles: [finance-leads]}}]
-    edit: [args.memo]
-"""
+TEXT = (ROOT / "docs" / "approvals.md").read_text().split("```yaml\n")[1].split("```")[0]
 POLICY = parse(TEXT)
 
 
