@@ -50,8 +50,8 @@ async def test_a_slow_endpoint_has_little_room_and_a_fast_one_much(clock: Clock)
     await used(slow, 8)
     await used(limited, 0.005)
     assert fast.room == 4 + MAX_AHEAD
-    assert slow.room == 4 + 1
-    assert limited.room == 4 + 4
+    assert slow.room == 4 + 2
+    assert limited.room == 4 + 10
 
 
 async def test_deliveries_without_room_come_back_one_after_another(clock: Clock) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import orjson
@@ -11,46 +11,68 @@ import orjson
 from penstock_automations.jobs.job import EventSource, Job
 
 MAX_WAITING = 1000  # deliveries of a queue; each takes up to 500 bytes of the queue's record
+_WHOLE = "whole"  # marks an entry that has all fields of its job
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
     """`upto`: the stream sequence of the last event whose job the queue has taken.
 
-    `jobs` are the jobs without an outcome, in the order of their events, as JSON objects. Only the
-    first one is in DELIVERIES. `upto` stays when the queue is empty: an earlier event that a
-    process reports late is then known to be done.
+    `jobs` has an entry for each job without an outcome, in the order of their events. Only the
+    first job is in DELIVERIES. `same` are the fields that entries leave out, since all jobs of a
+    queue have most fields in common, and the queue is written for each outcome.
+
+    `upto` stays when the queue is empty: an earlier event that a process reports late is then known
+    to be done.
     """
 
     upto: int = 0
     jobs: tuple[dict[str, Any], ...] = ()
+    same: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
         """Return the queue that `dump` wrote. Raises ValueError, LookupError for another text."""
         fields = orjson.loads(payload)
-        return cls(fields["upto"], tuple(fields["jobs"]))
+        return cls(fields["upto"], tuple(fields["jobs"]), fields.get("same", {}))
 
     def dump(self) -> bytes:
         """Return the queue as JSON."""
-        return orjson.dumps({"upto": self.upto, "jobs": self.jobs})
+        return orjson.dumps({"upto": self.upto, "jobs": self.jobs, "same": self.same})
 
     @property
     def first(self) -> Job | None:
         """The job that is in DELIVERIES; None for an empty queue."""
-        return Job.parse(orjson.dumps(self.jobs[0])) if self.jobs else None
+        if not self.jobs:
+            return None
+        entry = self.jobs[0]
+        return Job.parse(orjson.dumps(entry if _WHOLE in entry else {**self.same, **entry}))
 
     def extended(self, jobs: Sequence[Job]) -> tuple[Queue, list[Job]]:
         """Return the queue with further jobs, and the jobs for which it has no room."""
         room = max(MAX_WAITING - len(self.jobs), 0)
         added = [orjson.loads(job.dump()) for job in jobs[:room]]
+        same = self.same
+        if not self.jobs and added:
+            last = added[-1]
+            same = {name: value for name, value in added[0].items() if last.get(name) == value}
+            same.pop("sequence", None)
+        entries = [_entry(each, same) for each in added]
         upto = max([self.upto, *map(position, jobs)])
-        return Queue(upto, (*self.jobs, *added)), list(jobs[room:])
+        return Queue(upto, (*self.jobs, *entries), same), list(jobs[room:])
 
     def without(self, job: Job) -> Queue:
         """Return the queue without a job that has its outcome."""
-        done = orjson.loads(job.dump())["sequence"]
-        return Queue(self.upto, tuple(each for each in self.jobs if each["sequence"] != done))
+        assert isinstance(job.source, EventSource), "only events of runs have an order"
+        done = job.source.sequence
+        left = tuple(each for each in self.jobs if each["sequence"] != done)
+        return Queue(self.upto, left, self.same if left else {})
+
+
+def _entry(job: dict[str, Any], same: Mapping[str, Any]) -> dict[str, Any]:
+    if any(job.get(name) != value for name, value in same.items()):
+        return {**job, _WHOLE: True}
+    return {name: value for name, value in job.items() if name not in same}
 
 
 def position(job: Job) -> int:

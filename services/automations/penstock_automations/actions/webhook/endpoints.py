@@ -15,7 +15,7 @@ from penstock_automations.rules.model import Webhook
 MAX_KNOWN = 1000
 SHORT_S = 1.0  # a wait of up to so many seconds for the rate is made in memory
 # Deliveries whose turn comes within so many seconds wait for it in memory, up to so many.
-AHEAD_S, MAX_AHEAD = 2.0, 128
+AHEAD_S, MAX_AHEAD = 5.0, 384
 UNKNOWN_S = 0.1  # how long a turn takes as long as no turn is over
 MAX_BOOKED_S = 3600.0
 _WEIGHT = 0.2  # of the newest turn in the usual length of a turn
