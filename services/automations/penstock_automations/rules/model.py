@@ -102,6 +102,27 @@ class WebhookAuth(_Part):
         return self
 
 
+class LinkFor(_Part):
+    """A person or a group that decides with a one-time link."""
+
+    user: str | None = Field(None, min_length=1, max_length=256, description="The person.")
+    role: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="The person's role; without `user`, the link is for a group.",
+    )
+    lifetime_s: float = Field(
+        86_400.0, ge=1, le=30 * 86_400.0, description="Seconds for which the link is valid."
+    )
+
+    @model_validator(mode="after")
+    def _somebody(self) -> Self:
+        if self.user is None and self.role is None:
+            raise ValueError("give user or role")
+        return self
+
+
 class Webhook(_Part):
     """An HTTP request to a URL, signed as Standard Webhooks describes."""
 
@@ -132,6 +153,13 @@ class Webhook(_Part):
         gt=0,
         le=1000,
         description="How many requests per second one process makes to the host at most.",
+    )
+
+    links: list[LinkFor] = Field(
+        [],
+        max_length=10,
+        description="One-time links to the approval, which the body gets as `links`. Only with the "
+        f"one subject `{DECIDED}`, and for an owner with the scope `administer`.",
     )
 
     @field_validator("url")
@@ -233,6 +261,9 @@ class Rule(_Part):
     def _has_an_approval(cls, action: Action, info: ValidationInfo) -> Action:
         if action.decide is not None and info.data.get("subjects") not in (None, [DECIDED]):
             raise ValueError(f"only a rule with the one subject {DECIDED} can decide")
+        has_links = action.webhook is not None and bool(action.webhook.links)
+        if has_links and info.data.get("subjects") not in (None, [DECIDED]):
+            raise ValueError(f"only a rule with the one subject {DECIDED} can have links")
         return action
 
     @field_validator("order")

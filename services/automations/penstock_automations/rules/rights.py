@@ -24,6 +24,9 @@ def missing_right(rule: Rule, owner: Owner) -> str | None:
     scope = _SCOPES.get(rule.action.kind)
     if scope is not None and not owner.may(scope):
         return f"the action {rule.action.kind} needs the scope {scope}, which the owner lacks"
+    webhook = rule.action.webhook
+    if webhook is not None and webhook.links and not owner.may("administer"):
+        return "links let others decide: they need the scope administer, which the owner lacks"
     if rule.action.run is not None and not owner.user_id:
         return "a run belongs to a user, so the rule needs an owner"
     return None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from penstock import telemetry
 from penstock.bus import Bus
 from penstock_automations.actions.carrier import Attempted, Later, Occurrence
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer, is_up, verdict
 from penstock_automations.actions.webhook.endpoints import Endpoints, admitted
+from penstock_automations.actions.webhook.links import links_of
 from penstock_automations.actions.webhook.preparing import Request, request_of
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.jobs.job import Job
@@ -56,7 +58,8 @@ class WebhookCarrier:
             # The endpoint may have failed while this delivery waited for its turn.
             if wait_s := endpoint.breaker.admit(time.monotonic()):
                 return Later(wait_s)
-            request = self._request(rule, job, occurrence)
+            links = await links_of(self._bus, webhook, rule.record.owner, occurrence)
+            request = self._request(rule, job, occurrence, links=links)
             result, attempted = await self._send(request, webhook)
         if is_up(result):
             endpoint.breaker.succeeded()
@@ -79,10 +82,17 @@ class WebhookCarrier:
         return request, attempted
 
     def _request(
-        self, rule: CompiledRule, job: Job, occurrence: Occurrence, *, is_test: bool = False
+        self,
+        rule: CompiledRule,
+        job: Job,
+        occurrence: Occurrence,
+        *,
+        is_test: bool = False,
+        links: Sequence[Mapping[str, Any]] = (),
     ) -> Request:
-        now = self._bus.clock.time()
-        return request_of(rule.record.rule, job, occurrence, now, self._max_bytes, is_test=is_test)
+        now, most = self._bus.clock.time(), self._max_bytes
+        asked = rule.record.rule
+        return request_of(asked, job, occurrence, now, most, is_test=is_test, links=links)
 
     async def _send(
         self, request: Request, webhook: Webhook

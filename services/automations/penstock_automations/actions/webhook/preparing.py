@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from penstock_automations.actions.carrier import Occurrence, RequestHead
@@ -22,12 +23,17 @@ class Request:
     headers: dict[str, str]
     body: bytes
     head: RequestHead
+    links: Sequence[str] = ()  # the addresses of one-time links, which are secrets, too
 
     @property
     def secrets(self) -> list[str]:
-        """The values of the headers that `head` does not show, also without their scheme."""
+        """The values of the headers that `head` does not show, and the secrets of links.
+
+        A value with a scheme is there with and without the scheme.
+        """
         hidden = [value for name, value in self.headers.items() if name not in self.head.headers]
-        return [*hidden, *(value.partition(" ")[2] for value in hidden if " " in value)]
+        parts = (value.partition(" ")[2] for value in hidden if " " in value)
+        return [*hidden, *parts, *(url.rpartition("/")[2] for url in self.links)]
 
 
 TEST: Final = "penstock-test"  # the header of a request that a person has sent to try a rule
@@ -41,11 +47,12 @@ def request_of(
     max_bytes: int,
     *,
     is_test: bool = False,
+    links: Sequence[Mapping[str, Any]] = (),
 ) -> Request:
     """Return the request for an event or a trigger, signed for this time."""
     webhook = rule.action.webhook
     assert webhook is not None, "the caller has chosen a rule that sends a webhook"
-    body = body_of(job.type, occurrence.payload, rule.payload, max_bytes)
+    body = body_of(job.type, occurrence.payload, rule.payload, max_bytes, links)
     shown = {
         "content-type": "application/json",
         "user-agent": "Penstock",
@@ -67,9 +74,9 @@ def request_of(
     }
     parts = urlsplit(webhook.url)
     url = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
-    return Request(
-        webhook.url, headers, body, RequestHead(url=url, headers=shown, body_bytes=len(body))
-    )
+    head = RequestHead(url=url, headers=shown, body_bytes=len(body))
+    urls = [str(link["url"]) for link in links if "url" in link]
+    return Request(webhook.url, headers, body, head, urls)
 
 
 def _authorization(auth: WebhookAuth | None) -> dict[str, str]:
