@@ -199,3 +199,24 @@ async def test_each_attempt_asks_the_name_server_again_and_dials_what_was_checke
         assert isinstance(answer, NoAnswer)
         assert answer.code == "refused_address"
     assert recorder.dialled == [PUBLIC]
+
+
+@pytest.mark.parametrize("host", [*FORBIDDEN.values(), *DISGUISED, "x.localhost", "127.0.0.1."])
+def test_a_url_with_a_literal_address_is_refused_when_the_rule_is_written(host: str) -> None:
+    url = f"https://[{host}]/" if ":" in host else f"https://{host}/"
+    with pytest.raises(AddressRefused, match="not public"):
+        Guard().check_url(url)
+
+
+@pytest.mark.parametrize("url", ["https://x.example/", f"https://{PUBLIC}/", "https://1e100.net/"])
+def test_a_url_with_a_public_address_or_a_name_may_be_written(url: str) -> None:
+    Guard().check_url(url)
+
+
+def test_what_an_operator_allows_may_be_written_also_without_tls() -> None:
+    guard = Guard(["n8n", "127.0.0.1"], ["10.1.0.0/16"])
+    for url in ("http://n8n/x", "http://127.0.0.1:9/", "http://10.1.2.3/", "https://10.1.2.3/"):
+        guard.check_url(url)
+    for url in ("http://x.example/", "https://10.2.0.1/", "https://127.0.0.2/"):
+        with pytest.raises(AddressRefused):
+            guard.check_url(url)

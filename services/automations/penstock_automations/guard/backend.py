@@ -82,7 +82,7 @@ class Guard:
         parts = urlsplit(url)
         host = parts.hostname or ""
         self.check_scheme(parts.scheme, host)
-        address = literal(host)
+        address = literal(host.rstrip("."))
         if address is not None:
             self.check(host, [str(address)])
         elif host.rstrip(".").endswith("localhost"):
