@@ -11,12 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from penstock.events import Event, subject_of
+from penstock.events.llm import ToolCall
 from penstock.events.note import RUN_ID
+from penstock.subscribe import Nats, Subscriber
 from support.drive.contract import CONTRACT, block
 from support.drive.waiting import eventually
 from support.real import node
 
-from .conftest import DURABLE, FUTURE, Guarded
+from .conftest import DURABLE, FUTURE, PASSWORDS, READER, Guarded
 
 # The lines that the programs print for the events that match the document's durable.
 PRINTED = [
@@ -124,3 +126,33 @@ async def test_the_typescript_program_reads_every_event_of_its_durable(
     built = node.run("node_modules/typescript/bin/tsc", *options, "reader.ts", cwd=tmp_path)
     assert built.stdout == ""
     await check(["node", "reader.js"], guarded, tmp_path)
+
+
+async def test_typed_subscribers_work_under_the_permissions_of_the_document(
+    guarded: Guarded, stored: list[Event]
+) -> None:
+    nats = Nats(guarded.url, user=READER, password=PASSWORDS["REPORTING_NATS_PASSWORD"])
+    subscriber = Subscriber(DURABLE, nats)
+    seen: list[str] = []
+
+    @subscriber.on()
+    async def tool_called(call: ToolCall) -> None:
+        seen.append(call.tool)
+
+    @subscriber.on("approval.*")
+    async def approvals(event: Event) -> None:
+        seen.append(event.type)
+
+    await subscriber.broker.start()
+    try:
+        await eventually(lambda: is_acknowledged(guarded), what="every event acknowledged")
+    finally:
+        await subscriber.broker.stop()
+    assert sorted(seen) == [
+        "approval.decided",
+        "approval.delegated",
+        "approval.expired",
+        "approval.requested",
+        "approval.withdrawn",
+        "delete_document",
+    ]

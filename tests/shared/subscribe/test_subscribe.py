@@ -7,6 +7,7 @@ import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from faststream import FastStream
 
 from penstock.bus.admin import subscribers
 from penstock.bus.admin.permissions import OPERATOR
@@ -461,3 +462,30 @@ async def test_each_shard_is_followed_also_one_that_is_made_later(system: System
         await system.publish(event(second, 1))
         await came(seen, 2)
     assert seen == [f"{first}.1", f"{second}.1"]
+
+
+async def test_a_faststream_application_of_the_users_own_runs_the_subscriber_with_its_hooks(
+    system: System, run_id: str
+) -> None:
+    subscriber = system.subscriber()
+    said: list[str] = []
+    app = FastStream(subscriber.broker, logger=None)
+
+    @app.after_startup
+    async def started() -> None:
+        said.append("started")
+
+    @app.on_shutdown
+    async def stopping() -> None:
+        said.append("stopping")
+
+    @subscriber.on()
+    async def take(event: ToolCall) -> None:
+        said.append(event.tool)
+        app.exit()
+
+    await system.publish(event(run_id, 1))
+    async with asyncio.timeout(20):
+        await app.run()
+    assert sorted(said) == ["search", "started", "stopping"]
+    assert await system.pending() == 0
