@@ -809,7 +809,7 @@ export interface AutomationTriggered extends Envelope {
     depth?: number | null;
     /** The rule's id. */
     automation: string;
-    /** The type of the event that the rule matched. */
+    /** The type of the event that the rule matched. On a run that the rule has started, also `schedule.fired` or `hook.received`. */
     trigger: string;
     /** The delivery's id, the same for all attempts. */
     delivery_id: string;

@@ -36,7 +36,10 @@ class Triggered(_Delivery, title="Automation triggered"):
         },
     )
     automation: str = Field(description="The rule's id.")
-    trigger: str = Field(description="The type of the event that the rule matched.")
+    trigger: str = Field(
+        description="The type of the event that the rule matched. On a run that the rule has "
+        "started, also `schedule.fired` or `hook.received`."
+    )
     delivery_id: str = Field(description="The delivery's id, the same for all attempts.")
     workflow: str = Field(description="The rule's name.")
 
