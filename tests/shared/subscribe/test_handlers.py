@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -97,3 +99,12 @@ def test_patterns_are_compared_token_by_token(
     assert subjects.covers(pattern, other) == covers
     assert subjects.meet(pattern, other) == meet
     assert subjects.meet(other, pattern) == meet
+
+
+@pytest.mark.parametrize("missing", ["faststream", "nats"])
+def test_without_the_extra_the_import_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import penstock.subscribe"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert "pip install 'penstock[subscribe]'" in done.stderr
