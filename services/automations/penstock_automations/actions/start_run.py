@@ -20,6 +20,7 @@ from penstock import starts
 from penstock.bus import Bus, StreamFull
 from penstock.bus.records import Record, RunRecord
 from penstock.expressions import ExpressionError
+from penstock.runs.depth import MAX_DEPTH
 from penstock.runs.start import Origin, Start, Starter, require_reachable
 from penstock.settings import Config
 from penstock.web.problems import Problem
@@ -27,7 +28,6 @@ from penstock_automations.actions.carrier import Attempted, Occurrence, Verdict
 from penstock_automations.actions.refusals import Codes, refused, unfilled
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.actions import filled, filled_input
-from penstock_automations.rules.model import MAX_DEPTH
 from penstock_automations.rules.records import CompiledRule, event_of
 from penstock_automations.rules.rights import missing_right
 

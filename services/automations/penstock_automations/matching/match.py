@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.expressions import Bound, ExpressionError, MissingField
+from penstock.runs.depth import MAX_DEPTH
 from penstock_automations.matching.facts import RunFacts
-from penstock_automations.rules.model import MAX_DEPTH
 from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_of
 
 

@@ -33,7 +33,6 @@ _TYPES: Final = frozenset(CATALOGUE)
 MANY: Final = frozenset({"llm.stream", "llm.tool_args"})
 MAX_SUBJECTS = 50
 MAX_TIMEOUT_S = 60.0
-MAX_DEPTH: Final = 4  # an event to which so many rules led triggers nothing
 
 DECIDED: Final = "approval.requested"  # the only event to which the action `decide` is an answer
 TRIGGERS: Final = ("subjects", "schedule", "hook")

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from penstock import telemetry
 from penstock.bus import Bus, BusError
+from penstock.runs.depth import MAX_DEPTH, depth_of_header
 from penstock.web.auth.credentials import header_of
 from penstock.web.bodies import is_deep, read_body, require_json
 from penstock.web.operation import (
@@ -28,7 +29,6 @@ from penstock.web.operation import (
 from penstock.web.problems import Problem
 from penstock_automations.actions.webhook.breaker import Rate
 from penstock_automations.jobs.publish import publish_first
-from penstock_automations.rules.model import MAX_DEPTH
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules
 from penstock_automations.triggers.firing import job_of
@@ -204,11 +204,15 @@ def _document(body: bytes) -> object:
 
 
 def _depth(header: str | None) -> int:
-    """Return how many rules led to the request. Raises Problem 422 for too many.
+    """Return how many rules led to the request. Raises Problem 422 for too many, or no number.
 
     Penstock's own webhooks say it. Otherwise a rule that calls a hook could fire itself for ever.
     """
-    depth = int(header) + 1 if header is not None and re.fullmatch("[0-9]{1,3}", header) else 0
+    try:
+        depth = depth_of_header(header)
+    except Problem:
+        _count("invalid")
+        raise
     if depth >= MAX_DEPTH:
         _count("depth")
         raise Problem(422, f"{depth} rules led to this request; at most {MAX_DEPTH - 1} may")

@@ -69,4 +69,10 @@ IDEMPOTENCY_KEY: Final = Parameter(
     "A request with the same key and body gets the run that the first one started",
     place="header",
 )
+DEPTH: Final = Parameter(
+    "Penstock-Depth",
+    "The header of the Penstock webhook that led to this request, if a webhook did. So a circle of "
+    "rules and other systems ends",
+    place="header",
+)
 SESSION: Final = (AGENT, USER, ENCODED, *TYPES, *CURSOR, SINCE, MARKERS, UNTIL)

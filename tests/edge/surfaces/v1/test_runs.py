@@ -60,6 +60,21 @@ async def test_the_callers_trace_goes_with_the_run_or_one_begins(
     assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[01]", command["traceparent"])
 
 
+@pytest.mark.parametrize(("header", "depth"), [("0", 1), ("3", 4)])
+async def test_the_depth_of_a_webhook_that_led_to_a_start_is_counted(
+    edge: Client, header: str, depth: int
+) -> None:
+    answer = await edge.post("/v1/runs", json=START, headers={"penstock-depth": header})
+    assert answer.json()["depth"] == depth
+    assert "depth" not in (await start(edge)).json()
+
+
+@pytest.mark.parametrize("header", ["4", "999", "-1", "", "1.5"])
+async def test_a_start_to_which_too_many_rules_led_is_422(edge: Client, header: str) -> None:
+    answer = await edge.post("/v1/runs", json=START, headers={"penstock-depth": header})
+    assert answer.status_code == 422
+
+
 async def test_a_run_without_a_session_gets_one_of_its_own(edge: Client) -> None:
     first, second = (await start(edge)).json(), (await start(edge)).json()
     assert first["session_id"] != second["session_id"]

@@ -14,7 +14,8 @@ from starlette.types import ASGIApp
 from penstock import starts
 from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
-from penstock.runs.start import Start
+from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_header
+from penstock.runs.start import Origin, Start
 from penstock.web.auth import Identity, act_as, identity_of
 from penstock.web.bodies import ignore_body, read_json
 from penstock.web.operation import (
@@ -74,7 +75,7 @@ class Runs:
             },
             scopes=("start",),
             sometimes={"raw": _RAW},
-            parameters=(by.IDEMPOTENCY_KEY, by.DIALECT, by.NAMES),
+            parameters=(by.IDEMPOTENCY_KEY, by.DEPTH, by.DIALECT, by.NAMES),
             body=StartRequest,
             example={"agent": "assistant", "message": "Hello"},
             refusals=(404, 409),
@@ -100,6 +101,7 @@ class Runs:
             raise Problem(404, edge.config.no_agent(asked.agent))
         with named_in_422("input"):
             starts.accepted_input(agent.protocol, agent.accepts, asked.input)
+        depth = _depth(request)
         streams = "text/event-stream" in request.headers.get("accept", "")
         dialect, named = _dialect(request)
         if streams:
@@ -119,6 +121,7 @@ class Runs:
                 key=_key(request, asked),
                 request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
                 shard=shard,
+                origin=Origin(depth=depth),
             )
         )
         run_id = started.record.run_id
@@ -280,6 +283,13 @@ def _key(request: Request, asked: StartRequest) -> str | None:
     if header == "":
         raise Problem(422, "Idempotency-Key: must not be empty")
     return header or asked.idempotency_key
+
+
+def _depth(request: Request) -> int:
+    depth = depth_of_header(request.headers.get(HEADER))
+    if depth > MAX_DEPTH:
+        raise Problem(422, f"{depth} rules led to this request; at most {MAX_DEPTH} may")
+    return depth
 
 
 def _dialect(request: Request) -> tuple[str, bool]:
