@@ -424,8 +424,10 @@ async def test_a_large_body_that_is_never_accepted_is_a_dead_letter(
         delivery = (await post(made, "orders", bearer(), large)).json()["delivery_id"]
 
         async def buried() -> deadletters.Letter | None:
-            found = deadletters.letters(made.bus, "automations", "hook")
-            return next(iter([each async for each in found]), None)
+            async for each in deadletters.letters(made.bus, "automations", "hook"):
+                if (each.letter.model_extra or {})["delivery"]["id"] == delivery:
+                    return each
+            return None
 
         letter = await eventually(buried, what="the dead letter")
         assert letter is not None
