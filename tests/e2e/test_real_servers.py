@@ -1,7 +1,6 @@
 """Runs of real agent servers reach a client over JetStream, through an approval.
 
-Each test runs with one process of each service and with two; the streams must be the same. With two
-edges, start, stream and decision go to different edges.
+Two processes of each service run, and start, stream and decision go to different edges.
 """
 
 from __future__ import annotations

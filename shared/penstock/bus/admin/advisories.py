@@ -20,7 +20,7 @@ from penstock.bus import streams
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.messages import Stored
 from penstock.bus.read import leader
-from penstock.bus.read.work_queue import NeverFinished, WorkQueue
+from penstock.bus.read.work_queue import BURIED, NeverFinished, WorkQueue
 from penstock.bus.subjects import MAX_DELIVERIES, TERMINATED
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ def exhausted(
         stream, consumer = advisory["stream"], advisory["consumer"]
         if streams.kind_and_shard(stream)[0] not in WATCHED:
             log.info("the consumer %s of %s gave up a message of another stream", consumer, stream)
+            return
+        if advisory.get("reason") == BURIED:
             return
         message = await leader.at(bus, stream, advisory["stream_seq"])
         if message is None and stored.subject.startswith(TERMINATED):

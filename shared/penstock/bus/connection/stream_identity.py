@@ -17,6 +17,7 @@ from penstock.bus.errors import BusError
 
 LOOK_AGAIN_S = 2.0
 ASK_AGAIN_S = 0.25  # seconds between requests while no server answers, as during an election
+_NAMED = 3  # how many streams a message names; a server without data lacks all of them
 
 _MISSING = (
     "NATS has lost {}: nothing is sent or read until they are there again. Restore the data (a "
@@ -97,4 +98,9 @@ class StreamIdentity:
 
 
 def _names(streams: Iterable[str]) -> str:
-    return f"the streams {', '.join(sorted(streams))}"
+    """Return the names of the streams; of many streams, the first names and how many others."""
+    names = sorted(streams)
+    rest = len(names) - _NAMED
+    if rest <= 1:
+        return f"the streams {', '.join(names)}"
+    return f"the streams {', '.join(names[:_NAMED])} and {rest} others"

@@ -29,6 +29,9 @@ GIVE_UP_TRIES = 5
 # that takes the message is killed, the limit is reached only after hours.
 MAX_UNCOUNTED = 1000
 LOOK_S = 0.2  # seconds between two checks whether there is room for more messages
+# The reason that a work queue gives when it ends a message that it has made a dead letter. The
+# server publishes the reason, and `admin.advisories` makes no second dead letter of the message.
+BURIED = "penstock: the message is a dead letter"
 MAX_PENDING = 10_000  # the limit of messages that are delivered and not acknowledged
 
 
@@ -241,7 +244,7 @@ class WorkQueue:
         stored = delivery.stored
         if self._max_unfinished is not None and stored.delivered > self._max_unfinished:
             await self._on_poison(stored, NeverFinished(stored.delivered - 1))
-            return b"+TERM"
+            return b"+TERM " + BURIED.encode()
         while not self._stopped.is_set():
             try:
                 await self._handle(stored)
@@ -252,13 +255,13 @@ class WorkQueue:
                 await self._pause(AGAIN_S)
             except NeverFinished as error:
                 await self._on_poison(stored, error)
-                return b"+TERM"
+                return b"+TERM " + BURIED.encode()
             except Exception as error:
                 is_last = stored.delivered >= self._max_deliver
                 if is_last and self._has_failed(stored):
                     await self._on_poison(stored, error)
                     self._failed.discard(stored.sequence)
-                    return b"+TERM"
+                    return b"+TERM " + BURIED.encode()
                 self._failed.add(stored.sequence)
                 log.exception(
                     "%s: attempt %d failed, traceback %s",
