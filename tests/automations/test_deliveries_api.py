@@ -56,7 +56,8 @@ async def until(api: AutomationsApi, status: str, count: int = 1) -> list[dict[s
     """Return the deliveries with this status when there are so many."""
 
     async def probe() -> list[dict[str, Any]] | None:
-        found = await listed(api, status=status)
+        answer = await api.ask("GET", "/deliveries", status=status)
+        found: list[dict[str, Any]] = answer.json()["deliveries"]
         return found if len(found) >= count else None
 
     found = await eventually(probe, what=f"{count} deliveries with the status {status}")
@@ -195,6 +196,28 @@ async def test_pages_have_each_delivery_once_the_newest_first(api: AutomationsAp
     for wrong in ({"status": "nope"}, {"after": "x"}, {"since": "now"}, {"limit": 0}, {"x": 1}):
         answer = await api.ask("GET", "/hook/deliveries", **wrong)
         assert answer.status_code == 422, answer.text
+
+
+async def test_the_deliveries_of_all_rules_of_a_caller_are_one_list(api: AutomationsApi) -> None:
+    await api.make("hook")
+    [first, second] = await stored(api, 2)
+    await api.make("mine", user="bob")
+    await api.make("other", "lifecycle.completed")
+    api.receiver.plans["/other"] = [answers(410)]
+    run = await api.completed()
+    [third] = [each["id"] for each in await until(api, "failed", 3) if each["rule"] == "other"]
+    found = await api.ask("GET", "/deliveries", status="failed", limit=2)
+    assert [each["id"] for each in found.json()["deliveries"]] == [third, second]
+    assert third.startswith(f"other.{run.run_id}")
+    rest = await api.ask("GET", "/deliveries", status="failed", after=found.json()["next"])
+    assert [each["id"] for each in rest.json()["deliveries"]] == [first]
+    for stranger in (caller("bob"), caller("bob", "act-as")):
+        assert (await api.ask("GET", "/deliveries", stranger)).json()["deliveries"] == []
+        assert (await api.ask("POST", "/replay", stranger, {})).json()["replayed"] == 0
+    everything = await api.ask("GET", "/deliveries", ADMIN)
+    assert {each["id"] for each in everything.json()["deliveries"]} >= {first, second, third}
+    replayed = await api.ask("POST", "/replay", body={"until": "2024-01-01T00:00:00Z"})
+    assert replayed.json() == {"replayed": 2, "left_out": 0, "next": None}
 
 
 async def test_deliveries_are_of_one_rule_and_not_of_another_with_the_same_id(

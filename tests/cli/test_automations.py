@@ -213,7 +213,9 @@ async def test_deliveries_are_shown_and_made_again(penstock: Invoke, api: Automa
     await eventually(delivered, what="the replay")
     later = await penstock("replay", "hook", "--all", "--since", "2099-01-01T00:00:00Z")
     assert later.stdout == "0 deliveries are made again\n"
-    rest = await penstock("replay", "hook", "--all", "--since", "1h")
+    listed = await penstock("deliveries", "--since", "1h")
+    assert all(id in listed.stdout for id in ids)
+    rest = await penstock("replay", "--all", "--since", "1h")
     assert rest.stdout == "1 deliveries are made again\n"
     await api.receiver.count(4, "/hook")
     assert (await penstock("endpoints")).exit_code == 0

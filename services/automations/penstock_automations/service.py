@@ -110,7 +110,7 @@ class AutomationsService(Service):
         surfaces = (
             rules,
             Trials(self.bus, self._store, webhooks),
-            Deliveries(self.bus, self._store, deliveries),
+            Deliveries(self.bus, self._store, self._rules, deliveries),
             Hooks(self.bus, self._rules, settings.hook_max_bytes),
             EndpointStates(self.bus, self._rules),
         )

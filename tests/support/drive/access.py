@@ -186,6 +186,8 @@ HOW: dict[str, list[How]] = {
     "GET /v1/automations": [How()],
     "POST /v1/automations": [How(good=201, body=RULE)],
     "GET /v1/automations/endpoints": [How()],
+    "GET /v1/automations/deliveries": [How()],
+    "POST /v1/automations/replay": [How(good=202)],
     "GET /v1/automations/{rule_id}": [How(404)],
     "PUT /v1/automations/{rule_id}": [How(404, body={**RULE, "id": "{rule_id}"})],
     "PATCH /v1/automations/{rule_id}": [How(404)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -38,6 +39,7 @@ from penstock_automations.api.common import (
     asked,
     cursor_of,
     found_rule,
+    may_use,
     operation,
     place_of,
     time_of,
@@ -54,7 +56,7 @@ from penstock_automations.delivery.listing import (
 from penstock_automations.delivery.records import BUCKET, Attempt, DeliveryRecord
 from penstock_automations.delivery.replay import CannotReplay, replay_delivery
 from penstock_automations.rules.records import CompiledRule
-from penstock_automations.rules.store import RuleStore
+from penstock_automations.rules.store import CurrentRules, RuleStore
 
 MAX_REPLAYED: Final = 1000  # deliveries that one request makes again
 AT_ONCE: Final = 50
@@ -119,6 +121,7 @@ DELIVERY: Final[Json] = an_object(
     next_at=NULLABLE,
     last={"type": ["object", "null"]},
 )
+_REPLAYED: Final[Json] = an_object(replayed=_COUNT, left_out=_COUNT, next=NULLABLE)
 _WHOLE: Final[Json] = {
     "allOf": [
         DELIVERY,
@@ -130,9 +133,12 @@ _WHOLE: Final[Json] = {
 class Deliveries:
     """The handlers of the routes."""
 
-    def __init__(self, bus: Bus, store: RuleStore, deliveries: DeliveryList) -> None:
+    def __init__(
+        self, bus: Bus, store: RuleStore, current: CurrentRules, deliveries: DeliveryList
+    ) -> None:
         self._bus = bus
         self._store = store
+        self._current = current
         self._deliveries = deliveries
         self._turns = ReadScheduler()
 
@@ -148,15 +154,21 @@ class Deliveries:
     )
     async def index(self, request: Request) -> Response:
         """Return a page of the rule's deliveries."""
-        rule = await found_rule(request, self._store)
-        try:
-            query = Query.model_validate(dict(request.query_params))
-        except ValidationError as error:
-            raise invalid(error) from error
-        page = await self._page(request, rule, query)
-        return answer(
-            {"deliveries": [_shown(each) for each in page.deliveries], "next": _next(page)}
+        return await self._listed(request, [await found_rule(request, self._store)])
+
+    @serves(
+        operation(
+            method="GET",
+            path="/v1/automations/deliveries",
+            summary="The deliveries of all rules of the caller, the newest first",
+            description="With the scope administer, the deliveries of all rules.",
+            answers={200: json("A page", a_page("deliveries", DELIVERY))},
+            parameters=_FILTERS,
         )
+    )
+    async def all(self, request: Request) -> Response:
+        """Return a page of the deliveries of the caller's rules."""
+        return await self._listed(request, await self._own(request))
 
     @serves(
         operation(
@@ -202,11 +214,7 @@ class Deliveries:
             summary="Make failed deliveries of a rule again, all or those of a time",
             description="Answers after at most 1,000 deliveries or 15 s. `next` is set if there "
             "are more: send it as `after`.",
-            answers={
-                202: json(
-                    "What was done", an_object(replayed=_COUNT, left_out=_COUNT, next=NULLABLE)
-                )
-            },
+            answers={202: json("What was done", _REPLAYED)},
             parameters=(RULE_ID,),
             body=ReplayBody,
             example={"status": "failed", "since": "2026-01-31T12:00:00Z"},
@@ -215,14 +223,46 @@ class Deliveries:
     )
     async def replay_some(self, request: Request) -> Response:
         """Begin to make the deliveries of the body again."""
-        rule = await found_rule(request, self._store)
+        return await self._replay(request, [await found_rule(request, self._store)])
+
+    @serves(
+        operation(
+            method="POST",
+            path="/v1/automations/replay",
+            summary="Make failed deliveries of all rules of the caller again",
+            description="As for one rule. With the scope administer, deliveries of all rules.",
+            answers={202: json("What was done", _REPLAYED)},
+            body=ReplayBody,
+            example={"status": "failed", "since": "2026-01-31T12:00:00Z"},
+        )
+    )
+    async def replay_all(self, request: Request) -> Response:
+        """Begin to make the deliveries of the body again."""
+        return await self._replay(request, await self._own(request))
+
+    async def _own(self, request: Request) -> list[CompiledRule]:
+        who = identity_of(request)
+        await asked(self._current.refresh())
+        return [rule for rule in self._current.all() if may_use(who, rule.record)]
+
+    async def _listed(self, request: Request, rules: Sequence[CompiledRule]) -> Response:
+        try:
+            query = Query.model_validate(dict(request.query_params))
+        except ValidationError as error:
+            raise invalid(error) from error
+        page = await self._page(request, rules, query)
+        return answer(
+            {"deliveries": [_shown(each) for each in page.deliveries], "next": _next(page)}
+        )
+
+    async def _replay(self, request: Request, rules: Sequence[CompiledRule]) -> Response:
         body = await read_model(request, ReplayBody, MAX_BODY_BYTES)
         replayed = left_out = 0
         until, after = time.monotonic() + REPLAY_S, body.after
         while replayed + left_out < body.limit:
             size = min(AT_ONCE, body.limit - replayed - left_out)
             part = body.model_copy(update={"after": after, "limit": size})
-            page = await self._page(request, rule, part)
+            page = await self._page(request, rules, part)
             done = await asked(_replayed(self._bus, page.deliveries))
             replayed += done
             left_out += len(page.deliveries) - done
@@ -231,11 +271,12 @@ class Deliveries:
                 break
         return answer({"replayed": replayed, "left_out": left_out, "next": after}, 202)
 
-    async def _page(self, request: Request, rule: CompiledRule, query: Query | ReplayBody) -> Page:
+    async def _page(
+        self, request: Request, rules: Sequence[CompiledRule], query: Query | ReplayBody
+    ) -> Page:
         place = place_of(query.after, int, int) if query.after is not None else None
         wanted = Selection(
-            rule.id,
-            rule.record.uid,
+            _names(rules),
             query.status,
             _ms(query.since, "since", -LAST_MS),
             _ms(query.until, "until", LAST_MS),
@@ -255,7 +296,7 @@ class Deliveries:
         if name == rule.id and _is_key(key):
             entry = await asked(self._bus.bucket(BUCKET).get(key))
             record = record_of(entry) if entry is not None else None
-        if record is None or not Selection(rule.id, rule.record.uid).has(record):
+        if record is None or not Selection(_names([rule])).has(record):
             raise Problem(404, f"there is no delivery {delivery_id}")
         return record
 
@@ -271,6 +312,10 @@ async def _replayed(bus: Bus, records: list[DeliveryRecord]) -> int:
         return True
 
     return sum(await asyncio.gather(*map(one, records)))
+
+
+def _names(rules: Sequence[CompiledRule]) -> frozenset[tuple[str, str]]:
+    return frozenset((rule.id, rule.record.uid) for rule in rules)
 
 
 def _shown(record: DeliveryRecord) -> dict[str, Any]:

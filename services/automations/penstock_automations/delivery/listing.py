@@ -6,6 +6,7 @@ delivers needs no memory for it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,25 +29,25 @@ Status = Literal["waiting", "delivered", "failed"]
 STATUSES: Final = {status: code for code, status in enumerate(get_args(Status))}
 FIRST: Final = (-(2**62), -1)  # the place before all others
 LAST_MS: Final = 2**62
+RULES_AT_ONCE: Final = 100  # rules that are looked at before other requests are handled
 READ_AT_ONCE: Final = 50  # other requests are handled between two reads of so many records
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Deliveries of one rule. The times are when the delivery began, in Unix milliseconds.
+    """Deliveries of some rules. The times are when the delivery began, in Unix milliseconds.
 
-    `since` is included, `until` is not.
+    A rule is its id and its `uid`. `since` is included, `until` is not.
     """
 
-    rule: str
-    uid: str
+    rules: frozenset[tuple[str, str]]
     status: Status | None = None
     since: int = -LAST_MS
     until: int = LAST_MS
 
     def has(self, record: DeliveryRecord) -> bool:
-        """Return whether the record is of this rule, and has this status."""
-        is_of_rule = record.rule == self.rule and record.job.get("uid") == self.uid
+        """Return whether the record is of one of these rules, and has this status."""
+        is_of_rule = (record.rule, str(record.job.get("uid"))) in self.rules
         return is_of_rule and self.status in (None, record.status)
 
 
@@ -78,9 +79,9 @@ class DeliveryRows(IndexRows):
         self.write("DELETE FROM deliveries WHERE key = ? AND seq < ?", [(key, sequence)])
 
     def after(
-        self, wanted: Selection, place: tuple[int, int], limit: int
+        self, rule: tuple[str, str], wanted: Selection, place: tuple[int, int], limit: int
     ) -> list[tuple[int, int, str]]:
-        """Return the next deliveries, the newest first, as (age, tie, key)."""
+        """Return the rule's next deliveries, the newest first, as (age, tie, key)."""
         index = "deliveries_by_rule" if wanted.status is None else "deliveries_by_status"
         by_status = "" if wanted.status is None else "AND status = ?"
         statuses = () if wanted.status is None else (STATUSES[wanted.status],)
@@ -88,7 +89,7 @@ class DeliveryRows(IndexRows):
             f"SELECT age, tie, key FROM deliveries INDEXED BY {index} WHERE rule = ? {by_status}"
             " AND (age, tie) > (?, ?) AND age <= ? AND age > ? ORDER BY age, tie LIMIT ?",
             (
-                number_of(_rule_of(wanted.rule, wanted.uid)),
+                number_of(_rule_of(*rule)),
                 *statuses,
                 *place,
                 -wanted.since,
@@ -128,7 +129,7 @@ class DeliveryList:
         found: list[tuple[tuple[int, int], DeliveryRecord]] = []
         while len(found) <= limit:
             missing = min(limit + 1 - len(found), READ_AT_ONCE)
-            rows = self._rows.after(wanted, place, missing)
+            rows = await self._next(wanted, place, missing)
             values = await self._index.values([key for *_, key in rows])
             for age, tie, key in rows:
                 place = (age, tie)
@@ -140,6 +141,17 @@ class DeliveryList:
         shown = found[:limit]
         following = shown[-1][0] if len(found) > limit else None
         return Page([record for _, record in shown], following)
+
+    async def _next(
+        self, wanted: Selection, place: tuple[int, int], limit: int
+    ) -> list[tuple[int, int, str]]:
+        found: list[tuple[int, int, str]] = []
+        for number, rule in enumerate(wanted.rules, 1):
+            found += self._rows.after(rule, wanted, place, limit)
+            if not number % RULES_AT_ONCE:
+                found = sorted(found)[:limit]
+                await asyncio.sleep(0)
+        return sorted(found)[:limit]
 
 
 def is_delivery(key: str) -> bool:

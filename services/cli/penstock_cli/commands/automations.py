@@ -25,6 +25,9 @@ app = typer.Typer(
 )
 
 Rule = Annotated[str, typer.Argument(help="The rule's id, see `penstock automations list`.")]
+AnyRule = Annotated[
+    str | None, typer.Argument(help="The rule's id. Without it, all your rules are meant.")
+]
 Since = Annotated[
     str | None,
     typer.Option("--since", help="Only what began since: 15m, 2h, 3d, or an ISO 8601 time."),
@@ -116,7 +119,7 @@ def dry_run(
 
 @app.command("deliveries")
 def deliveries(
-    rule: Rule,
+    rule: AnyRule = None,
     delivery: Annotated[
         str | None, typer.Argument(help="The delivery that is shown with all its attempts.")
     ] = None,
@@ -129,10 +132,10 @@ def deliveries(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List the deliveries of a rule, the newest first, or show one."""
+    """List the deliveries of a rule, or of all your rules, the newest first, or show one."""
     filters = _filters(status, since, until)
     with _connected(url, as_json) as (api, output):
-        if delivery is not None:
+        if rule is not None and delivery is not None:
             automations.delivery(output, api.delivery(rule, delivery))
         else:
             automations.deliveries(output, *api.deliveries(rule, limit, filters))
@@ -140,7 +143,7 @@ def deliveries(
 
 @app.command("replay")
 def replay(
-    rule: Rule,
+    rule: AnyRule = None,
     delivery: Annotated[
         list[str] | None, typer.Argument(help="The ids of deliveries of the rule.")
     ] = None,
@@ -160,7 +163,7 @@ def replay(
         raise typer.BadParameter("--status, --since and --until go with --all, not with ids")
     filters = _filters(status, since, until)
     with _connected(url, as_json) as (api, output):
-        if delivery:
+        if rule is not None and delivery:
             raise typer.Exit(automations.replay_each(api, output, rule, delivery))
         automations.replay_all(api, output, rule, filters)
 

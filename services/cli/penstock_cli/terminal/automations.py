@@ -143,7 +143,7 @@ def replay_each(api: AutomationsApi, output: Output, rule: str, ids: Sequence[st
 
 
 def replay_all(
-    api: AutomationsApi, output: Output, rule: str, selection: Mapping[str, Any]
+    api: AutomationsApi, output: Output, rule: str | None, selection: Mapping[str, Any]
 ) -> None:
     """Make all deliveries that are selected again, and show how many there were."""
     replayed = left_out = 0

@@ -69,10 +69,13 @@ class AutomationsApi:
         )
 
     def deliveries(
-        self, rule_id: str, limit: int, filters: Mapping[str, object]
+        self, rule_id: str | None, limit: int, filters: Mapping[str, object]
     ) -> tuple[list[Json], bool]:
-        """Return up to `limit` deliveries, the newest first, and whether there are more."""
-        path = _path(rule_id, "deliveries")
+        """Return up to `limit` deliveries, the newest first, and whether there are more.
+
+        Without a rule, those of all rules of the caller.
+        """
+        path = _path("deliveries") if rule_id is None else _path(rule_id, "deliveries")
         return self._api.pages(path, "deliveries", "after", limit, filters)
 
     def delivery(self, rule_id: str, delivery_id: str) -> Json:
@@ -84,10 +87,11 @@ class AutomationsApi:
         path = _path(rule_id, "deliveries", delivery_id, "replay")
         return self._api.call("POST", path, repeat=False)
 
-    def replay_some(self, rule_id: str, selection: Mapping[str, Any]) -> Json:
+    def replay_some(self, rule_id: str | None, selection: Mapping[str, Any]) -> Json:
         """Make deliveries again; return how many, and from where to continue."""
         body = {name: value for name, value in selection.items() if value is not None}
-        return self._api.call("POST", _path(rule_id, "replay"), body=body, repeat=False)
+        path = _path("replay") if rule_id is None else _path(rule_id, "replay")
+        return self._api.call("POST", path, body=body, repeat=False)
 
     def endpoints(self) -> list[Json]:
         """Return the endpoints that get no requests for now."""
