@@ -352,7 +352,12 @@ class Approvals:
             await self.audit.follow(voted)
         else:
             telemetry.DECISIONS.labels(voted.decision.outcome).inc()
-            log.info("run %s: %s by %s", record.run_id, voted.decision.outcome, who)
+            made_by = voted.decision.made_by
+            on_behalf = f" on behalf of {made_by.on_behalf_of}" if made_by.on_behalf_of else ""
+            log.info(
+                "run %s: %s by %s%s",
+                *(record.run_id, voted.decision.outcome, made_by.name, on_behalf),
+            )
         return DecideReply(status=200, approval=voted)
 
     async def send_on(self, approval_id: str) -> None:

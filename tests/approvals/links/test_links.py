@@ -542,6 +542,12 @@ async def test_a_form_that_cannot_be_read_is_refused(body: bytes) -> None:
         parse(body)
 
 
+async def test_a_field_whose_number_is_none_is_no_answer() -> None:
+    for number in ("9" * 5000, "\u0663", "-1", "", "1e3"):
+        body = urlencode({"decision": "approve", f"value-{number}": "x"}).encode()
+        assert parse(body).values == {}
+
+
 @pytest.mark.parametrize(
     ("item", "text", "value"),
     [

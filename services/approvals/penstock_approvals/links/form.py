@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -14,6 +15,9 @@ from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
 MAX_NOTE: Final = 2000
 MAX_FIELDS: Final = 1000
 VALUE: Final = "value-"  # the name of an item's field is this and the item's number
+
+
+_NUMBER: Final = re.compile(r"[0-9]{1,6}")
 
 
 class BadForm(ValueError):
@@ -59,7 +63,7 @@ def parse(body: bytes) -> Form:
     values = {
         int(number): text.replace("\r\n", "\n")
         for name, text in fields.items()
-        if (number := name.removeprefix(VALUE)) != name and number.isdecimal()
+        if (number := name.removeprefix(VALUE)) != name and _NUMBER.fullmatch(number)
     }
     return Form(
         fields.get("csrf", ""),

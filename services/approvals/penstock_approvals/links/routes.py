@@ -37,7 +37,7 @@ from penstock_approvals.last_lines import last_lines
 from penstock_approvals.links import form, page
 from penstock_approvals.links.model import LinkRecord, State, state_of
 from penstock_approvals.links.page import View
-from penstock_approvals.links.store import SECRET, LinkRefused, Links
+from penstock_approvals.links.store import SECRET, LinkRefused, Links, hash_of
 
 log = logging.getLogger(__name__)
 
@@ -161,11 +161,11 @@ class LinkPages:
         secret = request.path_params["secret"]
         link = None
         if SECRET.fullmatch(secret):
-            self._guesses.take(secret)
+            self._guesses.take(hash_of(secret))
             link = await asked(self._links.find(secret))
         if link is None:
             raise Problem(404, "there is no such link, or it is no longer kept. Ask for a new one")
-        self._guesses.found(secret)
+        self._guesses.found(hash_of(secret))
         return link
 
     async def _view(

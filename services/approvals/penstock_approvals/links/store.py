@@ -60,7 +60,7 @@ class Links:
         if not user and not role:
             raise LinkRefused(422, "user or role: name who decides with the link")
         secret = PREFIX + secrets.token_urlsafe(32)
-        hashed = _hash(secret)
+        hashed = hash_of(secret)
         now = self._bus.clock.time()
         ends = [now + lifetime_s]
         if record.expires_at is not None:
@@ -86,7 +86,7 @@ class Links:
         """Return the link with this secret; None if there is none. Raises BusError."""
         if not SECRET.fullmatch(secret):
             return None
-        hashed = _hash(secret)
+        hashed = hash_of(secret)
         entry = await self._bucket.get(_key(hashed[:_ID_CHARS]))
         if entry is None:
             return None
@@ -119,7 +119,8 @@ class Links:
         return math.ceil(max(0.0, link.expires_at - self._bus.clock.time()) + KEPT_S)
 
 
-def _hash(secret: str) -> str:
+def hash_of(secret: str) -> str:
+    """Return the SHA-256 of a secret, as hexadecimal digits."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
