@@ -7,12 +7,22 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus import Bus, Message, streams, subjects
+from penstock.bus import (
+    Bus,
+    BusError,
+    BusUnavailable,
+    Message,
+    OutcomeUnknown,
+    StreamFull,
+    streams,
+    subjects,
+)
 from penstock.bus.admin import replay
 from penstock.bus.read import direct
 from penstock.bus.records import RunRecord, StartCommand
 from penstock.bus.state import deadletters
 from penstock.bus.write.objects import unwrap
+from penstock.runs.start import Start, Started, Starter
 from penstock.settings import AdkAgent, AgnoAgent, Config
 from penstock_automations.jobs.job import Job, TriggerSource
 from penstock_automations.jobs.publish import publish
@@ -230,6 +240,44 @@ async def test_a_user_with_too_many_runs_is_tried_again_later(nats_server: NatsS
         [outcome] = await made.outcomes(run.run_id, 1)
         assert outcome.type == "automation.completed"
         assert len(await started_by(made, "full")) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "attempts", "code"),
+    [
+        (StreamFull("COMMANDS is full"), 2, "queue_full"),
+        (BusUnavailable("no connection"), 1, ""),
+        (OutcomeUnknown("no acknowledgement"), 1, ""),
+    ],
+)
+async def test_a_fault_of_the_bus_delays_the_run_and_starts_no_second_one(
+    nats_server: NatsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: BusError,
+    attempts: int,
+    code: str,
+) -> None:
+    """A start whose outcome is unknown may have been stored."""
+    real, left = Starter.start, [fault]
+
+    async def start(self: Starter, asked: Start) -> Started:
+        if left and isinstance(left[0], OutcomeUnknown):
+            await real(self, asked)
+        if left:
+            raise left.pop()
+        return await real(self, asked)
+
+    monkeypatch.setattr(Starter, "start", start)
+    name = type(fault).__name__.lower()
+    async with automations(nats_server.url, config=CONFIG) as made:
+        await made.apply(rule_with(name, {"run": RUN}, "lifecycle.completed"))
+        run = await completed(made)
+        [outcome] = await made.outcomes(run.run_id, 1)
+        assert (outcome.type, outcome.data["attempts"]) == ("automation.completed", attempts)
+        sequence = int(str(outcome.data["delivery_id"]).rpartition(".")[2])
+        record = await made.delivery(name, run.run_id, sequence)
+        assert record.attempts[0].code == code
+        assert len(await started_by(made, name)) == 1
 
 
 async def test_a_rule_does_not_see_the_runs_that_it_started_unless_it_says_loops(
