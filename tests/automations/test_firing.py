@@ -49,7 +49,7 @@ def firing(at: float = NINE, **fields: Any) -> Firing:
         (firing(), rule(catch_up_s=60), NINE + 61, Due("missed", NINE)),
         (firing(), rule(catch_up_s=7200), NINE + HOUR + 1, Due("caught_up", NINE)),
         (firing(), rule(), NINE - 6, Due("early", NINE)),
-        (firing(NINE - 24 * HOUR), rule(), NINE + 5, Due("fired", NINE)),  # the latest, on time
+        (firing(NINE - 24 * HOUR), rule(), NINE + 5, Due("caught_up", NINE)),  # the latest
         (firing(NINE - 24 * HOUR), rule(), NINE + 90, Due("caught_up", NINE)),
         (firing(), rule(since=NINE), NINE, Due("stale", NINE)),
         (firing(), rule(cron="1 9 * * *"), NINE, Due("stale", NINE)),

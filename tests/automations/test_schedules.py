@@ -16,6 +16,7 @@ from penstock.bus import BusError, FenceConflict, streams
 from penstock.bus.write.schedules import reschedule
 from penstock.settings import Config
 from penstock_automations.rules.check import read_rule
+from penstock_automations.rules.cron import rfc3339
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner
 from penstock_automations.rules.store import RuleStore
@@ -184,7 +185,9 @@ async def test_a_time_that_is_fired_again_and_again_starts_one_delivery(
         ]
 
 
-async def test_of_many_missed_times_the_latest_is_fired(nats_server: NatsServer) -> None:
+async def test_of_many_missed_times_the_latest_is_fired_and_the_log_says_so(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async with automations(nats_server.url, 2) as made:
         rule = await in_force_since(made.store, scheduled(made.receiver.url(), "*/10 * * * *"), 9e4)
         latest = minute_ago(0) - timedelta(minutes=minute_ago(0).minute % 10)
@@ -195,6 +198,7 @@ async def test_of_many_missed_times_the_latest_is_fired(nats_server: NatsServer)
         assert {each.id for each in made.receiver.requests} <= {
             f"{rule.id}.{id_of_time(latest.timestamp() + more)}" for more in (0, 600)
         }, "only the latest time (or the next, if it has come meanwhile)"
+        assert f"{rfc3339(missed.at)} was missed; the rule is fired for its latest" in caplog.text
 
 
 async def test_a_time_that_has_passed_too_long_ago_is_not_fired(nats_server: NatsServer) -> None:

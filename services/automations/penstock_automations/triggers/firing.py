@@ -21,7 +21,7 @@ from penstock_automations.rules.cron import Cron, rfc3339
 from penstock_automations.rules.records import CompiledRule, event_of
 
 SERVICE: Final = "automations-schedules"  # of the subjects in SCHEDULES
-ON_TIME_S: Final = 60.0  # a firing that is later counts as caught up
+ON_TIME_S: Final = 60.0  # a firing that is later counts as missed or caught up
 EARLY_S: Final = 5.0  # a firing that is earlier waits again: NATS's clock was set back meanwhile
 
 Outcome = Literal["fired", "caught_up", "missed", "stale", "early"]
@@ -123,7 +123,8 @@ def due(firing: Firing, rule: CompiledRule | None, now: float) -> Due:
     - "stale": the rule was deleted, paused or changed, or came into force after the time.
     - "early": the time has not come, since NATS's clock was set back.
     - "missed": the time has passed too long ago.
-    - "fired", "caught_up": the rule is fired for the latest time that has passed, once.
+    - "fired": the rule is fired in time.
+    - "caught_up": times were missed; the rule is fired once, for the latest one.
     """
     if rule is None or not firing.is_of(rule) or firing.at <= rule.record.since:
         return Due("stale", firing.at)
@@ -131,8 +132,7 @@ def due(firing: Firing, rule: CompiledRule | None, now: float) -> Due:
         return Due("early", firing.at)
     latest = Cron(firing.cron, firing.timezone).latest(_earliest(rule, now), now)
     at = max(firing.at, latest or 0.0)
-    late_s = now - at
-    if late_s <= ON_TIME_S:
+    if at == firing.at and now - at <= ON_TIME_S:
         return Due("fired", at)
     return Due("caught_up" if latest is not None else "missed", at)
 

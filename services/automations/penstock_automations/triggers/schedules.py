@@ -22,6 +22,7 @@ from penstock.bus import Bus, BusError, FenceConflict, Stored, streams, subjects
 from penstock.bus.write.schedules import reschedule
 from penstock_automations.broker import AGAIN_S, Consumer, Taken
 from penstock_automations.jobs.publish import publish_first
+from penstock_automations.rules.cron import rfc3339
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules
 from penstock_automations.rules.triggers import MAX_CATCH_UP_S
@@ -218,14 +219,17 @@ def _parsed(stored: Stored | None) -> Firing | None:
         return None
 
 
+_TEXTS: Final = {
+    "caught_up": "was missed; the rule is fired for its latest time",
+    "missed": "was missed, and is not fired, since `catch_up_s` is over; latest time",
+    "early": "came too early, since NATS's clock was set back; it waits again; time",
+}
+
+
 def _log(firing: Firing, found: Due, now: float) -> None:
-    texts = {
-        "caught_up": "it is fired late, for its latest time of those that were missed",
-        "missed": "it is not fired, since the time has passed longer ago than `catch_up_s`",
-        "early": "NATS's clock was set back, so it waits again",
-    }
-    if found.outcome in texts:
+    if found.outcome in _TEXTS:
         log.warning(
-            "rule %s: time %s, %.0f s ago: %s",
-            *(firing.rule, id_of_time(found.at), now - found.at, texts[found.outcome]),
+            "rule %s: its time %s %s %s, %.0f s ago",
+            *(firing.rule, rfc3339(firing.at), _TEXTS[found.outcome]),
+            *(rfc3339(found.at), now - found.at),
         )
