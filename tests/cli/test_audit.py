@@ -159,6 +159,16 @@ def test_an_audit_that_was_written_anew_is_found_by_a_key_that_the_writer_does_n
     )
 
 
+def test_an_anchor_without_a_key_is_not_put_after_a_signed_one(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_AUDIT_KEY", "the-key")
+    filled(nats)
+    monkeypatch.delenv("PENSTOCK_AUDIT_KEY")
+    result = penstock(nats, "--take-anchor")
+    assert (result.exit_code, "set PENSTOCK_AUDIT_KEY" in result.stderr) == (2, True)
+
+
 def test_an_audit_without_records_has_no_anchor(nats: NatsServer) -> None:
     assert on(nats, lambda bus: bus.has(AUDIT))
     assert penstock(nats, "--verify").exit_code == 0

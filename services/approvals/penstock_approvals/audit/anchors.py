@@ -57,6 +57,14 @@ class Anchors:
         await self._write(None)
         return (await self._last())[0]
 
+    async def last(self) -> Link | None:
+        """Return the last anchor; None without anchors.
+
+        Raises:
+            BusError: the bus does not answer; call again.
+        """
+        return (await self._last())[0]
+
     async def lost(self, losses: Sequence[Loss]) -> None:
         """Write down these losses of AUDIT, unless the chain of anchors names them.
 

@@ -87,7 +87,15 @@ def _report(output: Output, verifier: Verifier) -> int:
 
 async def take_anchor(bus: Bus, output: Output, key: str | None) -> int:
     """Write an anchor over all records, print its hash, and return the exit code."""
-    anchor = await Anchors(bus, keys_of(key)).now()
+    anchors = Anchors(bus, keys_of(key))
+    last = await anchors.last()
+    if last is not None and last.mac is not None and not keys_of(key):
+        output.notice(
+            "penstock: the anchors are signed, and one without a signature would look forged: "
+            "set PENSTOCK_AUDIT_KEY as the approvals service has it"
+        )
+        return USAGE
+    anchor = await anchors.now()
     if anchor is None:
         output.notice("penstock: the audit has no records yet, so there is nothing to anchor")
         return FAILED
