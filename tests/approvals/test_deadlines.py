@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from penstock.bus.records import ApprovalRecord, CancelCommand
 from penstock.settings import Config
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.policies import Policies
+from penstock_approvals.restore import Restore
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline, types
 from support.drive.waiting import eventually
 from support.fakes.pauses import confirmation, continues, end, of_type, pause, user_input
 from support.fakes.policies import person, vote, written
+from support.real.approving import approvals_process
 from support.real.nats import NatsServer
 
 ONE: Services = (NormalizerService, ApprovalsService)
@@ -81,6 +84,26 @@ async def test_at_the_deadline_the_run_continues_rejected_and_nobody_has_rejecte
     assert "nobody decided by" in (command.items[0].note or "")
     assert (late.status, "it has expired" in late.detail) == (409, True)
     assert left == []
+
+
+@pytest.mark.parametrize("on_deadline", ["reject", "leave"])
+async def test_an_expiry_that_nats_has_lost_is_recorded_again_and_sends_nothing(
+    nats: NatsServer, tmp_path: Path, on_deadline: str
+) -> None:
+    policy = written(tmp_path, asks(on_deadline=on_deadline))
+    async with pipeline(nats.url, Config(), ONE, policy=policy, outbox_s=0.1) as penstock:
+        approval = await pause(penstock)
+        record = await expired(penstock, approval)
+        await penstock.events_until(approval.run_id, "approval.expired")
+        if record.decision is not None:
+            await penstock.events_until(approval.run_id, "approval.decided")
+        await penstock.bus.bucket("approvals").put(approval.approval_id, approval.dump())
+        await Restore(penstock.bus, Approvals(penstock.bus, "again"))._settle(approval)
+        again = await penstock.approval(approval.approval_id)
+        commands = await continues(penstock, approval.run_id)
+    assert (again.status, again.reason) == ("expired", record.reason)
+    assert (again.decision is None) == (record.decision is None)
+    assert len(commands) == (on_deadline == "reject")
 
 
 @pytest.mark.parametrize(
@@ -217,3 +240,34 @@ async def test_of_the_deadline_and_a_decision_at_the_same_moment_one_wins(
     }
     for status, recorded, commands, told in found:
         assert (commands, told) == (1, ends[status, recorded])
+
+
+EXPIRY_WRITES = (
+    9  # the outbox entry, the record, the audit twice, two events, …: see `test_crashes`
+)
+
+
+@pytest.mark.parametrize("write", range(1, EXPIRY_WRITES + 1))
+async def test_a_kill_at_any_write_of_an_expiry_leaves_it_announced_and_sent_once(
+    fresh_nats: NatsServer, tmp_path: Path, write: int
+) -> None:
+    policy = written(tmp_path, asks())
+    async with pipeline(fresh_nats.url, Config(), (NormalizerService,)) as penstock:
+        dies = approvals_process(
+            fresh_nats.url, dies_in=("on_due", write), ack_wait_s=1, outbox_s=60, policy=policy
+        )
+        async with dies as victim:
+            approval = await pause(penstock)
+            assert await victim.process.wait() == -signal.SIGKILL
+        services: Services = (ApprovalsService,)
+        async with pipeline(
+            fresh_nats.url, Config(), services, policy=policy, ack_wait_s=1, outbox_s=0.1
+        ):
+            await expired(penstock, approval)
+            events = await penstock.events_until(approval.run_id, "approval.decided")
+            frames = await penstock.raw(approval.run_id, "approvals")
+            commands = await continues(penstock, approval.run_id)
+    told = [orjson.loads(frame.payload)["type"] for frame in frames]
+    assert told == ["lifecycle.paused", "approval.expired", "approval.decided"]
+    assert types(events)[-2:] == told[1:]
+    assert len(commands) == 1

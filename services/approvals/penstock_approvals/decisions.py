@@ -254,21 +254,25 @@ class Approvals:
         if (await self._run(record.run_id)).status in ENDED:
             await self._withdraw(record.run_id, record.approval_id)
 
-    async def was_decided(self, approval_id: str, decision: Decision) -> bool:
-        """Record again a decision that NATS has lost; return False if the approval is not pending.
+    async def was_decided(
+        self, approval_id: str, decision: Decision | None, expired: str | None = None
+    ) -> bool:
+        """Record again an end that NATS has lost; return False if the approval is not pending.
 
-        The decision is not sent here: the outbox had sent it before. If NATS has lost the command,
-        the connector's watchdog sends the command again, once.
+        `expired` says which deadline had passed. The decision is not sent here: the outbox had sent
+        it before. If NATS has lost the command, the connector's watchdog sends the command again,
+        once.
         """
         held = await self._records.find(approval_id)
         if held is None or held.record.status != "pending":
             return False
-        update = {"status": "decided", "decision": decision, "updated_at": decision.at}
-        decided = held.record.model_copy(update=update)
-        if not await self._records.replace(held, decided):
-            return False
-        await self.audit.follow(decided)
-        return True
+        update = {
+            "status": "expired" if expired else "decided",
+            "reason": expired,
+            "decision": decision,
+            "updated_at": decision.at if decision is not None else self._bus.clock.stamp(),
+        }
+        return await self._records.replace(held, held.record.model_copy(update=update))
 
     async def _withdraw(self, run_id: str, approval_id: str) -> None:
         """Withdraw a pending request; announce the withdrawal, even if it happened earlier."""

@@ -77,24 +77,18 @@ class Restore:
 
     async def _settle(self, record: ApprovalRecord) -> None:
         """Restore the status of a request that was decided, or of a request whose run has ended."""
+        late = await self._last("approval.expired", record.run_id, record.approval_id)
         told = await self._last("approval.decided", record.run_id, record.approval_id)
-        if told is not None:
-            data, at = told[1]["data"], told[1]["timestamp"]
-            decision = Decision(
-                outcome=data["outcome"],
-                by=data["by"],
-                at=at,
-                automatic=data.get("automatic", False),
-                note=data.get("note"),
-                items=[Decided.model_validate(item) for item in data["items"]],
-            )
-            if await self._approvals.was_decided(record.approval_id, decision):
-                log.warning(
-                    "run %s: the lost decision on approval %s, by %s, is written again",
-                    *(record.run_id, record.approval_id, decision.by),
-                )
+        if late is None and told is None:
+            await self._approvals.withdraw_if_ended(record)
             return
-        await self._approvals.withdraw_if_ended(record)
+        decision = _decision(told[1]) if told is not None else None
+        expired = late[1]["data"]["reason"] if late is not None else None
+        if await self._approvals.was_decided(record.approval_id, decision, expired):
+            log.warning(
+                "run %s: the lost end of approval %s, by %s, is written again",
+                *(record.run_id, record.approval_id, decision.by if decision else "its deadline"),
+            )
 
     async def _last(
         self, type_: str, run_id: str, approval_id: str
@@ -108,3 +102,16 @@ class Restore:
             return None
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         return (stored, body) if body["data"]["approval_id"] == approval_id else None
+
+
+def _decision(body: dict[str, Any]) -> Decision:
+    """Return the decision that an event approval.decided announces."""
+    data = body["data"]
+    return Decision(
+        outcome=data["outcome"],
+        by=data["by"],
+        at=body["timestamp"],
+        automatic=data.get("automatic", False),
+        note=data.get("note"),
+        items=[Decided.model_validate(item) for item in data["items"]],
+    )

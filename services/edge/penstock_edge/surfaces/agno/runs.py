@@ -211,7 +211,8 @@ class Runs:
         decision = DecideRequest(
             by=user_id,
             decider=decider_of(who, "agno", user_id),
-            digest=approval.digest,
+            # The client has seen the event, so its answer is about the request before any edit.
+            digest=approval.requested_digest or approval.digest,
             items=items,
         )
         await forward_decision(edge.bus, approval.approval_id, decision)

@@ -119,7 +119,8 @@ class Runs:
         decision = DecideRequest(
             by=who.user_id,
             decider=decider_of(who, "agui"),
-            digest=approval.digest,
+            # The client has seen the event, so its answer is about the request before any edit.
+            digest=approval.requested_digest or approval.digest,
             items=answer.items,
         )
         named = await self._call(run_id, leg, asked)
