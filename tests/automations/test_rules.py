@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -249,6 +249,8 @@ async def test_rules_in_memory_are_those_of_the_bucket_after_any_changes(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stored(nats_server) as (bus, store):
+        reconnected: list[Callable[[], None]] = []
+        monkeypatch.setattr(bus, "on_reconnect", reconnected.append)
         current = CurrentRules(bus)
         compiled: list[str] = []
         parse = store_module.parse_rule
@@ -274,6 +276,13 @@ async def test_rules_in_memory_are_those_of_the_bucket_after_any_changes(
         compiled.clear()
         await current.refresh()
         assert compiled == ["d"], "rules that have not changed are not compiled again"
+        await check("a", "c", "d")
+        await store.apply(rule("lost", URL, "lifecycle.failed"), user("u1"))
+        await check("a", "c", "d", "lost")
+        # As if NATS had come back with an older store, without the rule.
+        await bus.jetstream.api("STREAM.PURGE.KV_rules", {"filter": "$KV.rules.lost"})
+        for callback in reconnected:
+            callback()
         await check("a", "c", "d")
         await store.delete("a")
         monkeypatch.setattr(store_module, "MARKER_S", 0)  # as if the marker had expired

@@ -214,7 +214,7 @@ class CurrentRules:
         Raises:
             BusError: the bucket cannot be read.
         """
-        if not await self._is_behind(self._revision):
+        if not self._is_stale and not await self._is_behind(self._revision):
             self._known_s = time.monotonic()
             return
         async with self._reading:  # an earlier read that ended later would bring old rules back
@@ -264,6 +264,7 @@ class CurrentRules:
         return seen
 
     def _on_reconnect(self) -> None:
+        # NATS may have come back with an older store, whose last revision is one that is known.
         self._is_stale = True
 
     async def follow(self) -> None:
