@@ -8,7 +8,7 @@ import pytest
 
 from penstock_automations.actions.webhook import breaker, endpoints
 from penstock_automations.actions.webhook.breaker import Rate
-from penstock_automations.actions.webhook.endpoints import MAX_AHEAD, Endpoint
+from penstock_automations.actions.webhook.endpoints import MAX_AHEAD, MAX_UNKNOWN, Endpoint
 from support.drive.automations import automations, rule
 from support.fakes.receiver import OK, answers, hangs, receiver
 from support.real.nats import NatsServer
@@ -45,6 +45,7 @@ async def test_a_slow_endpoint_has_little_room_and_a_fast_one_much(clock: Clock)
     fast, slow, limited = Endpoint(), Endpoint(), Endpoint()
     for each in (fast, slow, limited):
         each.concurrency = 4
+        assert each.room == 4 + MAX_UNKNOWN
     limited.rate = Rate(2)
     await used(fast, 0.005)
     await used(slow, 8)

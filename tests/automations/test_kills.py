@@ -91,23 +91,28 @@ async def test_a_kill_before_a_retry_is_scheduled_loses_no_retry(fresh_nats: Nat
         assert len(made.receiver.got()) == 2
 
 
-async def test_sigterm_cuts_no_delivery_and_makes_none_twice(fresh_nats: NatsServer) -> None:
+@pytest.mark.parametrize("order", ["none", "run"])
+async def test_sigterm_cuts_no_delivery_and_makes_none_twice(
+    fresh_nats: NatsServer, order: str
+) -> None:
+    """Each run has three deliveries; in order, two of them wait for the one before."""
     async with without_service(fresh_nats.url) as made:
         made.receiver.usual["/hook"] = late(1.0)
         webhook = {"concurrency": 32}
-        await made.store.apply(
-            rule("hook", made.receiver.url(), "lifecycle.started", webhook=webhook), user("u1")
-        )
+        types = ("lifecycle.started", "llm.tool_call")
+        hook = rule("hook", made.receiver.url(), *types, webhook=webhook, order=order)
+        await made.store.apply(hook, user("u1"))
         async with automations_process(fresh_nats.url, drain_s=15) as first:
             runs = [await made.run() for _ in range(16)]
             await asyncio.gather(*(run.open() for run in runs))
+            await asyncio.gather(*(run.tool(n) for run in runs for n in range(2)))
             await made.receiver.count(1)
             assert await first.stop() == 0
             taken = len(made.receiver.requests)
         async with automations_process(fresh_nats.url):
-            for run in runs:
-                await made.outcomes(run.run_id, 1)
+            ids = [each for run in runs for each in await made.outcomes(run.run_id, 3)]
         assert taken >= 1
-        assert Counter(each.id for each in made.receiver.requests) == {
-            f"hook.{run.run_id}.1": 1 for run in runs
-        }
+        assert Counter(each.id for each in made.receiver.requests) == Counter(
+            str(each.data["delivery_id"]) for each in ids
+        )
+        assert len({each.id for each in made.receiver.requests}) == 48

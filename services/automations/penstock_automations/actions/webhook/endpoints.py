@@ -16,7 +16,9 @@ MAX_KNOWN = 1000
 SHORT_S = 1.0  # a wait of up to so many seconds for the rate is made in memory
 # Deliveries whose turn comes within so many seconds wait for it in memory, up to so many.
 AHEAD_S, MAX_AHEAD = 5.0, 384
-UNKNOWN_S = 0.1  # how long a turn takes as long as no turn is over
+# Before a turn is over: how long a turn may take, and how many deliveries wait in memory. They are
+# few, for the endpoint may be dead.
+UNKNOWN_S, MAX_UNKNOWN = 0.01, 64
 MAX_BOOKED_S = 3600.0
 _WEIGHT = 0.2  # of the newest turn in the usual length of a turn
 
@@ -33,7 +35,7 @@ class Endpoint:
         self.rate: Rate | None = None
         self.concurrency = 1
         self.busy = 0
-        self._usual_s = UNKNOWN_S  # how long a turn usually takes
+        self._usual_s: float | None = None  # how long a turn usually takes
         self._booked = 0.0
         self._running = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -45,7 +47,8 @@ class Endpoint:
         A slow endpoint must not hold many deliveries in memory, and deliveries to a fast one need
         no other way to wait.
         """
-        return self.concurrency + min(int(self._per_s * AHEAD_S), MAX_AHEAD)
+        limit = MAX_AHEAD if self._usual_s is not None else MAX_UNKNOWN
+        return self.concurrency + min(int(self._per_s * AHEAD_S), limit)
 
     def book(self, now: float) -> float:
         """Return the seconds after which a delivery for which there is no room is to come back.
@@ -60,7 +63,7 @@ class Endpoint:
     @property
     def _per_s(self) -> float:
         """How many deliveries the endpoint takes per second."""
-        per_s = self.concurrency / self._usual_s
+        per_s = self.concurrency / (self._usual_s or UNKNOWN_S)
         return per_s if self.rate is None else min(per_s, self.rate.per_s)
 
     @asynccontextmanager
@@ -72,7 +75,8 @@ class Endpoint:
             yield
         finally:
             took_s = max(time.monotonic() - begun, 0.001)
-            self._usual_s += _WEIGHT * (took_s - self._usual_s)
+            usual_s = self._usual_s or took_s
+            self._usual_s = usual_s + _WEIGHT * (took_s - usual_s)
             self._leave()
 
     async def _enter(self) -> None:
