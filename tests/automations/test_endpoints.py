@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from penstock.bus import streams
 from penstock_automations.actions.webhook import breaker, endpoints
 from penstock_automations.actions.webhook.breaker import Rate
 from penstock_automations.actions.webhook.endpoints import MAX_AHEAD, MAX_UNKNOWN, Endpoint
-from support.drive.automations import automations, rule
+from support.drive.automations import Automations, automations, rule, user, without_service
+from support.drive.waiting import eventually
 from support.fakes.receiver import OK, answers, hangs, receiver
+from support.real.automating import automations_process
 from support.real.nats import NatsServer
 
 
@@ -129,3 +133,47 @@ async def test_an_open_breaker_uses_no_attempts_and_all_is_delivered_when_the_en
         attempts = sum(each.data["attempts"] for each in outcomes)
         assert attempts == len(made.receiver.requests)
         assert attempts <= 20 + breaker.FAILURES + 3 + 3, "a failure is a request, no wait"
+
+
+async def _is_empty(made: Automations) -> bool:
+    info = await made.bus.api(f"STREAM.INFO.{streams.DELIVERIES}")
+    return bool(info["state"]["messages"] == 0)
+
+
+@pytest.mark.chaos  # an open breaker waits for 30 s
+@pytest.mark.timeout(180)
+async def test_kills_while_a_breaker_is_open_lose_no_delivery_and_use_few_attempts(
+    fresh_nats: NatsServer,
+) -> None:
+    """A process that starts again knows no breaker, and finds out with five more failures."""
+    async with without_service(fresh_nats.url) as made, receiver() as other:
+        made.receiver.usual["/hook"] = answers(503)
+        limited = {"rate_per_s": 20, "concurrency": 2}
+        for each in (
+            rule("hook", made.receiver.url(), "llm.tool_call"),
+            rule("slow", other.url(), "llm.tool_call", webhook=limited),
+        ):
+            await made.store.apply(each, user("u1"))
+        run = await made.run()
+        kills = 3
+        for number in range(kills):
+            async with automations_process(fresh_nats.url, retry_delays_s=[1] * 20):
+                if number == 0:
+                    await run.open()
+                    for call in range(40):
+                        await run.tool(call)
+                await made.receiver.count((number + 1) * breaker.FAILURES, timeout_s=60)
+                await eventually(partial(_is_empty, made), 60, "that all wait for their time")
+                # The context's end is a SIGKILL.
+        made.receiver.usual["/hook"] = OK
+        async with automations_process(fresh_nats.url, retry_delays_s=[1] * 20):
+            outcomes = await made.outcomes(run.run_id, 80, 120)
+        ids = [each.data["delivery_id"] for each in outcomes]
+        assert len(set(ids)) == 80
+        assert {each.type for each in outcomes} == {"automation.completed"}
+        # Besides the failures, a kill may repeat the requests that were under way.
+        most = 40 + kills * (breaker.FAILURES + 2 * 4)
+        assert len(made.receiver.requests) <= most
+        at = sorted(each.at for each in other.requests)
+        # 20 in the first second, and then 20 per second, for each of four processes.
+        assert len([each for each in at if each < at[0] + 0.9]) <= 2 * 20 + 2
