@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -107,13 +108,19 @@ class AutomationsApi:
 
 
 @asynccontextmanager
-async def automations_api(nats_url: str, **own: Any) -> AsyncIterator[AutomationsApi]:
-    """Serve normalizer and automations in one process. `own`: settings of the service."""
+async def automations_api(
+    nats_url: str, nats_passwords: Path | None = None, **own: Any
+) -> AsyncIterator[AutomationsApi]:
+    """Serve normalizer and automations in one process. `own`: settings of the service.
+
+    With a folder of passwords, each service uses its own NATS user.
+    """
     settings = Settings(
         nats_url=nats_url,
         port=free_port(),
         probe_port=free_port(),
         drain_s=5,
+        nats_passwords=nats_passwords,
         auth=AuthSettings(jwt_secret=ISSUER, leeway_s=0),
     )
     given = {"webhook_allow_hosts": "127.0.0.1", "retry_delays_s": [1, 1], **own}
