@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -143,6 +144,42 @@ async def test_who_sees_an_approval(
         )
         assert of_run.status_code == (200 if caller in own else 404)
     await penstock.stands(approval_id)
+
+
+@pytest.mark.parametrize(("caller", "deciders", "right"), MATRIX)
+async def test_who_finds_an_approval_in_the_list_and_among_the_live_changes(
+    penstock: Secured, caller: str, deciders: list[Deciders], right: Right
+) -> None:
+    headers = await CALLERS[caller](penstock)
+    accepts = {**headers, "accept": "application/json"}
+    url = "/v1/approvals/events"
+    before = await penstock.http.get(url, headers=accepts)
+    run, approval_id = await pause(penstock, deciders)
+    changes = await penstock.http.get(f"{url}?after={before.json()['next']}", headers=accepts)
+    listed, waiting = [
+        await penstock.http.get(f"/v1/approvals?run_id={run.run_id}{more}", headers=headers)
+        for more in ("", "&waits_for=me")
+    ]
+    sees = right.see == 200
+    assert [each["approval"]["approval_id"] for each in changes.json()["changes"]] == (
+        [approval_id] * sees
+    )
+    assert [each["approval_id"] for each in listed.json()["approvals"]] == [approval_id] * sees
+    # A service token decides for the requester if it says so in `by`, which `YES` does not.
+    may = right.decide == 200 or ("act for the requester" in caller and deciders == OWN)
+    assert [each["approval_id"] for each in waiting.json()["approvals"]] == [approval_id] * may
+    # The stream itself: its first change after the cursor is of this approval, or of nobody's.
+    stream = penstock.http.stream("GET", f"{url}?after={before.json()['next']}", headers=headers)
+    async with stream as answer:
+        text = ""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5 if sees else 0.3):
+                async for chunk in answer.aiter_text():
+                    text += chunk
+                    if approval_id in text:
+                        break
+    assert text.startswith("event: ready\n")
+    assert (approval_id in text) is sees
 
 
 @pytest.mark.parametrize(
