@@ -242,9 +242,9 @@ async def test_of_the_deadline_and_a_decision_at_the_same_moment_one_wins(
         assert (commands, told) == (1, ends[status, recorded])
 
 
-EXPIRY_WRITES = (
-    9  # the outbox entry, the record, the audit twice, two events, …: see `test_crashes`
-)
+# The outbox entry, the record, the audit, two events, the command, the audit, and the two removals
+# of the schedule: see `test_crashes`.
+EXPIRY_WRITES = 9
 
 
 @pytest.mark.parametrize("write", range(1, EXPIRY_WRITES + 1))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from penstock.bus import BusError
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
@@ -15,6 +18,7 @@ from support.drive.pipeline import Services, pipeline
 from support.drive.waiting import eventually
 from support.fakes.pauses import continues, of_type, pause
 from support.fakes.policies import person, vote, written
+from support.real.approving import approvals_process
 from support.real.nats import NatsServer
 
 TWO: Services = (NormalizerService, ApprovalsService, ApprovalsService)
@@ -74,3 +78,41 @@ async def test_of_two_hundred_racing_deciders_two_decide(
         assert len(voters) == 2
     else:
         assert record.votes[-1].items[0].decision == "reject"
+
+
+@pytest.mark.parametrize(("voter", "write"), [(1, 1), (1, 2), *((2, n) for n in range(1, 8))])
+async def test_a_kill_at_any_write_of_a_vote_loses_no_vote_and_sends_one_decision(
+    fresh_nats: NatsServer, tmp_path: Path, voter: int, write: int
+) -> None:
+    policy = written(tmp_path, NEEDS_TWO)
+    people = [person("ada", "ops"), person("bob", "ops")]
+    async with pipeline(fresh_nats.url, Config(), (NormalizerService,)) as penstock:
+        async with approvals_process(fresh_nats.url, outbox_s=60, policy=policy):
+            approval = await pause(penstock)
+            votes = [vote(approval, who, key=f"k-{who.name}") for who in people]
+            for request in votes[: voter - 1]:
+                await penstock.ask(approval.approval_id, request)
+        dies = approvals_process(
+            fresh_nats.url, dies_in=("decide", write), outbox_s=60, policy=policy
+        )
+        async with dies as victim:
+            with suppress(BusError):
+                await penstock.ask(approval.approval_id, votes[voter - 1])
+            assert await victim.process.wait() == -signal.SIGKILL
+        services: Services = (ApprovalsService,)
+        async with pipeline(fresh_nats.url, Config(), services, policy=policy, outbox_s=0.1):
+            # Each client that got no answer repeats its vote.
+            again = [await penstock.ask(approval.approval_id, each) for each in votes[voter - 1 :]]
+            events = await penstock.events_until(approval.run_id, "approval.decided")
+
+            async def sent() -> bool:
+                left = await penstock.bus.bucket("approvals").keys("outbox.*")
+                return not left and bool(await continues(penstock, approval.run_id))
+
+            await eventually(sent, what="the continue")
+            commands = await continues(penstock, approval.run_id)
+            record = await penstock.approval(approval.approval_id)
+    assert [each.status for each in again] == [200] * len(again)
+    assert [each.by for each in record.votes] == ["ada", "bob"]
+    assert events[-1].data["deciders"] == ["ada", "bob"]
+    assert len(commands) == 1

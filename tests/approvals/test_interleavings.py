@@ -1,0 +1,193 @@
+"""Votes, deadline, cancel and redelivery in any order, with crashes between any two writes.
+
+Each approval ends once. What runs has the votes that the policy needs, or the policy's own decision
+after the deadline; it is sent once, and announced once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, rule, run_state_machine_as_test
+
+from approvals.test_stateful import FUSES, Deciding, Mortal
+from fuzz.cases import examples
+from penstock.bus import streams, subjects
+from penstock.bus.read import direct
+from penstock.bus.records import ContinueCommand, DecideReply
+from penstock_approvals import outbox
+from penstock_approvals.decisions import Approvals
+from penstock_approvals.policies import Policies
+from penstock_approvals.policy import parse
+from support.drive.sync_bus import World
+from support.fakes.policies import person, vote
+from support.real.nats import NatsServer
+
+POLICY = parse(
+    """
+version: 1
+default: {need: 2, deadline: 1h, deciders: {roles: [ops]}, edit: args.*}
+"""
+)
+PEOPLE = [person(f"p{number}", "ops") for number in range(3)]
+EXPECTED = {
+    "decided": ["lifecycle.paused", "approval.decided"],
+    "expired": ["lifecycle.paused", "approval.expired", "approval.decided"],
+    "withdrawn": ["lifecycle.paused", "approval.withdrawn"],
+    "pending": ["lifecycle.paused"],
+}
+
+
+class Fixed(Policies):
+    """The policies of a test: one that holds."""
+
+    @property
+    def current(self) -> Any:
+        """The policy."""
+        return POLICY
+
+
+class Shifted:
+    """The clock of an instance for which the deadline has passed."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+
+    def now(self) -> Any:
+        return self._clock.now() + timedelta(hours=2)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+
+class Late(Mortal):
+    """A mortal bus whose server's clock is behind the deadline of every approval."""
+
+    @property
+    def clock(self) -> Any:
+        return Shifted(self._bus.clock)
+
+
+class Interleaving(Deciding):
+    """The model of `Deciding`, with two votes and a deadline."""
+
+    asked = Bundle("asked")
+
+    def _instance(self, fuse: tuple[int, bool] | None, *, is_late: bool = False) -> Approvals:
+        bus = (Late if is_late else Mortal)(self.world.bus)
+        bus.fuse = fuse
+        pod = f"pod-{next(self.numbers)}"
+        return Approvals(bus, pod, policies=Fixed(bus))  # type: ignore[arg-type]
+
+    async def _decide(self, approval_id: str, decision: str, fuse: tuple[int, bool] | None) -> None:
+        await self._vote(approval_id, next(self.numbers) % len(PEOPLE), decision, fuse, late=False)
+
+    async def _vote(
+        self,
+        approval_id: str,
+        who: int,
+        decision: str,
+        fuse: tuple[int, bool] | None,
+        *,
+        late: bool,
+    ) -> None:
+        instance = self._instance(fuse, is_late=late)
+        record = await instance.get(approval_id)
+        if record is None:
+            return
+        reply: DecideReply = await instance.decide(approval_id, vote(record, PEOPLE[who], decision))
+        assert reply.status in (200, 409)
+        assert not (late and reply.status == 200), "a decision after the deadline was taken"
+        if reply.status == 200:
+            await instance.send_on(approval_id)
+
+    @rule(approval_id=Deciding.asked, who=st.integers(0, 2), yes=st.booleans(), fuse=FUSES)
+    def a_vote_comes_too_late(
+        self, approval_id: str, who: int, yes: bool, fuse: tuple[int, bool] | None
+    ) -> None:
+        decision = "approve" if yes else "reject"
+        self._do(self._vote(approval_id, who, decision, fuse, late=True))
+
+    @rule(approval_id=Deciding.asked, fuse=FUSES, other=FUSES)
+    def the_schedule_fires_twice(
+        self, approval_id: str, fuse: tuple[int, bool] | None, other: tuple[int, bool] | None
+    ) -> None:
+        self._do(
+            *(self._instance(each, is_late=True).on_due(approval_id) for each in (fuse, other))
+        )
+
+    @rule(
+        approval_id=Deciding.asked,
+        who=st.integers(0, 2),
+        yes=st.booleans(),
+        fuse=FUSES,
+        other=FUSES,
+    )
+    def a_vote_the_deadline_and_the_end_come_at_once(
+        self,
+        approval_id: str,
+        who: int,
+        yes: bool,
+        fuse: tuple[int, bool] | None,
+        other: tuple[int, bool] | None,
+    ) -> None:
+        decision = "approve" if yes else "reject"
+        self._do(
+            self._vote(approval_id, who, decision, fuse, late=False),
+            self._instance(other, is_late=True).on_due(approval_id),
+            *(self._handle(stored, None) for stored in self.unhandled[-1:]),
+        )
+
+    async def _check(self, approval_id: str, run_id: str) -> None:
+        bus = self.world.bus
+        record = await self._instance(None).get(approval_id)
+        assert record is not None
+        said = direct.replay(bus, streams.RAW, subjects.raw_stored(run_id, "approvals"))
+        told = Counter([orjson.loads(stored.payload)["type"] async for stored in said])
+        subject = subjects.command("connector", "continue", run_id)
+        commands = [
+            ContinueCommand.model_validate_json(stored.payload)
+            async for stored in direct.replay(bus, streams.COMMANDS, subject)
+        ]
+        assert await bus.bucket("approvals").get(f"outbox.{approval_id}") is None
+        expected = Counter(EXPECTED[record.status])
+        assert told - Counter(["lifecycle.paused"]) == expected - Counter(["lifecycle.paused"])
+        assert told["lifecycle.paused"] <= 1
+        assert len(commands) == (record.decision is not None) == (record.going_on() is not None)
+        voters = [each.by for each in record.votes]
+        assert len(set(voters)) == len(voters)
+        if record.status == "decided":
+            assert record.decision is not None
+            rejected = [each for each in record.votes if each.items[0].decision == "reject"]
+            assert len(rejected) == (record.decision.outcome == "rejected")
+            assert rejected or len(voters) == 2
+        else:
+            assert len(voters) < 2
+        if record.status == "pending":
+            assert run_id not in self.ended
+
+
+@pytest.fixture
+def world(nats: NatsServer) -> Iterator[World]:
+    world = World(nats)
+    yield world
+    world.close()
+
+
+@pytest.mark.timeout(300)  # Hypothesis needs time to shrink a failure
+@examples(25)
+def test_each_approval_ends_once_whatever_comes_in_whatever_order(
+    world: World, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(outbox, "ABANDONED_S", 0)
+    machine = type("Interleavings", (Interleaving,), {"world": world})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=count, stateful_step_count=20)
+    )
