@@ -54,8 +54,8 @@ def read_case(path: Path) -> Case:
 def check(output: Output, policy: Policy, cases: Mapping[str, Case]) -> bool:
     """Explain what the policy says of each case; return whether it says what was expected."""
     if not output.as_json:
-        rules = len(policy.document.rules)
-        text = f"policy {policy.version} ({policy.digest[:_DIGEST_SHOWN]}…): {rules} rules, valid\n"
+        digest, rules = policy.digest[:_DIGEST_SHOWN], len(policy.document.rules)
+        text = f"policy {policy.version} ({digest}…): no mistake, rules: {rules}\n"
         output.pieces([(text, "bold")])
     is_as_expected = True
     for name, case in cases.items():
