@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus import Message, streams, subjects
+from penstock.bus import Message, Stored, streams, subjects
 from penstock.bus.admin import replay
 from penstock.bus.state import deadletters
 from penstock_automations.actions.webhook.request import Sender
@@ -120,6 +120,43 @@ async def test_an_attempt_that_fails_is_repeated_until_the_receiver_accepts(
             assert first.headers["webhook-timestamp"] != second.headers["webhook-timestamp"]
             record = await made.delivery(f"r{number}", run.run_id, 1)
             assert [each.code for each in record.attempts] == [code, ""]
+
+
+async def test_a_retry_leaves_no_message_in_schedules_and_no_advisory(
+    fresh_nats: NatsServer,
+) -> None:
+    async with automations(fresh_nats.url) as made:
+        made.receiver.plans["/hook"] = [answers(500), answers(500)]
+        await made.apply(rule("hook", made.receiver.url(), "lifecycle.completed"))
+        run = await made.run()
+        await run.open()
+        await run.complete()
+        await made.outcomes(run.run_id, 1)
+        assert len(made.receiver.requests) == 3
+
+        async def gone() -> bool:
+            return await made.bus.tail(streams.SCHEDULES, ">") is None
+
+        await eventually(gone, what="that SCHEDULES has no message")
+        advisories = await made.bus.api(f"STREAM.INFO.{streams.ADVISORIES}")
+        assert advisories["state"]["last_seq"] == 0
+
+
+async def test_a_due_message_has_a_ttl_since_a_kill_may_leave_it_in_schedules(
+    fresh_nats: NatsServer,
+) -> None:
+    async with automations(fresh_nats.url, retry_delays_s=(3600,)) as made:
+        made.receiver.plans["/hook"] = [answers(500)]
+        await made.apply(rule("hook", made.receiver.url(), "lifecycle.completed"))
+        run = await made.run()
+        await run.open()
+        await run.complete()
+
+        async def scheduled() -> Stored | None:
+            return await made.bus.tail(streams.SCHEDULES, "schedule.automations.>")
+
+        message = await eventually(scheduled, what="the retry in SCHEDULES")
+        assert message.headers["Nats-Schedule-TTL"] == "2592000s"
 
 
 async def test_a_receiver_that_never_accepts_ends_in_a_dead_letter_with_all_attempts(

@@ -43,6 +43,10 @@ MAX_DEFERRALS = 10_000
 # The first and the longest wait of a delivery that is put off, since its rule is paused.
 PAUSED_S = (10.0, 3600.0)
 
+# How long a job that is due waits in SCHEDULES for a process: as long as records of deliveries are
+# kept by default. A process that ends before it deletes the message leaves it for so long.
+DUE_TTL_S = 30 * 86_400.0
+
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 
@@ -329,7 +333,7 @@ class Deliverer:
         await self._persist(lambda: self._schedule(job.deferred(), at))
 
     async def _schedule(self, job: Job, at: float) -> None:
-        await schedule(self._bus, job.schedule_subject, job.due_subject, at, job.dump())
+        await schedule(self._bus, job.schedule_subject, job.due_subject, at, job.dump(), DUE_TTL_S)
 
     async def _occurrence(self, job: Job) -> Occurrence | None:
         """Return what the job is about; None for an event that does not exist any more."""

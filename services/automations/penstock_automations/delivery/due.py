@@ -33,15 +33,27 @@ class Due:
         except ValueError as error:
             await self._give_up(stored, error)
             job = None
-        while True:
+        while job is not None:
             try:
-                if job is not None:
-                    await publish(self._bus, job)
-                # SCHEDULES has no age limit, so it would keep the message forever.
-                await self._bus.delete(streams.SCHEDULES, stored.sequence)
+                await publish(self._bus, job)
                 break
             except BusError as error:
                 log.warning("%s is published in %g s: %s", stored.subject, RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
                 await taken.working()
+        # The server reports a message that is deleted before it is acknowledged as terminated.
         await taken.ack()
+        await self._delete(stored)
+
+    async def _delete(self, stored: Stored) -> None:
+        """Delete a message that was acknowledged; SCHEDULES has no age limit.
+
+        If the process ends before this, the server deletes the message after its TTL.
+        """
+        while True:
+            try:
+                await self._bus.delete(streams.SCHEDULES, stored.sequence)
+                return
+            except BusError as error:
+                log.warning("%s is deleted in %g s: %s", stored.subject, RETRY_S, error)
+                await asyncio.sleep(RETRY_S)

@@ -14,19 +14,26 @@ _AT, _TARGET, _TTL = "Nats-Schedule", "Nats-Schedule-Target", "Nats-TTL"
 _DUE_TTL = "Nats-Schedule-TTL"
 
 
-async def schedule(bus: Writes, subject: str, target: str, at: float, payload: bytes) -> bool:
+async def schedule(
+    bus: Writes,
+    subject: str,
+    target: str,
+    at: float,
+    payload: bytes,
+    due_ttl_s: float | None = None,
+) -> bool:
     """Have the server publish the payload to `target` at the time `at`, in Unix seconds.
 
     `subject` names the scheduled message, so a repeated call schedules nothing and returns False
     while the first message waits. The time is rounded up to whole seconds; a time in the past means
-    at once. `target` must be a subject of SCHEDULES.
+    at once. `target` must be a subject of SCHEDULES. `due_ttl_s` is that of `reschedule`.
 
     Raises:
         BusUnavailable, StreamFull, MessageTooLarge: nothing was scheduled.
         OutcomeUnknown: no acknowledgement came in time; repeat the call.
     """
     try:
-        await reschedule(bus, subject, target, at, payload, 0)
+        await reschedule(bus, subject, target, at, payload, 0, due_ttl_s)
     except FenceConflict:
         return False
     return True
