@@ -73,7 +73,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("subjects", [">"], "subjects", "there are no events"),
         ("where", "evnt.data == 1", "where", "undeclared reference to 'evnt.data'"),
         ("where", "event.sequence", "where", "compare it"),
-        ("wher", "true", "wher", "Extra inputs"),
+        ("wher", "true", "wher", "there is no such field"),
         ("payload", "some", "payload", "'full' or 'reference'"),
         ("order", "session", "order", "'none' or 'run'"),
         ("action", {}, "action", "exactly one action of webhook, run, decide"),

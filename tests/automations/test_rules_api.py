@@ -381,7 +381,7 @@ async def test_two_secrets_are_valid_while_one_replaces_the_other(api: Automatio
     [
         ({"subjects": ["llm.nope"]}, "subjects", "there are no events 'llm.nope'"),
         ({"where": "event.sequence"}, "where", "compare it"),
-        ({"wher": "true"}, "wher", "Extra inputs"),
+        ({"wher": "true"}, "wher", "there is no such field"),
         ({"id": "endpoints"}, "id", "choose another id"),
         ({"webhook": {"secrets": ["geheim"]}}, "action.webhook.secrets", "begins with whsec_"),
         ({"webhook": {"secrets": [HIDDEN]}}, "action.webhook.secrets.0", "there is none"),

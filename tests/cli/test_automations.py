@@ -119,7 +119,7 @@ async def test_a_file_is_applied_and_a_repeat_changes_nothing(
         ("where: |", "where: 'nope'\n    name: |", ["11:13: tools: where: undeclared"]),
         ("https", "ftp", ["7: finished: action.webhook.url", "14: tools: action.webhook.url"]),
         ("${HOOK_SECRET}", "geheim", ["8: finished: action.webhook.secrets: a secret begins"]),
-        ("    subjects: [llm", "    subject: [llm", ["10: tools: subject: Extra inputs"]),
+        ("    subjects: [llm", "    subject: [llm", ["10: tools: subject: there is no such field"]),
     ],
 )
 async def test_what_is_wrong_is_said_with_its_line(

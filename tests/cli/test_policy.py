@@ -55,7 +55,7 @@ def test_an_error_in_a_condition_is_explained(policy: Path) -> None:
     said = " ".join(output.split())
     assert code == 0
     assert "cannot be decided" in said
-    assert "so the item is asked" in said
+    assert 'so the item is asked: Key not found in map : "amount" (decides)' in said
 
 
 def test_what_is_otherwise_than_expected_ends_with_1(policy: Path) -> None:
@@ -76,8 +76,15 @@ def test_mistakes_are_named_by_line_and_end_with_2(policy: Path) -> None:
     policy.write_text(POLICY + "    nedd: 3\n    deadline: soon\n")
     code, output = check(policy)
     assert code == 2
-    assert f"{policy}:10: rules[1].nedd: Extra inputs are not permitted" in output
+    assert f"{policy}:10: rules[1].nedd: there is no such field" in output
     assert f"{policy}:11: rules[1].deadline: a duration is" in output
+
+
+def test_what_is_no_yaml_is_named_by_line(policy: Path) -> None:
+    policy.write_text("version: [\n")
+    code, output = check(policy)
+    assert code == 2
+    assert f"{policy}:2: not YAML: expected the node content" in output
 
 
 @pytest.mark.parametrize("case", [{"tol": "x"}, [], {"expect": {"outcome": "allow"}}])

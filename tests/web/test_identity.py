@@ -58,6 +58,13 @@ def test_nobody_sees_and_may_nothing() -> None:
         check_owner(NOBODY, "alice", "run r1")
 
 
+def test_a_caller_without_a_scope_reads_why_nobody_or_the_token_lacks_it() -> None:
+    with pytest.raises(Problem, match="while callers are not authenticated"):
+        require(ANONYMOUS, "administer")
+    with pytest.raises(Problem, match="which the token does not have"):
+        require(ALICE, "administer")
+
+
 def test_a_request_that_names_nobody_is_the_callers_own() -> None:
     assert act_as(ALICE, None) == "alice"
     assert act_as(ANONYMOUS, None) == "anonymous"

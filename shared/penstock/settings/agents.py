@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails
 
 from penstock import starts
 from penstock.settings.errors import ConfigurationError
+from penstock.validation import reason_of
 
 MAX_NAMED = 20  # the number of agents that an error text lists
 
@@ -278,7 +279,7 @@ def load_config(path: Path) -> Config:
 
 def _line(problem: ErrorDetails) -> str:
     """Return the place of a problem, without the union's tag, and the text of the problem."""
-    place, text = problem["loc"], problem["msg"]
+    place, text = problem["loc"], reason_of(problem)
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
         place, text = (*place, "protocol"), f"must be one of {', '.join(_MODELS)}"
     elif place[:1] == ("agents",) and place[2:3] in [(tag,) for tag in _MODELS]:

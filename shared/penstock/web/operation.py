@@ -15,9 +15,9 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
-from penstock.web.auth.identity import Identity, require
+from penstock.web.auth.identity import Identity, missing, require
 from penstock.web.auth.scopes import Permission
-from penstock.web.problems import PROBLEM, ErrorShape, Problem
+from penstock.web.problems import PROBLEM, ErrorShape
 
 Json = dict[str, Any]
 Schema = type[BaseModel] | Json
@@ -128,7 +128,7 @@ class Operation:
             require(identity, scope)
         if self.any_scope and not any(map(identity.may, self.any_scope)):
             names = " or ".join(self.any_scope)
-            raise Problem(403, f"this needs the scope {names}, which the token does not have")
+            raise missing(identity, names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from penstock.redaction import redacted
+from penstock.validation import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def problem_response(problem: Problem) -> Response:
 def invalid(error: ValidationError) -> Problem:
     """Return 422 that names every invalid field."""
     errors = [
-        {"field": ".".join(map(str, e["loc"])) or "body", "message": e["msg"]}
+        {"field": ".".join(map(str, e["loc"])) or "body", "message": reason_of(e)}
         for e in error.errors()
     ]
     detail = "; ".join(f"{e['field']}: {e['message']}" for e in errors)

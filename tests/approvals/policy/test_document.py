@@ -24,7 +24,7 @@ def mistakes(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("    nedd: 2", "line 6: rules[0].nedd: Extra inputs are not permitted"),
+        ("    nedd: 2", "line 6: rules[0].nedd: there is no such field"),
         ("    deadline: 1 hour", "line 6: rules[0].deadline: a duration is a number and s, m, h"),
         ("    deadline: 0s", "line 6: rules[0].deadline: Input should be greater than"),
         ("    need: 0", "line 6: rules[0].need: Input should be greater than"),
@@ -36,15 +36,15 @@ def mistakes(text: str) -> list[str]:
         ("    when: nope == 1", "line 6: rules[0].when: line 1, column 1: undeclared reference"),
         ("    when: args.x", "line 6: rules[0].when: line 1, column 1: the condition gives"),
         ("    match: {kind: confirm}", "line 6: rules[0].match: kind: confirm is unknown"),
-        ("    match: {tools: x}", "line 6: rules[0].match.tools: Extra inputs"),
+        ("    match: {tools: x}", "line 6: rules[0].match.tools: there is no such field"),
         ("    outcome: ask", "line 6: outcome: the key is there twice"),
         ("  - {id: r, outcome: approve}", "line 1: rules: these ids are used twice: r"),
         ("  - {id: default, outcome: approve}", "line 6: rules[1]: id: default is the name"),
         ("  - {id: b, outcome: approve, deadline: 2h}", "line 6: rules[1]: deadline: only a rule"),
-        ("  - {id: b, outcome: ask, need: 2}", "line 6: rules[1]: need is 2, and only 1 users"),
+        ("  - {id: b, outcome: ask, need: 2}", "line 6: rules[1]: need is 2, and only 1 may"),
         ("  - {id: b c, outcome: ask}", "line 6: rules[1].id: String should match pattern"),
         ("  - {id: b, outcome: allow}", "line 6: rules[1].outcome: Input should be 'approve'"),
-        ("  - [", "line 7: expected the node content"),
+        ("  - [", "line 7: not YAML: expected the node content"),
         (
             "    deadline: 1h\n    escalate: [{after: 2h, to: {}}]",
             "line 3: rules[0]: escalate: each `after` must be shorter",

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from penstock.expressions import ExpressionError
+from penstock.validation import reason_of
 from penstock_approvals.policy.model import Document, Source
 from penstock_approvals.policy.rulings import CONDITIONS, Policy
 
@@ -53,11 +54,13 @@ def parse(text: str, source: Source = "file") -> Policy:
         value = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
-        raise InvalidPolicy([Mistake("", error.problem or "no YAML", line)]) from None
+        raise InvalidPolicy(
+            [Mistake("", f"not YAML: {error.problem or error.context}", line)]
+        ) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         if isinstance(error, InvalidPolicy):
             raise
-        raise InvalidPolicy([Mistake("", f"no YAML: {error}")]) from None
+        raise InvalidPolicy([Mistake("", f"not YAML: {error}")]) from None
     return from_value(value, source, root)
 
 
@@ -73,7 +76,7 @@ def from_value(value: Any, source: Source, root: Node | None = None) -> Policy:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         raise InvalidPolicy(
             [
-                Mistake(_name(each["loc"]), _plain(each["msg"]), _line(root, each["loc"]))
+                Mistake(_name(each["loc"]), reason_of(each), _line(root, each["loc"]))
                 for each in found
             ]
         ) from None
@@ -100,10 +103,6 @@ def _name(path: Sequence[int | str]) -> str:
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"
     return text.removeprefix(".")
-
-
-def _plain(message: str) -> str:
-    return message.removeprefix("Value error, ")
 
 
 def _line(root: Node | None, path: Sequence[int | str]) -> int:

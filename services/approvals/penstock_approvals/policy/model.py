@@ -128,7 +128,7 @@ class Terms(Strict):
         deciders = self.deciders
         possible = len(set(deciders.users) - set(deciders.excluded))
         if deciders.users and not deciders.roles and possible < self.need:
-            raise ValueError(f"need is {self.need}, and only {possible} users may decide")
+            raise ValueError(f"need is {self.need}, and only {possible} may decide")
         for path in self.edit:
             if path != "*" and not path.startswith("args."):
                 raise ValueError(f"edit: {path!r} is no argument; write args.{path} or args.*")

@@ -23,6 +23,7 @@ from pydantic import (
 
 from penstock.events import CATALOGUE
 from penstock.expressions import ExpressionError
+from penstock.validation import reason_of
 from penstock_automations.rules.actions import DecideAction, RunAction
 from penstock_automations.rules.secrets import WRITE_ONLY, check_secret
 from penstock_automations.rules.triggers import Hook, Schedule
@@ -339,7 +340,7 @@ def fields_of(error: ValidationError) -> list[dict[str, Any]]:
 
 def _problem(each: Mapping[str, Any]) -> dict[str, Any]:
     cause = each.get("ctx", {}).get("error")
-    reason = each["msg"].removeprefix("Value error, ")
+    reason = reason_of(each)
     problem: dict[str, Any] = {
         "field": ".".join(str(step) for step in each["loc"]),
         "reason": reason,

@@ -47,13 +47,20 @@ class Output:
         """Write a line to stdout, unchanged."""
         print(line, flush=True)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Write a table for people; long cells are cut."""
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], whole: str = ""
+    ) -> None:
+        """Write a table for people; long cells are cut, except those of the column `whole`."""
         table = Table(box=None, pad_edge=False)
         for column in columns:
-            table.add_column(column, no_wrap=True)
+            table.add_column(column, no_wrap=column != whole)
         for row in rows:
-            table.add_row(*(Text(short(cell, 60)) for cell in row))
+            table.add_row(
+                *(
+                    Text(short(cell, 1000 if column == whole else 60))
+                    for column, cell in zip(columns, row, strict=True)
+                )
+            )
         # A pipe has no width. With 200 columns, ids are complete also in a pipe.
         Console(highlight=False, width=None if self._console.is_terminal else 200).print(table)
 

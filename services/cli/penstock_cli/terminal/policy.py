@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from penstock.validation import reason_of
 from penstock_approvals.policy import InvalidPolicy, Policy, Ruling, parse
 from penstock_approvals.policy.cases import Case
 from penstock_cli.terminal.output import Output
@@ -31,7 +32,10 @@ def read_policy(path: Path) -> tuple[Policy, Any]:
     try:
         return parse(text), yaml.safe_load(text)
     except InvalidPolicy as error:
-        lines = [f"{path}:{each.line}: {each.field}: {each.reason}" for each in error.mistakes]
+        lines = [
+            f"{path}:{each.line}: " + (f"{each.field}: " if each.field else "") + each.reason
+            for each in error.mistakes
+        ]
         raise InvalidFile("\n".join(lines)) from None
 
 
@@ -44,10 +48,10 @@ def read_case(path: Path) -> Case:
     try:
         return Case.model_validate(yaml.safe_load(_text(path)))
     except yaml.YAMLError as error:
-        raise InvalidFile(f"{path}: no JSON and no YAML: {error}") from None
+        raise InvalidFile(f"{path}: neither JSON nor YAML: {error}") from None
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
-        lines = [f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found]
+        lines = [f"{path}: {'.'.join(map(str, each['loc']))}: {reason_of(each)}" for each in found]
         raise InvalidFile("\n".join(lines)) from None
 
 
@@ -91,6 +95,7 @@ def _explain(output: Output, name: str, ruling: Ruling, differences: list[str]) 
                 for each in result.verdicts
             ]
             + [(result.rule_id, "holds", "no rule matches")][: result.rule_id == "default"],
+            whole="because",
         )
     output.pieces([(f"{name}: {_summary(ruling)}\n", "bold")])
     for difference in differences:

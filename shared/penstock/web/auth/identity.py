@@ -87,10 +87,21 @@ async def over(scope: Mapping[str, Any], warn: Callable[[float], object] | None 
     await ended(warn)
 
 
+def missing(identity: Identity, scopes: str) -> Problem:
+    """Return Problem 403 for a caller who lacks these scopes."""
+    if identity.kind == "anonymous":
+        return Problem(
+            403,
+            f"this needs the scope {scopes}, which nobody has while callers are not authenticated"
+            " (PENSTOCK_AUTH_JWT_SECRET or PENSTOCK_AUTH_JWKS_URL)",
+        )
+    return Problem(403, f"this needs the scope {scopes}, which the token does not have")
+
+
 def require(identity: Identity, permission: Permission) -> None:
     """Raise Problem 403 if the caller does not have the scope."""
     if not identity.may(permission):
-        raise Problem(403, f"this needs the scope {permission}, which the token does not have")
+        raise missing(identity, permission)
 
 
 def check_owner(identity: Identity, owner: str, what: str) -> None:
