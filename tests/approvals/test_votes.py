@@ -197,6 +197,39 @@ def test_another_answer_makes_earlier_votes_void_and_none_agrees() -> None:
     assert (other.status, [each.void for each in other.votes]) == ("pending", [True, False])
 
 
+def test_nobody_agrees_to_new_arguments_that_came_as_a_value_without_saying_them() -> None:
+    """The value of a confirmation is in no digest, and no page shows it."""
+    asked = approval({"item_id": "1"})
+    value = {"accepted": True, "values": {"memo": "to my own account"}}
+    first = cast(asked, says(ADA, ("1", "approve", value)), NOW)
+    agreed = cast(first, says(BOB, ("1", "approve"), digest=asked.digest), NOW)
+    assert (agreed.status, [each.void for each in agreed.votes]) == ("pending", [True, False])
+    same = cast(first, says(BOB, ("1", "approve", value), digest=asked.digest), NOW)
+    assert same.status == "decided"
+
+
+def test_new_arguments_do_not_come_as_a_value_beside_the_old_ones() -> None:
+    asked = approval(
+        {"item_id": "1", "editable": True},
+        rulings=[ItemRuling(item_id="1", rule_id="r", outcome="ask", edit=["args.*"])],
+    )
+    both = Decided(
+        item_id="1",
+        decision="approve",
+        args={"amount": 5, "memo": "a"},
+        value={"amount": 5_000_000, "memo": "a"},
+    )
+    status, why = refused(asked, DecideRequest(by="ada", decider=ADA, items=[both]))
+    assert (status, "without a value" in why) == (422, True)
+
+
+def test_an_answer_of_another_that_a_page_does_not_show_is_not_agreed_to_there() -> None:
+    asked = approval({"item_id": "1", "kind": "input"})
+    first = cast(asked, says(ADA, ("1", "approve", {"city": "Rome"})), NOW)
+    at_a_page = person("bob", "ops", channel="link")
+    assert refused(first, says(at_a_page, ("1", "approve"), digest=asked.digest))[0] == 422
+
+
 def test_nobody_approves_an_item_that_the_policy_rejects() -> None:
     ruling = ItemRuling(item_id="1", rule_id="never", outcome="reject", note="Not on production.")
     asked = approval(rulings=[ruling], need=1)

@@ -220,6 +220,11 @@ class Escalation(Record):
 
     at: str
     to: Deciders
+    group: int | None = Field(
+        None,
+        description="The place in `deciders` of the group that these people stand in for; without "
+        "it, they stand in for all groups",
+    )
 
 
 class PolicyRef(Record):
@@ -297,7 +302,7 @@ class ApprovalRecord(Record):
     rulings: list[ItemRuling] = Field([], description="What the policy says of each item")
     deciders: list[Deciders] = Field(
         [Deciders(users=["requester"])],
-        description="A decider must fit each of these, or one escalation that was reached",
+        description="A decider must fit each of these, or an escalation of it that was reached",
     )
     need: int = Field(1, description="How many people must approve")
     votes: list[Vote] = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from penstock.bus.records import ApprovalRecord, Decider, Deciders, Escalation, Vote
-from penstock_approvals.policy import may_decide, may_see, person_of
+from penstock_approvals.policy import Question, may_decide, may_see, parse, person_of
 
 
 def who_is(name: str, **given: Any) -> Decider:
@@ -82,6 +83,56 @@ def test_an_escalation_lets_further_people_decide_from_its_time_on() -> None:
     assert may_decide(after, lead) is None
     assert may_see(after, lead)
     assert may_decide(after, who_is("fay", roles=["finance"])) is None
+
+
+def test_the_escalation_of_one_item_lets_nobody_decide_what_another_item_asks_of_others() -> None:
+    """An agent may ask for two items together, one of which escalates to everybody."""
+    policy = parse(
+        """
+version: 1
+rules:
+  - id: payments
+    match: {tool: transfer}
+    outcome: ask
+    deciders: {roles: [finance], not: [requester]}
+  - id: mail
+    match: {tool: mail}
+    outcome: ask
+    deciders: {roles: [finance]}
+    deadline: 1h
+    escalate: [{after: 1s, to: {}}]
+"""
+    )
+
+    def paused(*tools: str) -> ApprovalRecord:
+        items = [{"item_id": tool, "kind": "confirmation", "tool": tool} for tool in tools]
+        question = Question(agent="a", user="ada", items=items, now=datetime.now(UTC))
+        ruling = policy.outcome_of(question)
+        return approval(items=items, escalated=len(ruling.escalate), **ruling.fields())
+
+    requester, finance = who_is("ada"), who_is("fay", roles=["finance"])
+    assert may_decide(paused("mail"), requester) is None
+    for together in (paused("transfer", "mail"), paused("mail", "transfer")):
+        assert "does not let the user whose run asks" in str(may_decide(together, requester))
+        assert "the role finance" in str(may_decide(together, who_is("eve")))
+        assert may_decide(together, finance) is None
+
+
+def test_groups_that_are_equal_have_their_own_escalations() -> None:
+    policy = parse(
+        """
+version: 1
+rules:
+  - {id: a, match: {tool: a}, outcome: ask, deciders: {roles: [x]}}
+  - {id: b, match: {tool: b}, outcome: ask, deciders: {roles: [x]},
+     escalate: [{after: 1s, to: {roles: [y]}}]}
+"""
+    )
+    items = [{"item_id": tool, "kind": "confirmation", "tool": tool} for tool in ("a", "b")]
+    ruling = policy.outcome_of(Question(agent="a", user="u", items=items, now=datetime.now(UTC)))
+    record = approval(items=items, escalated=1, **ruling.fields())
+    assert may_decide(record, who_is("y", roles=["y"])) is not None
+    assert may_decide(record, who_is("x", roles=["x"])) is None
 
 
 def test_a_person_that_has_voted_still_sees_the_approval() -> None:

@@ -75,3 +75,18 @@ def test_a_token_sees_and_decides_only_what_is_within_its_limits(
     else:
         assert reason is not None
         assert beyond in reason
+
+
+def test_a_token_that_decides_for_the_requester_sees_nothing_beyond_its_limits() -> None:
+    record = approval("transfer")
+    who = Decider.model_validate(
+        {
+            "name": "service-token:n8n",
+            "scopes": ["decide", "read"],
+            "token_id": "t",
+            "on_behalf_of": record.user_id,
+            "limits": {"tools": ["get_*"]},
+        }
+    )
+    assert not may_see(record, who)
+    assert may_see(approval("get_a"), who)

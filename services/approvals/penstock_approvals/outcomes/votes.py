@@ -139,9 +139,11 @@ def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
 def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
     """Return the request with the value of the earlier votes where it agrees without a value.
 
-    In AG-UI, the value of a confirmation is the arguments that it changes.
+    In AG-UI, the value of a confirmation is the arguments that it changes. So nobody agrees to such
+    a value without sending it: the digest and the arguments do not show it. The page of a link does
+    not show the values of earlier votes either.
     """
-    proposed = _proposed(record)
+    proposed = _proposed(record) if request.made_by.channel != "link" else {}
     asked = {item["item_id"]: item for item in record.items}
 
     def completed(item: Decided) -> Decided:
@@ -150,7 +152,8 @@ def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
         args, value = item.args, item.value
         if args is None and isinstance(value, dict) and asked.get(item.item_id, {}).get("editable"):
             args, value = value or None, None
-        value = proposed.get(item.item_id) if value is None else value
+        if value is None and asked.get(item.item_id, {}).get("kind") in NEEDS_VALUE:
+            value = proposed.get(item.item_id)
         return item.model_copy(update={"args": args, "value": value})
 
     return request.model_copy(update={"items": [completed(item) for item in request.items]})
@@ -207,6 +210,8 @@ def _edited_item(
     before = asked.get("args") or {}
     original = asked.get("requested_args", before)
     if asked["kind"] not in NEEDS_VALUE and item.value is not None:
+        if asked.get("editable"):  # the agent's server would get the value as arguments
+            raise NotEditable("send all its arguments as `args`, without a value")
         _check_value(asked, item.value, original, allowed)
     if item.args is None or is_same(before, item.args):
         return asked

@@ -37,11 +37,12 @@ def may_decide(record: ApprovalRecord, decider: Decider) -> str | None:
     """
     if (reason := _beyond_limits(record, decider)) is not None:
         return reason
-    reasons = [_unfit(deciders, record, decider) for deciders in record.deciders]
-    reason = next((each for each in reasons if each is not None), None)
-    if reason is None or any(_unfit(each, record, decider) is None for each in _reached(record)):
-        return None
-    return reason
+    for group, deciders in enumerate(record.deciders):
+        reason = _unfit(deciders, record, decider)
+        further = _reached(record, group)
+        if reason is not None and all(_unfit(each, record, decider) for each in further):
+            return reason
+    return None
 
 
 def may_see(record: ApprovalRecord, who: Decider) -> bool:
@@ -50,6 +51,8 @@ def may_see(record: ApprovalRecord, who: Decider) -> bool:
     These people may: the requester, callers that see every user's runs, the people who may decide,
     and the people who have voted.
     """
+    if _beyond_limits(record, who) is not None:
+        return False  # also for a token that decides on behalf of the requester
     if record.user_id in (who.name, person_of(who)) or _FOR_REQUESTER & set(who.scopes):
         return True
     if may_decide(record, who) is None:
@@ -75,8 +78,14 @@ def _beyond_limits(record: ApprovalRecord, who: Decider) -> str | None:
     return None
 
 
-def _reached(record: ApprovalRecord) -> list[Deciders]:
-    return [each.to for each in record.escalations[: record.escalated]]
+def _reached(record: ApprovalRecord, group: int) -> list[Deciders]:
+    """Return who may decide in place of a group by now.
+
+    The escalation of one item lets nobody decide what other items ask of others. Otherwise an agent
+    could ask for two items together, and so get around the rule of the stricter one.
+    """
+    reached = record.escalations[: record.escalated]
+    return [each.to for each in reached if each.group in (None, group)]
 
 
 def _unfit(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str | None:

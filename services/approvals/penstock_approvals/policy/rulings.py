@@ -36,6 +36,7 @@ from penstock_approvals.policy.model import (
     DEFAULT_ID,
     DecidersOf,
     Document,
+    EscalationStep,
     Match,
     Rule,
     Source,
@@ -225,17 +226,19 @@ class Policy:
         policy = PolicyRef(rule_id=rule_id, version=self.version, digest=self.digest)
         deadlines = [each.deadline for each in terms if each.deadline is not None]
         at_deadline = {each.on_deadline for each in terms if each.deadline is not None}
+        groups: list[tuple[DecidersOf, list[EscalationStep]]] = []
         deciders: list[Deciders] = []
         escalate: list[Escalation] = []
         for each in terms:
-            if (group := _deciders(each.deciders)) not in deciders:
-                deciders.append(group)
+            if (asked := (each.deciders, each.escalate)) in groups:
+                continue
+            groups.append(asked)
+            deciders.append(_deciders(each.deciders))
             for step in each.escalate:
                 # Whom a rule excludes, its escalation does not let in.
                 to = _deciders(step.to, each.deciders.excluded)
                 at = _stamp(question.now, step.after)
-                if (escalation := Escalation(at=at, to=to)) not in escalate:
-                    escalate.append(escalation)
+                escalate.append(Escalation(at=at, to=to, group=len(groups) - 1))
         edit = {each.item_id: list(each.terms.edit) for each in results}
         return Ruling(
             outcome=outcome,
