@@ -29,6 +29,7 @@ from penstock_automations.broker import Broker, Consumer, declare
 from penstock_automations.delivery.deliverer import Deliverer, Limits
 from penstock_automations.delivery.due import Due
 from penstock_automations.delivery.listing import DeliveryList
+from penstock_automations.delivery.records import Records
 from penstock_automations.delivery.replay import replay
 from penstock_automations.guard.backend import Guard
 from penstock_automations.jobs.order import Order
@@ -66,7 +67,9 @@ class AutomationsService(Service):
         self._rules = CurrentRules(self.bus)
         order = Order(self.bus)
         guard = Guard(settings.webhook_allow_hosts, settings.webhook_allow_networks)
-        webhooks = WebhookCarrier(self.bus, Sender(guard), settings.webhook_max_bytes)
+        webhooks = WebhookCarrier(
+            self.bus, Sender(guard), settings.webhook_max_bytes, Records(self.bus).is_done
+        )
         self._open_runs = OpenRuns(
             self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
         )

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import orjson
@@ -271,7 +272,14 @@ class Deliverer:
         await self._settle_new(job, stored, record)
 
     async def _settle_new(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
-        await self._persist(lambda: self._records.put(job, record))
+        while not await self._persist(partial(self._records.put, job, record)):
+            # The server has delivered the job to another process, since this one did not answer in
+            # time. What that process has written counts.
+            found = await self._persist(lambda: self._records.get(job))
+            if found is not None and found.has_done(job):
+                record = found
+                break
+            record.follows(found)
         await self._settle(job, stored, record)
 
     async def _settle(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
@@ -350,7 +358,7 @@ class Deliverer:
         return Occurrence(payload, stored.headers.get("traceparent"))
 
     def _new_record(self, job: Job, earlier: DeliveryRecord | None) -> DeliveryRecord:
-        return DeliveryRecord(
+        record = DeliveryRecord(
             id=job.webhook_id,
             rule=job.rule,
             name=earlier.name if earlier is not None else job.rule,
@@ -365,6 +373,8 @@ class Deliverer:
             began_at=self._bus.clock.time(),
             job=orjson.loads(job.dump()),
         )
+        record.follows(earlier)
+        return record
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
         """Repeat a step until the bus answers: a result that is known must not be lost."""

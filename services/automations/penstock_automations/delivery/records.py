@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from penstock.bus import Bus
 from penstock.bus.records import Record
@@ -54,6 +54,14 @@ class DeliveryRecord(Record):
     next_at: float | None = Field(None, description="When the next attempt is due, Unix seconds")
     job: dict[str, Any] = Field({}, description="The job of this replay's first attempt")
 
+    # Of the stored record; 0 if there is none. A process that has lost its job must not overwrite
+    # what the next one has written.
+    _revision: int = PrivateAttr(0)
+
+    def follows(self, earlier: DeliveryRecord | None) -> None:
+        """Have this record replace an earlier one."""
+        self._revision = earlier._revision if earlier is not None else 0
+
     def has_done(self, job: Job) -> bool:
         """Return whether the job's attempt was made, or the delivery has its outcome."""
         if self.replay != job.replay:
@@ -82,15 +90,34 @@ class Records:
         if entry is None:
             return None
         try:
-            return DeliveryRecord.model_validate_json(entry.value)
+            record = DeliveryRecord.model_validate_json(entry.value)
         except ValidationError:
             return None
+        record._revision = entry.revision
+        return record
 
-    async def put(self, job: Job, record: DeliveryRecord) -> None:
-        """Write the delivery's record.
+    async def put(self, job: Job, record: DeliveryRecord) -> bool:
+        """Write the delivery's record; return False if another process has written it meanwhile.
+
+        A record that cannot be read is replaced.
 
         Raises:
             BusError: the record was not written, or it is unknown whether it was written.
         """
         record.attempts = record.attempts[-KEPT_ATTEMPTS:]
-        await self._bucket.put(job.key, record.dump())
+        revision = await self._bucket.update(job.key, record.dump(), record._revision)
+        if revision is None:
+            if await self.get(job) is not None:
+                return False
+            revision = await self._bucket.put(job.key, record.dump())
+        record._revision = revision
+        return True
+
+    async def is_done(self, job: Job) -> bool:
+        """Return whether the job's attempt was made, or the delivery has its outcome.
+
+        Raises:
+            BusError: the bucket cannot be read.
+        """
+        record = await self.get(job)
+        return record is not None and record.has_done(job)

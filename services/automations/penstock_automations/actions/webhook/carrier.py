@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,15 +20,23 @@ from penstock_automations.rules.model import Webhook
 from penstock_automations.rules.records import CompiledRule
 
 MAX_TEST_S = 20.0
+LONG_S = 0.5  # after a longer wait for its turn, a delivery is looked up again
 
 
 class WebhookCarrier:
     """Sends webhooks, within the limits of each endpoint."""
 
-    def __init__(self, bus: Bus, sender: Sender, max_bytes: int) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        sender: Sender,
+        max_bytes: int,
+        is_done: Callable[[Job], Awaitable[bool]],
+    ) -> None:
         self._bus = bus
         self._sender = sender
         self._max_bytes = max_bytes
+        self._is_done = is_done  # whether the attempt of a job was made already
         self.endpoints = Endpoints()
 
     @asynccontextmanager
@@ -54,7 +62,11 @@ class WebhookCarrier:
         """Send the webhook once, and judge the answer."""
         webhook = _webhook_of(rule)
         endpoint = self.endpoints.of(webhook)
+        begun = time.monotonic()
         async with endpoint.turn():
+            # Another process may have got the job meanwhile, if this one was too slow to hold it.
+            if time.monotonic() - begun > LONG_S and await self._is_done(job):
+                return Later(0.0)
             # The endpoint may have failed while this delivery waited for its turn.
             if wait_s := endpoint.breaker.admit(time.monotonic()):
                 return Later(wait_s)
