@@ -62,6 +62,24 @@ async def test_an_automatic_outcome_pauses_nothing_and_is_announced(
     assert late.status == 409
 
 
+@pytest.mark.parametrize(
+    ("roles", "decided"), [(["finance"], True), (["sales"], False), ([], False)]
+)
+async def test_a_rule_may_be_for_users_with_a_role(
+    nats: NatsServer, tmp_path: Path, roles: list[str], decided: bool
+) -> None:
+    policy = written(
+        tmp_path,
+        "rules:\n"
+        "  - {id: trusted, match: {roles: [finance]}, when: '\"finance\" in roles', "
+        "outcome: approve}\n",
+    )
+    async with pipeline(nats.url, Config(), ONE, policy=policy) as penstock:
+        run_id = await start_and_pause(penstock, roles=roles)
+        last = "approval.decided" if decided else "lifecycle.paused"
+        assert types(await penstock.events_until(run_id, last))[-1] == last
+
+
 async def test_what_needs_a_value_is_asked(nats: NatsServer, tmp_path: Path) -> None:
     policy = written(tmp_path, "default: {outcome: approve}\n")
     async with pipeline(nats.url, Config(), ONE, policy=policy) as penstock:

@@ -192,7 +192,7 @@ class Approvals:
             now=self._bus.clock.now(),
             session_id=run.session_id,
             protocol=protocol,
-            roles=(run.model_extra or {}).get("roles") or (),
+            roles=run.roles or (),
             depth=run.depth or 0,
             run={"id": run.run_id, "input": run.message, "created_at": run.created_at},
         )

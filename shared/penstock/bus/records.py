@@ -96,6 +96,9 @@ class RunRecord(Record):
     agent: str
     session_id: str
     user_id: str
+    roles: list[str] | None = Field(
+        None, description="The user's roles when the run was started, for the approvals policy"
+    )
     status: RunStatus = "queued"
     message: str = Field("", description="The first 200 characters")
     created_at: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +63,7 @@ class Start:
     message: str
     session_id: str | None  # None for a new session
     user_id: str
+    roles: Sequence[str] = ()  # the user's roles, which an approvals policy may ask for
     input: dict[str, Any] | None = None
     body: str | None = None
     key: str | None = None
@@ -159,7 +160,7 @@ class Starter:
             await self._shards.record(
                 command.user_id, command.session_id, subjects.shard_of(run_id)
             )
-        record, revision = await self._record(command, start.origin)
+        record, revision = await self._record(command, start)
         if start.run_id is not None:
             new = revision is not None
         # An earlier attempt may have failed before it published the command. So a repeated request
@@ -217,7 +218,7 @@ class Starter:
             raise Problem(409, "this idempotency key came with another request before")
         return str(first["run_id"]), False
 
-    async def _record(self, command: StartCommand, origin: Origin) -> tuple[RunRecord, int | None]:
+    async def _record(self, command: StartCommand, start: Start) -> tuple[RunRecord, int | None]:
         """Create the run's record, if there is none.
 
         Returns:
@@ -228,12 +229,13 @@ class Starter:
             agent=command.agent,
             session_id=command.session_id,
             user_id=command.user_id,
+            roles=list(start.roles) or None,
             message=command.message[:SHOWN_CHARACTERS],
             created_at=command.created_at,
             updated_at=command.created_at,
-            parent_run_id=origin.parent_run_id,
-            automations=list(origin.automations) or None,
-            depth=origin.depth or None,
+            parent_run_id=start.origin.parent_run_id,
+            automations=list(start.origin.automations) or None,
+            depth=start.origin.depth or None,
         )
         runs = self._bus.bucket("runs")
         revision = await runs.create(command.run_id, record.dump())

@@ -21,6 +21,7 @@ Told = Literal["length", "chunked"]
 PIECE = b"x" * 65536
 PIECES = MAX_BODY_BYTES // len(PIECE) + 1
 TAKING = [row for row in ROWS if row.method != "GET"]
+FORM = "application/x-www-form-urlencoded"
 ALL_SCOPES = "start read raw decide automate act-as administer"
 
 
@@ -44,7 +45,7 @@ async def status_of(penstock: Secured, row: Row, path: str, told: Told) -> int:
         **row.how.headers,
         **bearer(scope=ALL_SCOPES),
         "host": "127.0.0.1",
-        "content-type": "application/json",
+        "content-type": FORM if row.route.startswith("/d/") else "application/json",
         "connection": "close",
     }
     if told == "length":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -52,7 +53,11 @@ async def pause(
 
 
 async def start_and_pause(
-    penstock: Pipeline, *tools: dict[str, Any], agent: str = "a", session_id: str = "s"
+    penstock: Pipeline,
+    *tools: dict[str, Any],
+    agent: str = "a",
+    session_id: str = "s",
+    roles: Sequence[str] = (),
 ) -> str:
     """Start a run whose stream pauses, without the approvals service; return the run id.
 
@@ -60,7 +65,8 @@ async def start_and_pause(
     """
     run_id, now = new_run_id(), messages.now()
     facts = {"run_id": run_id, "agent": agent, "session_id": session_id, "user_id": "u1"}
-    record = RunRecord.model_validate({**facts, "created_at": now, "updated_at": now})
+    times = {"created_at": now, "updated_at": now}
+    record = RunRecord.model_validate({**facts, **times, "roles": list(roles) or None})
     await penstock.bus.bucket("runs").create(run_id, record.dump())
     writer = RawWriter(penstock.bus, run_id, "upstream", f"test/{run_id}")
     await writer.write("open", orjson.dumps({**facts, "protocol": "agno"}), leg=1)

@@ -167,6 +167,7 @@ class RunCarrier:
                 plan.message,
                 plan.session_id,
                 rule.record.owner.user_id,
+                roles=rule.record.owner.roles,
                 input=plan.input,
                 key=job.webhook_id,
                 run_id=plan.run_id,

@@ -63,6 +63,10 @@ class Identity:
             return None
         return frozenset(named or {self.user_id})
 
+    def roles_of(self, user_id: str) -> tuple[str, ...]:
+        """Return the user's roles, sorted. A caller that acts for another user knows none."""
+        return tuple(sorted(self.roles)) if user_id == self.user_id else ()
+
 
 ANONYMOUS: Final = Identity(ANONYMOUS_USER, ANONYMOUS_SCOPES, "anonymous")
 NOBODY: Final = Identity(ANONYMOUS_USER, frozenset(), "anonymous")

@@ -78,7 +78,10 @@ class Legacy:
             raise invalid_body(error) from error
         with named_in_422():
             starts.refuse_answers(asked.model_extra)
-        started = await edge.starter.start(Start(named.agent, asked.query, named.id, named.user_id))
+        roles = identity_of(request).roles_of(named.user_id)
+        started = await edge.starter.start(
+            Start(named.agent, asked.query, named.id, named.user_id, roles=roles)
+        )
         run_id = started.record.run_id
         # If this were written after the response, the client's next GET could get an earlier run.
         await self._sessions.add_run(named, run_id)

@@ -114,9 +114,11 @@ class Legs:
                 starts.check_body(ADK, agent.accepts, body)
             else:
                 starts.refuse_answers(orjson.loads(body))
-        return asked, await self._start(agent, asked, body)
+        return asked, await self._start(who, agent, asked, body)
 
-    async def _start(self, agent: AgentConfig, asked: RunAgentRequest, body: bytes) -> OpenedLeg:
+    async def _start(
+        self, who: Identity, agent: AgentConfig, asked: RunAgentRequest, body: bytes
+    ) -> OpenedLeg:
         edge = self._edge
         native = agent.protocol == ADK
         shard = await edge.starter.shard_for(asked.user_id, asked.session_id)
@@ -126,6 +128,7 @@ class Legs:
             adk_request.text_of(asked),
             asked.session_id,
             asked.user_id,
+            roles=who.roles_of(asked.user_id),
             body=body.decode() if native else None,
             shard=shard,
         )

@@ -156,6 +156,7 @@ class Runs:
                 asked.message,
                 asked.session_id,
                 user_id,
+                roles=who.roles_of(user_id),
                 # `given` is empty for an agent of another protocol: its input has other fields.
                 input=given or None,
                 shard=shard,

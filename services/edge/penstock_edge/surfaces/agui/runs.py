@@ -101,6 +101,7 @@ class Runs:
             agui_request.text_of(asked),
             asked.thread_id,
             who.user_id,
+            roles=who.roles_of(who.user_id),
             body=body.decode() if agent.protocol == AGUI else None,
             key=orjson.dumps([AGUI, agent.id, asked.thread_id, asked.run_id, digest]).decode(),
             request=body,

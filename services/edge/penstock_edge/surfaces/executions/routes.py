@@ -87,7 +87,14 @@ class TriggerAndCancel:
         shard = await edge.starter.shard_for(who.user_id, None)
         place = await start_of_new_run(edge.bus, shard)
         started = await edge.starter.start(
-            Start(agent, asked.user_message, None, who.user_id, shard=shard)
+            Start(
+                agent,
+                asked.user_message,
+                None,
+                who.user_id,
+                roles=who.roles_of(who.user_id),
+                shard=shard,
+            )
         )
         return await edge.stream(run_view(started.record.run_id, "executions"), place)
 

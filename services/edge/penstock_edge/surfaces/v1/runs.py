@@ -117,6 +117,7 @@ class Runs:
                 asked.message,
                 asked.session_id,
                 user_id,
+                roles=who.roles_of(user_id),
                 input=asked.input,
                 key=_key(request, asked),
                 request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
