@@ -1,4 +1,4 @@
-"""The FastStream broker: pull subscribers on the bus's connection, with manual acknowledgement.
+"""Runs FastStream pull subscribers on the bus's connection, with manual acknowledgement.
 
 The broker works on the connection of the `Bus`, so it has the bus's NATS user, TLS and reconnects.
 The streams and the durable consumers are declared by the bus (`consumer`), not by FastStream.
@@ -23,17 +23,18 @@ from penstock.bus.read.pull import Delivery
 log = logging.getLogger(__name__)
 
 _NANO = 1_000_000_000
-_POLL_S = 1.0  # how long FastStream waits before it looks whether it is to stop
-_AT_ONCE = 16  # single messages of a consumer that are handled at once
-AGAIN_S = 5.0  # seconds before a message comes again whose handler failed unexpectedly
+_POLL_S = 1.0  # seconds after which FastStream checks whether it must stop
+_AT_ONCE = 16  # how many single messages of a consumer are handled at once
+AGAIN_S = 5.0  # seconds until a message is delivered again after its handler failed unexpectedly
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A durable consumer. `max_pending`: how many messages may be unacknowledged at once.
+    """The configuration of a durable consumer.
 
-    The server delivers a message again when it was not acknowledged for `ack_wait_s` seconds, as
-    often as necessary: a message that fails again and again is given up by its handler.
+    `max_pending` is the number of messages that may be unacknowledged at once. If a message is not
+    acknowledged for `ack_wait_s` seconds, the server delivers it again. The server does this
+    without a limit, so the handler must give up a message that always fails.
     """
 
     stream: str
@@ -45,7 +46,7 @@ class Consumer:
 
 
 async def declare(bus: Bus, consumer: Consumer) -> None:
-    """Make the durable consumer, or change the subjects of the one that exists.
+    """Make the durable consumer, or change the subjects of the existing consumer.
 
     Raises:
         BusError: the server does not answer, or refuses the consumer.
@@ -65,7 +66,7 @@ async def declare(bus: Bus, consumer: Consumer) -> None:
 
 
 class Taken:
-    """A message that a subscriber has taken, and how it is answered."""
+    """A message that a subscriber has fetched. The methods answer the server."""
 
     __slots__ = ("_delivery", "_fetching", "stored")
 
@@ -75,7 +76,7 @@ class Taken:
         self.stored = delivery.stored
 
     async def ack(self) -> None:
-        """Tell the server that the message is done. Without an answer, it is delivered again."""
+        """Acknowledge the message. Without this, the server delivers the message again."""
         await self._fetching.ack(self._delivery)
 
     async def give_back(self, delay_s: float) -> None:
@@ -87,7 +88,7 @@ class Taken:
         await self._fetching.working(self._delivery)
 
     def is_handled(self) -> None:
-        """Say that the handler has the message."""
+        """Count the message as handed to its handler, so that another message may be fetched."""
         self._fetching.handled(self._delivery)
 
     # For FastStream:
@@ -109,7 +110,7 @@ class Taken:
 
 
 class _Subscription:
-    """What FastStream fetches batches from, in place of a pull subscription of nats-py."""
+    """Gives FastStream batches of messages, in place of nats-py's pull subscription."""
 
     def __init__(self, fetching: Fetching, size: int) -> None:
         self._fetching = fetching
@@ -117,10 +118,10 @@ class _Subscription:
         fetching.start()
 
     async def fetch(self, batch: int, timeout: float) -> list[Taken]:
-        """Return the messages that have come, up to `batch`; wait for the first one.
+        """Return up to `batch` messages that have arrived; wait for the first message.
 
-        FastStream asks again for the rest of a batch until nothing comes in time. The rest is not
-        waited for, so that a message of a quiet time is handled at once.
+        FastStream calls this again for the rest of a batch until a call returns nothing. This
+        method does not wait for the rest, so that a single message is handled at once.
         """
         is_rest = batch < self._size
         if not await self._fetching.wait(0 if is_rest else timeout):
@@ -139,7 +140,7 @@ class _Subscriptions:
         self._made: dict[tuple[str, str], Callable[[], _Subscription]] = {}
 
     def add(self, consumer: Consumer, make: Callable[[], _Subscription]) -> None:
-        """Have subscribers of the consumer fetch from what `make` returns."""
+        """Register a consumer: its subscribers fetch from the subscription that `make` returns."""
         self._made[consumer.stream, consumer.durable] = make
 
     async def pull_subscribe(self, stream: str, durable: str, **_: object) -> _Subscription:
@@ -148,7 +149,7 @@ class _Subscriptions:
 
 
 class _OnBus(NatsBroker):
-    """A broker on a connection that exists already, and that it does not close."""
+    """A broker that uses the bus's connection, and does not close it."""
 
     def __init__(self, bus: Bus, grace_s: float, subscriptions: _Subscriptions) -> None:
         # FastStream's own log lines would contain payloads; handlers log for themselves.
@@ -158,8 +159,8 @@ class _OnBus(NatsBroker):
 
     async def _connect(self) -> Any:
         self.config.connect(self._bus.client)
-        # nats-py's `fetch` takes three times as long for each message, and a request for several
-        # messages waits until it is filled or over.
+        # Fetch with `_Subscriptions`. nats-py's `fetch` takes three times as long for each message,
+        # and its request for several messages returns only when all have come or its time is over.
         self.config.connection_state.connect(self._bus.client, self._subscriptions)
         return self._bus.client
 
@@ -176,7 +177,8 @@ class Broker:
         self._subscriptions = _Subscriptions()
         self._broker = _OnBus(bus, grace_s, self._subscriptions)
         self._grace_s = grace_s
-        self._running: list[set[asyncio.Task[None]]] = []  # the handlers of single messages
+        # for each consumer: the running handlers of single messages
+        self._running: list[set[asyncio.Task[None]]] = []
 
     def batches(
         self,
@@ -187,16 +189,16 @@ class Broker:
     ) -> Callable[[], None]:
         """Call `handle` with up to `size` messages at a time, one batch after another.
 
-        `room` returns how many messages may be fetched besides those that `handle` has got; without
-        it, one batch is fetched while another one is handled. The function that is returned has the
-        broker look at `room` again.
+        `room` returns how many more messages may be fetched, beyond the messages that `handle` has
+        got. Without `room`, the next batch is fetched while a batch is handled. The caller calls
+        the returned function when `room` has changed.
         """
         fetching = Fetching(self._bus, consumer.stream, consumer.durable, size, room)
 
         async def on_batch(batch: list[Taken]) -> None:
             try:
                 await handle(batch)
-            except Exception:  # without this, the fetching loop would end with its first failure
+            except Exception:  # without this, the first failure would end the fetching loop
                 log.exception("%d messages are handled again", len(batch))
                 for each in batch:
                     await each.give_back(AGAIN_S)
@@ -217,7 +219,7 @@ class Broker:
         return fetching.more
 
     def messages(self, consumer: Consumer, handle: Callable[[Taken], Awaitable[None]]) -> None:
-        """Call `handle` with each message, for up to 16 messages at a time."""
+        """Call `handle` with each message; up to 16 calls run at once."""
         running: set[asyncio.Task[None]] = set()
 
         async def on_message(taken: Taken) -> None:
@@ -247,8 +249,8 @@ class Broker:
     async def stop(self) -> None:
         """Take no more messages, and wait for the handlers that are running.
 
-        Call this before the bus is closed: FastStream's loops would ask a closed connection for
-        messages without a pause, and nothing else of the process could run.
+        Call this before the bus is closed. On a closed connection, FastStream's loops would ask for
+        messages without a pause, and no other task of the process could run.
         """
         await self._broker.stop()
         left = [task for running in self._running for task in running]

@@ -47,7 +47,7 @@ from penstock_automations.triggers.schedules import Schedules
 
 log = logging.getLogger(__name__)
 
-NEW_SHARDS_S = 1.0  # how often the service looks whether the bus has new shards
+NEW_SHARDS_S = 1.0  # seconds between two looks for new shards of the bus
 RETRY_S = 1.0
 LIST = "list of deliveries"
 
@@ -97,7 +97,7 @@ class AutomationsService(Service):
         self._due = Due(self.bus, self.give_up)
         self._consumers = Consumers(self.bus, self._rules, self.name, settings.deliver_ack_wait_s)
         self._brokers: list[Broker] = []
-        self._shards = 0  # how many shards have subscribers
+        self._shards = 0  # the number of shards that have subscribers
         self._changed = asyncio.Event()
         self._rules.on_change = self._on_change
         refusals = Refusals(guard, context.config)
@@ -145,7 +145,7 @@ class AutomationsService(Service):
         await self._deliverer.finish(grace_s)
 
     async def stop(self) -> None:
-        """Take nothing more; give back the jobs that are not finished."""
+        """Stop taking jobs and events, and give unfinished jobs back."""
         await self.cancel("shards", "consumers", "schedules", "rules", "open runs", "replays")
         await self.cancel("endpoints", LIST)
         await self._stop_brokers()
@@ -187,9 +187,9 @@ class AutomationsService(Service):
         self._brokers.clear()
 
     async def rules_changed(self) -> None:
-        """Return when the rules that are stored now match every event that is stored from now on.
+        """Make the stored rules match every event that is stored after this call returns.
 
-        The next times of their schedules are scheduled then.
+        The next times of their schedules are scheduled, too.
 
         Raises:
             BusError: the bus does not answer; call this again.
@@ -202,7 +202,7 @@ class AutomationsService(Service):
         self._schedules.look()
 
     async def _keep_consumers(self) -> None:
-        """Change the subjects of the consumers when the rules have changed."""
+        """Change the subjects of the consumers each time that the rules have changed."""
         while True:
             await self._changed.wait()
             self._changed.clear()

@@ -1,8 +1,8 @@
-"""Compiles, checks and evaluates expressions in CEL, the only module of Penstock that uses CEL.
+"""Compiles, checks and evaluates expressions in CEL. No other module of Penstock uses CEL.
 
 Rules of automations and of the approvals policy have conditions in CEL. A condition is refused when
-it is compiled if it could take much time or memory; see `limits`.
-Texts that are made of data are templates with placeholders (`template`), which have no CEL.
+it is compiled if it could take much time or memory; see `limits`. The module `template` fills texts
+with values from data; its placeholders are paths, not CEL.
 """
 
 from penstock.expressions.condition import Bound, Condition, Conditions, VariableType

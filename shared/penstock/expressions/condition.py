@@ -37,7 +37,7 @@ class Bound:
 
 
 class Conditions:
-    """Compiles conditions over variables of these names and types.
+    """Compiles conditions that use variables of the given names and types.
 
     Without types, each variable is an object with text keys: `Conditions(["event"])` compiles
     conditions such as `event.data.tool == "delete_file"`.
@@ -67,7 +67,9 @@ class Conditions:
         return Condition(text, compiled, limits.MAX_DATA_BYTES[nested])
 
     def bind(self, data: Mapping[str, Any], size_bytes: int) -> Bound:
-        """Return data for the conditions: each variable's value, and the size of all as JSON.
+        """Return data on which conditions can be evaluated.
+
+        `data` has the value of each variable. `size_bytes` is the size of all values as JSON.
 
         Raises:
             ExpressionError: CEL cannot represent a value, such as an integer of more than 64 bits.

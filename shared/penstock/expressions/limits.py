@@ -1,11 +1,11 @@
 """Refuses conditions that could take much time or memory, before they are compiled. Pure.
 
-The CEL runtime cannot be interrupted, and its own limit counts iterations only. It takes a second
-for `["ab"].map(a, [a, a])` repeated 23 times and compared with itself, and each repetition more
-doubles the time. `["ab"].map(a, a + a)` doubles the memory in the same way. Both need a value that
-is made of other values. So a condition may have no `+`, no macro `map`, and no map or message
-literal. A list literal may have only constants. What is left makes no value that is larger than the
-data.
+The CEL runtime cannot be interrupted, and its own limit counts iterations only. For example, the
+runtime needs one second to apply `.map(a, [a, a])` 23 times to `["ab"]` and to compare the result
+with itself, and each further `map` doubles the time. In the same way, each `.map(a, a + a)` doubles
+the memory. Such conditions build large values from smaller values. So a condition may have no `+`,
+no macro `map`, and no map or message literal, and a list literal may have only constants. An
+allowed condition therefore never makes a value that is larger than the data.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from penstock.expressions.errors import ExpressionError, Position
 
 MAX_CHARACTERS = 2000
-# The limit of nested macros, and the limit in bytes of the data for each number of nested macros.
-# The time of an evaluation is at most proportional to the data's size to this power.
+# The greatest size of the data in bytes, by how deeply the condition's macros are nested: without
+# macros, one level, two levels, three levels. Each further level multiplies the time of an
+# evaluation by up to the size of the data, so deeper nesting gets less data.
 MAX_DATA_BYTES = (1024 * 1024, 1024 * 1024, 64 * 1024, 8 * 1024)
 MAX_NESTED = len(MAX_DATA_BYTES) - 1
 
@@ -43,7 +44,7 @@ class _Token:
 
 
 def nested_macros(text: str) -> int:
-    """Return how deeply macros are nested in a condition: 0 without macros.
+    """Return how deeply macros are nested in a condition; 0 if the condition has no macros.
 
     Raises:
         ExpressionError: the condition is too long, or has a part that conditions may not have.

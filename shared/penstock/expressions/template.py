@@ -1,8 +1,9 @@
 """Compiles and fills templates: texts with placeholders such as `{{ event.data.tool }}`. Pure.
 
-A placeholder is a path into the data, or a text in double quotes, by which a template can contain
-`{{` itself. Templates have no operators and no functions. So the time and the memory of a template
-are proportional to its text and to the values that it names, and nothing needs to be interrupted.
+A placeholder is a path into the data, or a text in double quotes. A template that must contain the
+characters `{{` writes them as `{{ "{{" }}`. Templates have no operators and no functions. So the
+time and the memory for filling a template are proportional to the template's text and to the values
+that the placeholders name.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any, Final, NoReturn
 
 from penstock.expressions.errors import ExpressionError, MissingField, Position
 
-MAX_CHARACTERS: Final = 10_000  # of a template
+MAX_CHARACTERS: Final = 10_000  # the greatest length of a template
 MAX_PLACEHOLDERS: Final = 50
-MAX_STEPS: Final = 20  # of a path
+MAX_STEPS: Final = 20  # the greatest number of names and indexes in a path
 MAX_RESULT_BYTES: Final = 64 * 1024
 
 _OPEN, _CLOSE = "{{", "}}"
@@ -34,7 +35,11 @@ _STEP = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A placeholder: its text, for errors, and its steps, the first of which is a variable."""
+    """A path into the data.
+
+    `text` is the path as written, for error messages. `steps` are names and list indexes; the first
+    step is the name of a variable.
+    """
 
     text: str
     steps: tuple[str | int, ...]
@@ -58,7 +63,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A compiled template: texts and paths, in order."""
+    """A compiled template: its plain texts and its paths, in the order of the template."""
 
     parts: tuple[str | Path, ...]
 
@@ -67,8 +72,8 @@ class Template:
         """Return the compiled template.
 
         Raises:
-            ExpressionError: a placeholder is not closed, is no path, or begins with an unknown
-                variable; the template is too long.
+            ExpressionError: the template is too long, or a placeholder is not closed, is no path,
+                or begins with an unknown variable.
         """
         if len(text) > MAX_CHARACTERS:
             _refuse(text, 0, f"a template has at most {MAX_CHARACTERS} characters")
@@ -86,7 +91,7 @@ class Template:
     def fill(self, data: Mapping[str, Any], max_bytes: int = MAX_RESULT_BYTES) -> str:
         """Return the text with the values in place of the placeholders.
 
-        A text is inserted as it is, every other value as JSON.
+        A value that is a text is inserted unchanged. Every other value is inserted as JSON.
 
         Raises:
             MissingField: the data does not have a field that a placeholder names.
@@ -102,9 +107,9 @@ class Template:
         return "".join(filled)
 
     def value(self, data: Mapping[str, Any], max_bytes: int = MAX_RESULT_BYTES) -> Any:
-        """Return the value of a template that is one placeholder alone; else the filled text.
+        """Return the placeholder's value if the template is one placeholder; else the filled text.
 
-        So `"{{ event.sequence }}"` gives a number.
+        For example, `"{{ event.sequence }}"` gives a number, not a text.
 
         Raises:
             MissingField: the data does not have a field that a placeholder names.

@@ -1,4 +1,4 @@
-"""Starts runs and decides approvals, for every service that does so on behalf of a user.
+"""Starts runs and decides approvals on behalf of users. Several services use this package.
 
-A caller gets a `Problem` for a refusal, with the HTTP status and a text for people.
+The functions raise `Problem` for a refusal, with the HTTP status and a text for people.
 """

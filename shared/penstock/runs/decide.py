@@ -16,11 +16,11 @@ ANSWER_S: Final = 3.0
 async def forward_decision(
     bus: Bus, approval_id: str, request: DecideRequest
 ) -> ApprovalRecord | None:
-    """Send a decision to the approvals service, and return the approval's record after it.
+    """Send a decision to the approvals service, and return the approval's new record.
 
-    The record is pending if the decision counts as a vote and further votes are needed. The result
-    is None if an approvals service of an older version sends no record. If there is no reply, the
-    decision is sent once more.
+    The record's status is pending if the decision counts as a vote and further votes are needed.
+    The result is None if the approvals service has an older version, which sends no record. If
+    there is no reply, this function sends the decision once more.
 
     The approvals service may be killed after it has written the decision and before it replies. The
     idempotency key makes the second request safe. A request without a key gets one.

@@ -1,8 +1,8 @@
-"""How many rules of automations led to a run, which must end at some number. Pure.
+"""Limits how many rules of automations may lead to a run, one after another. Pure.
 
-Rules that set each other off would otherwise never end, also where the way from one to the next
-leads through another system: Penstock's webhooks say their depth, and who passes the header on lets
-Penstock see the circle.
+Without a limit, rules that trigger each other would never end. Rules can also trigger each other
+through another system. So Penstock's webhooks carry the number of rules in a header. If the other
+system sends the header back with its request, Penstock can count all rules of the circle.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final
 
 from penstock.web.problems import Problem
 
-MAX_DEPTH: Final = 4  # an event to which so many rules led triggers nothing
+MAX_DEPTH: Final = 4  # an event triggers nothing if this many rules led to the event
 HEADER: Final = "penstock-depth"
 
 
 def depth_of_header(value: str | None) -> int:
     """Return how many rules led to a request with this header; 0 without the header.
 
-    The header of a webhook counts the rules that led to its event. The rule of the webhook is one
-    more.
+    The number in the header does not include the rule that sent the webhook, so the result is the
+    number plus one.
 
     Raises:
         Problem: 422 if the header is no number.

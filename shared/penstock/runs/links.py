@@ -12,13 +12,13 @@ ANSWER_S: Final = 3.0
 
 
 async def request_link(bus: Bus, approval_id: str, request: LinkRequest) -> LinkReply:
-    """Return the answer of the approvals service: a link, or the reason why there is none.
+    """Ask for a link. The reply has the link, or the reason why no link was made.
 
-    A repeated request makes another link. A link whose answer was lost is known to nobody, and
-    expires.
+    A repeated request makes another link. If the reply to the first request was lost, nobody knows
+    the first link, and it expires.
 
     Raises:
-        BusError: there is no answer.
+        BusError: the approvals service does not reply.
     """
     answer = await bus.request(link(approval_id), request.dump(), ANSWER_S)
     return LinkReply.model_validate_json(answer.data)

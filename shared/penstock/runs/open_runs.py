@@ -1,11 +1,11 @@
 """Counts the open and queued runs of each user, over the whole installation.
 
-Every process that starts runs counts runs in the stream of KV `runs`, in which the normalizer
-records the end of each run. A run that is about to be started is counted before its record is
-written, so that many concurrent starts cannot exceed the limit. If a user is at the limit, the
-user's oldest runs are looked up before a start is refused. The process then stops counting a run
-that has ended. It also stops counting a run that is lost because its process ended after it wrote
-the record and before it published the command.
+Every process that starts runs reads the stream of KV `runs` and counts the runs there. The
+normalizer records the end of each run in the same bucket. A process counts a run before it writes
+the run's record, so that many concurrent starts cannot exceed the limit. If a user is at the limit,
+the process looks up the user's oldest runs before it refuses a start. A run that has ended is no
+longer counted. A run is also no longer counted if its start was interrupted between the record and
+the command, because such a run never begins.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ LOOKED_UP: Final = 20  # the greatest number of runs in one look-up
 RETRY_AFTER_S: Final = 5
 
 Status = Literal["starting", "queued", "running"]
-# A paused run consists only of records: no connector works on it. So it is not counted.
+# The states of runs that are counted. A paused run is not counted, because no connector works on a
+# paused run.
 COUNTED: Final[Mapping[str, Status]] = {"queued": "queued", "running": "running"}
 
 
@@ -51,7 +52,7 @@ class _Open:
 @dataclass(slots=True)
 class _User:
     runs: dict[str, _Open] = field(default_factory=dict)
-    queued: int = 0  # the number of runs that no connector has claimed yet, or that are "starting"
+    queued: int = 0  # the number of runs in the states "starting" and "queued"
     looked_at: float = 0.0
 
     def put(self, run_id: str, status: Status) -> None:
@@ -88,7 +89,7 @@ class OpenRuns:
         return bool(self._max_open or self._max_queued)
 
     def count(self, user_id: str) -> tuple[int, int]:
-        """Return the number of the user's open runs, and how many of these runs are queued."""
+        """Return the number of the user's open runs, and the number of queued runs among them."""
         user = self._users.get(user_id)
         return (len(user.runs), user.queued) if user else (0, 0)
 
@@ -104,7 +105,7 @@ class OpenRuns:
         return self._fits(user_id)
 
     def refuse(self, user_id: str) -> None:
-        """Refuse a start.
+        """Raise the error for a user who has reached a limit.
 
         Raises:
             Refused: 429; the text names the limit.
@@ -193,7 +194,7 @@ class OpenRuns:
             self._note(run_id, entry.value)
 
     async def _is_lost(self, run_id: str, value: bytes) -> bool:
-        """Return whether the run's command was not published, so that no connector claims the run.
+        """Return whether the run can never begin, because its command was not published.
 
         The result is also True if the record cannot be read.
         """

@@ -1,7 +1,7 @@
 """Finds the shard of a session's runs.
 
-All runs of a session are in one shard. So the cursor of a session's stream is one stream sequence,
-and the runs of a session have one order. The shard of a session never changes.
+All runs of a session are in one shard, and this shard never changes. So a cursor of the session's
+stream is a single stream sequence, and the runs of the session have one order.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ KNOWN_SESSIONS: Final = 20_000
 class SessionShards:
     """Reads and records the shards of sessions, in KV `aliases`.
 
-    While there is one shard, nothing is read or written. A session that is older than the second
-    shard has no entry, but it has runs, whose ids contain the shard.
+    While the installation has only one shard, nothing is read or written. A session that is older
+    than the second shard has no entry in KV `aliases`. The shard of such a session comes from the
+    ids of its runs, which contain the shard.
     """
 
     def __init__(self, bus: Bus, agents: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Starts runs: writes the record and the command; a repeated request gets the first run."""
+"""Starts runs: writes a run's record and its command. A repeated request gets the first run."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Origin:
     """What led to a run that no person started.
 
     `parent_run_id` is the run whose event led to this run. `automations` has the ids of the rules
-    that led to this run, the first one first; `depth` is their number, also where some of them are
-    not known by name.
+    that led to this run, beginning with the earliest rule. `depth` is the number of these rules.
+    `depth` is greater than the length of `automations` if the ids of some rules are not known.
     """
 
     parent_run_id: str | None = None
@@ -54,9 +54,9 @@ class Start:
     """A request for a run.
 
     `key` is the idempotency key. `request` has the bytes of the request, which must be the same
-    each time the key is used. A caller that has stored the run's id (`Starter.new_run_id`) gives
-    `run_id` instead: each repetition with this id gets the same run, for as long as the run's
-    record is kept, and the bucket of the idempotency keys is not used.
+    each time the key is used. Instead of a key, a caller can give `run_id`, an id from
+    `Starter.new_run_id` that the caller has stored. Each repetition with this id gets the same run,
+    for as long as the run's record is kept. The bucket of the idempotency keys is not used then.
     """
 
     agent: AgentConfig
@@ -100,7 +100,7 @@ class Starter:
         self._open_runs = open_runs
 
     async def shard_for(self, user_id: str, session_id: str | None) -> int:
-        """Return the shard of a run of this session that is about to start.
+        """Return the shard for a new run of this session.
 
         Raises:
             BusError: KV cannot be read or written now.
@@ -110,23 +110,22 @@ class Starter:
         return await self._shards.of(user_id, session_id)
 
     async def new_run_id(self, user_id: str, session_id: str | None) -> str:
-        """Return an id for a run of this session, which the caller stores before it starts the run.
+        """Return an id for a new run of this session. Store the id before you start the run.
 
         Raises:
             BusError: KV cannot be read or written now.
         """
-        # Lists sort runs by id, and the id contains the time. So all processes must have the same
-        # time, and the time comes from the clock of the bus.
+        # Lists sort runs by id, and the id contains the time. So the time comes from the clock of
+        # the bus, which is the same for all processes.
         return new_run_id(await self.shard_for(user_id, session_id), self._bus.clock.time())
 
     async def start(self, start: Start) -> Started:
         """Start a new run, or return the run of an earlier request with the same key.
 
         Raises:
-            Problem: 409 if the key came with another request before; 422 if the agent server has no
-                path for the session id or the user id; 429 if the user has too many runs.
-            BusError: the run was not started; for OutcomeUnknown, it is not known whether the run
-                was started.
+            Problem: 409 if the key was used with another request before; 422 if the agent server
+                has no path for the session id or the user id; 429 if the user has too many runs.
+            BusError: the run was not started. OutcomeUnknown: the run may have been started.
         """
         require_reachable(start.agent, start.user_id, start.session_id)
         if start.run_id is not None:
@@ -173,10 +172,10 @@ class Starter:
     async def _command(self, start: Start, command: StartCommand, revision: int | None) -> None:
         """Prepare the run, and publish its command.
 
-        `revision`: the record's revision if this request created the record, else None. If the
-        command was certainly not published, the record of this request is deleted: otherwise lists
-        would show a run that never begins. The record of an earlier request is not deleted, because
-        that request may have published the command.
+        `revision` is the record's revision if this request created the record, else None. If the
+        command was certainly not published, a record that this request created is deleted. Without
+        this, lists would show a run that never begins. A record of an earlier request is not
+        deleted, because the earlier request may have published the command.
         """
         try:
             if start.prepare is not None:
@@ -191,7 +190,7 @@ class Starter:
             raise
 
     async def _is_repeat(self, start: Start) -> bool:
-        """Return whether the run has been started already, so that no new run is started."""
+        """Return whether an earlier request has started the run already."""
         run_id = start.run_id
         if run_id is None and start.key is not None:
             entry = await self._bus.bucket("idempotency").get(_key_of(start))
@@ -199,10 +198,11 @@ class Starter:
         return run_id is not None and await self._bus.bucket("runs").get(run_id) is not None
 
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
-        """Return the id of the key's first run, and whether `run_id` is this run.
+        """Return the id of the first run with the key, and whether this id is `run_id`.
 
         Raises:
-            Problem: 409 if the key came with another request before, 503 if the key has expired.
+            Problem: 409 if the key was used with another request before, 503 if the key has
+                expired.
         """
         bucket = self._bus.bucket("idempotency")
         key = _key_of(start)
@@ -261,7 +261,8 @@ class Starter:
             except OutcomeUnknown as error:
                 failure = error
             except (BusUnavailable, StreamFull) as error:
-                # If the outcome of an earlier try is unknown, the command may be published.
+                # If the outcome of an earlier try is unknown, the command may have been published.
+                # So the unknown outcome is kept as the failure.
                 if not isinstance(failure, OutcomeUnknown):
                     failure = error
             await asyncio.sleep(RETRY_S)
@@ -280,7 +281,7 @@ class Starter:
 
 
 def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) -> None:
-    """Require that the paths of an ADK server can contain the ids.
+    """Refuse ids that cannot be part of a path of an ADK server.
 
     An ADK server decodes `%2F` before it looks for the route. So the ADK server answers 404 to
     every request for an id with a slash.

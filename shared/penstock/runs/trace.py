@@ -1,4 +1,4 @@
-"""W3C trace context: a run gets the `traceparent` of its request, or a new one."""
+"""Keeps the W3C trace context: a run gets the `traceparent` of its request, or a new value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Typed subscribers of events, with FastStream. Needs `pip install 'penstock[subscribe]'`.
+"""Calls typed handlers with events, using FastStream. Needs `pip install 'penstock[subscribe]'`.
 
 docs/subscribe.md describes how to use this module.
 """

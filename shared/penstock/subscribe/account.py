@@ -1,4 +1,4 @@
-"""The requests that a subscriber may make: its consumers, the number of shards, large events."""
+"""Makes the requests of a subscriber: for its consumers, the number of shards, and large events."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from penstock.subscribe.settings import Nats
 log = logging.getLogger("penstock.subscribe")
 
 _REFERENCE: Final = re.compile(rb'\{"penstock_object":"([0-9a-f-]+)\.([0-9]{1,9})"\}')
-LARGE_AGAIN_S: Final = 1.0  # seconds between two requests for a large event that nobody answers
+LARGE_AGAIN_S: Final = 1.0  # seconds before an unanswered request for a large event is repeated
 
 
 class Account:
-    """One connection to NATS with a subscriber's rights."""
+    """A connection to NATS, with the rights of the subscriber's NATS user."""
 
     def __init__(self, nats: Nats, name: str) -> None:
         self._settings = nats.bus_settings(name)
@@ -46,7 +46,7 @@ class Account:
         return self._settings.inbox_prefix
 
     async def connect(self) -> None:
-        """Connect. From then on, the connection reconnects by itself.
+        """Connect. After a break, the connection reconnects by itself.
 
         Raises:
             NotThereYet: no server took the connection in time.
@@ -67,7 +67,7 @@ class Account:
         await dialer.connect(returned, lost)
 
     async def close(self) -> None:
-        """Send what was acknowledged, and close the connection."""
+        """Send the last acknowledgements, and close the connection."""
         try:
             await self.connection.flush(2)
         except NatsError:
@@ -90,7 +90,7 @@ class Account:
         return Shards.parse(answer.data).made if answer.data else ONE.made
 
     async def consumer(self, stream: str, durable: str) -> dict[str, Any] | None:
-        """Return the configuration of a durable consumer; None if there is none.
+        """Return the configuration of a durable consumer; None if the durable does not exist.
 
         Raises:
             StartUpError: the user may not read the consumer.
@@ -106,7 +106,7 @@ class Account:
         return config
 
     async def declare(self, stream: str, config: dict[str, Any]) -> None:
-        """Make a durable consumer, or change the subjects of one that exists.
+        """Make a durable consumer, or change the subjects of the existing durable.
 
         Raises:
             StartUpError: the user may not make consumers.
@@ -116,7 +116,7 @@ class Account:
         await self._api(call, {"stream_name": stream, "config": config})
 
     async def large_event(self, reference: bytes) -> bytes:
-        """Return the event to which a message refers; wait while no edge answers.
+        """Return the large event to which a message refers; ask until an edge answers.
 
         Raises:
             ObjectGone: the event is no longer stored.

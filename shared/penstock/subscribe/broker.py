@@ -1,4 +1,4 @@
-"""The FastStream broker of a subscriber: a pull subscriber for each shard, on one connection."""
+"""Runs a FastStream broker with one pull subscriber for each shard, all on one connection."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from faststream.nats import JStream, NatsBroker, PullSub
 from penstock.bus import Msg, NatsError
 from penstock.subscribe.account import Account
 
-POLL_S: Final = 1.0  # how long a request for one event stays open
-PAUSE_S: Final = 1.0  # how long a subscriber waits after a request that failed
+POLL_S: Final = 1.0  # seconds that a request for one event stays open
+PAUSE_S: Final = 1.0  # seconds that a subscriber waits after a failed request
 
 
 class EventBroker(NatsBroker):
@@ -42,7 +42,7 @@ class EventBroker(NatsBroker):
 
     @property
     def account(self) -> Account:
-        """The connection, while the broker runs."""
+        """The connection of the running broker."""
         assert self._account is not None, "the broker has not been started"
         return self._account
 
@@ -86,8 +86,8 @@ class EventBroker(NatsBroker):
     ) -> None:
         """Call `take` with each message of the durable, one after another.
 
-        Messages are fetched one by one: a request for several would wait until it is filled or
-        over, and delay each event of a quiet time.
+        Messages are fetched one by one. A request for several messages would return only when all
+        have come or its time is over, so each event in a quiet time would be delayed.
         """
         subscriber = self.subscriber(
             subject,
@@ -100,8 +100,8 @@ class EventBroker(NatsBroker):
         )
         subscriber(take)
         await subscriber.start()
-        # FastStream asks again at once after a request that failed, as when the durable has been
-        # deleted, and would use a whole core.
+        # `_Requests` waits after a failed request. FastStream itself repeats a failed request at
+        # once, and would use a whole core when the durable has been deleted.
         requests: Any = _Requests(subscriber.subscription)
         subscriber.subscription = requests
         self._requests.append(requests)
@@ -120,7 +120,7 @@ class _Requests:
         return getattr(self._subscription, name)
 
     async def fetch(self, batch: int, timeout: float) -> Any:
-        """Return messages as nats-py's subscription does; none after `end`."""
+        """Return messages as nats-py's subscription does. After `end`, never return."""
         if self._ended:
             await asyncio.Event().wait()  # until FastStream cancels its task
         self._idle.clear()
@@ -135,10 +135,11 @@ class _Requests:
             self._idle.set()
 
     async def end(self) -> None:
-        """Make no more requests, and wait for the end of the present one.
+        """Make no more requests, and wait until the current request has ended.
 
-        If the request were cancelled instead, the server would still send it the next message, and
-        would deliver this message again only after the durable's `ack_wait`.
+        If the current request were cancelled instead, the server would still answer the request
+        with the next message. Nobody would handle this message until the durable's `ack_wait` is
+        over.
         """
         self._ended = True
         await self._idle.wait()

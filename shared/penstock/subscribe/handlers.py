@@ -1,4 +1,4 @@
-"""Finds out from a handler's annotation which events it wants, and in which form. Pure."""
+"""Reads from a handler's annotation which events the handler wants, and in which form. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A handler, the events that it wants, and the form in which it gets them.
+    """A handler, the events that the handler wants, and the form of its argument.
 
     `events` are types such as `llm.tool_call`, in which each part may be `*`. `models` are the
-    models of `data` that the handler accepts; empty means that the data are not checked.
+    models of `data` that the handler accepts; if `models` is empty, the data are not checked.
     """
 
     call: Callable[[Any], Awaitable[object]]
@@ -38,7 +38,7 @@ class Handler:
         return getattr(self.call, "__qualname__", repr(self.call))
 
     def wants(self, subject: str) -> bool:
-        """Return whether the handler wants the event that is stored under this subject."""
+        """Return whether the handler wants the event with this subject."""
         return any(subjects.covers(each, subject) for each in subjects.of_events(self.events))
 
     def argument(self, event: Event, delivered: int, stored_at: datetime) -> Any:
@@ -57,10 +57,13 @@ class Handler:
 
 
 def handler_of(call: Callable[[Any], Awaitable[object]], events: Sequence[str]) -> Handler:
-    """Return the handler; without `events`, the annotation says which events it wants.
+    """Return the handler for a function.
+
+    Without `events`, the annotation of the function's parameter says which events the handler
+    wants.
 
     Raises:
-        TypeError: the handler cannot be called with one event, its annotation is missing or not
+        TypeError: the function cannot be called with one event, its annotation is missing or not
             known, or it does not accept each of `events`. The text says what to write.
     """
     name = getattr(call, "__qualname__", repr(call))
@@ -102,7 +105,7 @@ def _form(
         if not (inspect.isclass(choice) and issubclass(choice, Data)):
             raise TypeError(f"{name}: the annotation must be {_FORMS}, and not {annotation!r}")
         if choice is Data:
-            return form, ()  # of any event
+            return form, ()  # `Data` accepts the data of any event
         if choice.__dict__.get("TYPE") not in CATALOGUE:
             raise TypeError(f"{name}: {choice.__name__} is not the model of an event")
         models.append(choice)

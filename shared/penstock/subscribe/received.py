@@ -1,4 +1,4 @@
-"""What a handler is given, and how it may answer."""
+"""Defines what a handler gets, and the exceptions by which a handler answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ D_co = TypeVar("D_co", bound=Data, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Received(Generic[D_co]):
-    """An event as a subscriber gets it.
+    """An event with the facts of its delivery.
 
     `event` is the canonical event, and `data` its typed data. `delivered` is 1 at the first
-    delivery, and larger when the event comes again. `stored_at` is the time by NATS's clock.
+    delivery, and larger when the event is delivered again. `stored_at` is when NATS stored the
+    event.
     """
 
     event: Event
@@ -26,7 +27,7 @@ class Received(Generic[D_co]):
 
     @property
     def id(self) -> str:
-        """`<run_id>.<sequence>`, the same at each delivery: the key to recognize repetitions."""
+        """The event's id, `<run_id>.<sequence>`. A repeated delivery has the same id."""
         return f"{self.event.run_id}.{self.event.sequence}"
 
     @property
@@ -36,16 +37,17 @@ class Received(Generic[D_co]):
 
 
 class Reject(Exception):
-    """A handler raises this for an event that it can never handle: the event is given up at once.
+    """A handler raises `Reject` for an event that the handler can never handle.
 
-    The event becomes a dead letter with the exception's text.
+    The event is not delivered again, and becomes a dead letter with the exception's text.
     """
 
 
 class Later(Exception):
-    """A handler raises this for an event that it cannot handle yet: the event comes again.
+    """A handler raises `Later` to have the event delivered again after `delay_s` seconds.
 
-    Each delivery counts: after the durable's limit of deliveries, the event is given up.
+    The durable has a limit of deliveries, and each delivery counts. After the last delivery, the
+    event is given up.
     """
 
     def __init__(self, delay_s: float) -> None:

@@ -15,9 +15,9 @@ from penstock.bus.connection.tls import Tls
 class Nats:
     """The NATS servers, and the user with which a subscriber logs in.
 
-    `url`: one URL, or several separated by commas. `password_file` is read at each start.
-    `inbox_prefix`: the prefix of reply subjects that the user may subscribe to; without it,
-    `_INBOX_<user>`. `domain` is the JetStream domain under which the account of the subscribers
+    `url` is one URL, or several URLs separated by commas. `password_file` is read at each start.
+    `inbox_prefix` is the prefix of the reply subjects to which the user may subscribe; the default
+    is `_INBOX_<user>`. `domain` is the JetStream domain under which the account of the subscribers
     reaches the streams; None for a user of Penstock's own account, such as the operator.
     """
 
@@ -57,12 +57,13 @@ class Nats:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How a subscriber works.
+    """The limits and times of a subscriber.
 
-    `concurrency`: how many events are handled at once; those of one run always one after another.
-    `retry_delays_s`: seconds until an event comes again whose handler failed; after one more
-    failure than there are delays, the event is given up. `grace_s`: seconds that handlers have to
-    finish when the subscriber stops. `look_s`: seconds between two looks for new shards.
+    `concurrency` is the number of events that are handled at once; events of one run are always
+    handled one after another. `retry_delays_s` has the seconds to wait after each failure of a
+    handler. With n delays, the event is given up after n + 1 failures. `grace_s` is the number of
+    seconds that handlers have to finish when the subscriber stops. `look_s` is the number of
+    seconds between two looks for new shards.
     """
 
     concurrency: int = 1

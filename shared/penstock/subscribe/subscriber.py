@@ -1,4 +1,4 @@
-"""Subscribers: handlers of events, on a durable consumer in each shard."""
+"""Calls handlers with the events of a durable consumer in each shard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from penstock.subscribe.work import Delivery, Work
 
 log = logging.getLogger("penstock.subscribe")
 
-BEATS: Final = 3  # how often the server is told in `ack_wait` that an event is being handled
+# how many times in `ack_wait` the server is told that an event is still being handled
+BEATS: Final = 3
 NANO: Final = 1_000_000_000
 
 Form = TypeVar("Form", bound=Data | Event | Received[Any])
@@ -33,7 +34,7 @@ class On(Protocol):
     def __call__(
         self, call: Callable[[Form], Coroutine[Any, Any, Result]], /
     ) -> Callable[[Form], Coroutine[Any, Any, Result]]:
-        """Register the handler. Raises TypeError for one that cannot be called with the events."""
+        """Register the handler. Raises TypeError if it cannot be called with the events."""
         ...
 
 
@@ -50,9 +51,10 @@ class Subscriber:
     ```
 
     `durable` is the name of the durable consumer, which keeps the place in the stream. Without
-    `start` the durable must exist: the operator makes it (`penstock subscribers make`). With
-    `start`, the subscriber makes a durable that does not exist, which begins there; the NATS user
-    must be allowed to make consumers. Several processes with one durable share its events.
+    `start`, the durable must exist: the operator makes it with `penstock subscribers make`. With
+    `start`, the subscriber makes a missing durable, which begins at `start`. For this, the NATS
+    user must be allowed to make consumers. Several processes with the same durable share its
+    events.
     """
 
     def __init__(
@@ -68,10 +70,11 @@ class Subscriber:
         self._limits = limits or Limits()
         nats = nats or Nats()
         self._handlers: list[Handler] = []
-        self._followed = 0  # how many shards have a subscriber
+        self._followed = 0  # the number of shards that are followed
         self._work: Work | None = None
         self._looking: asyncio.Task[None] | None = None
-        # The broker of FastStream, for `FastStream(subscriber.broker)` with hooks of your own.
+        # The FastStream broker. An application with hooks of its own runs the broker with
+        # `FastStream(subscriber.broker)`.
         self.broker = EventBroker(
             lambda: Account(nats, f"penstock-subscriber-{durable}"),
             self._begin,
@@ -99,7 +102,7 @@ class Subscriber:
         return register
 
     async def run(self) -> None:
-        """Handle events until SIGTERM or SIGINT; then finish those that are being handled.
+        """Handle events until SIGTERM or SIGINT; then finish the events that are being handled.
 
         Raises:
             StartUpError: the server refuses the user, or the durable is missing. The text says
@@ -136,7 +139,7 @@ class Subscriber:
                 log.error("%s", error)
 
     async def _follow_shards(self) -> None:
-        """Take events of each shard that is not followed yet.
+        """Begin to follow each shard that is not followed yet.
 
         Raises:
             StartUpError: a durable is missing, or cannot deliver what a handler wants.
@@ -162,7 +165,7 @@ class Subscriber:
         return take
 
     async def _consumer(self, stream: str) -> dict[str, Any]:
-        """Return the durable's configuration; make the durable if `start` says so.
+        """Return the durable's configuration. With `start`, make the durable if it is missing.
 
         Raises:
             StartUpError: the durable does not exist, or may not be made.
@@ -201,11 +204,11 @@ class Subscriber:
 
 
 def _filters(config: dict[str, Any]) -> Sequence[str]:
-    """Return the subjects of the durable's events; empty means all."""
+    """Return the filter subjects of the durable; empty if the durable delivers all events."""
     one = config.get("filter_subject")
     return config.get("filter_subjects") or ([one] if one else [])
 
 
 def _any_of(config: dict[str, Any]) -> str:
-    """Return a subject of the durable. nats-py wants one, and does not use it for a durable."""
+    """Return a subject of the durable. nats-py requires a subject, but ignores it for a durable."""
     return next(iter(_filters(config)), "*.*.*")

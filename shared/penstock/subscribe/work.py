@@ -1,4 +1,4 @@
-"""Handles one event after another of each run, and decides what becomes of each delivery."""
+"""Handles the events of each run one after another, and answers each delivery."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_REASON_CHARACTERS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message of a durable, and the answers that the server takes about it."""
+    """A message of a durable. The methods send the server an answer about the message."""
 
     connection: Connection
     subject: str
@@ -39,7 +39,7 @@ class Delivery:
 
     @classmethod
     def of(cls, connection: Connection, msg: Msg) -> Delivery:
-        """Return the delivery that a message is."""
+        """Return the delivery of a message."""
         metadata = msg.metadata
         return cls(
             connection,
@@ -64,11 +64,11 @@ class Delivery:
         self._answer(b"+WPI")
 
     def again(self, delay_s: float) -> None:
-        """Have the event delivered again after this many seconds."""
+        """Have the server deliver the event again after this many seconds."""
         self._answer(b"-NAK " + orjson.dumps({"delay": round(delay_s * 1e9)}))
 
     def give_up(self, reason: str) -> None:
-        """End the deliveries of the event. Penstock makes a dead letter with the reason."""
+        """End the deliveries of the event. Penstock makes a dead letter with this reason."""
         plain = reason.encode("ascii", "backslashreplace").replace(b"\r", b" ").replace(b"\n", b" ")
         self._answer(b"+TERM " + plain[:MAX_REASON_CHARACTERS])
 
@@ -88,10 +88,10 @@ class Work:
         self._handlers = handlers
         self._limits = limits
         self._room = asyncio.Semaphore(limits.concurrency)
-        self._last: dict[str, asyncio.Task[None]] = {}  # by run: the event that was taken last
+        self._last: dict[str, asyncio.Task[None]] = {}  # by run: the task of the newest event
 
     async def take(self, delivery: Delivery, heartbeat_s: float) -> None:
-        """Begin to handle an event, when there is room for it."""
+        """Wait until a place is free, and begin to handle the event."""
         try:
             await self._room.acquire()
         except asyncio.CancelledError:  # the subscriber stops
@@ -103,7 +103,7 @@ class Work:
         task.add_done_callback(lambda done: self._forget(run_id, done))
 
     async def finish(self, grace_s: float) -> None:
-        """Wait for the events that are being handled, then give back the rest."""
+        """Wait for the running handlers; after `grace_s`, give their events back to the server."""
         if tasks := set(self._last.values()):
             await asyncio.wait(tasks, timeout=grace_s)
         while tasks := {task for task in self._last.values() if not task.done()}:

@@ -1,4 +1,4 @@
-"""The interface of the modules that carry out actions, and what they are given and return."""
+"""Defines `Carrier`, the interface of the modules that carry out actions, and its types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock_automations.rules.records import CompiledRule
 
 
 class RequestHead(Record):
-    """The last request, without its query, its signature and its credentials."""
+    """The head of a request as records keep it: without query, signature and credentials."""
 
     method: str = "POST"
     url: str
@@ -22,11 +22,11 @@ class RequestHead(Record):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The meaning of one attempt's result.
+    """The result of one attempt, and whether another attempt can succeed.
 
-    `outcome`: "delivered"; "failed", another attempt may succeed; "final", no attempt can succeed;
-    "gone", no attempt can succeed, and the rule is paused. `code` is empty after success. `text` is
-    for people.
+    `outcome` is "delivered"; "failed" if another attempt may succeed; "final" if no attempt can
+    succeed; or "gone" if no attempt can succeed and the rule is to be paused. `code` names the
+    error and is empty after success. `text` explains the result to people.
     """
 
     outcome: Literal["delivered", "failed", "final", "gone"]
@@ -40,8 +40,8 @@ class Verdict:
 class Attempted:
     """One attempt of an action.
 
-    `at`: when the attempt began. `answer`: the begin of the receiver's answer. `run_id`: the run
-    that the attempt has started.
+    `at` is when the attempt began, `answer` the first bytes of the receiver's answer, and `run_id`
+    the run that the attempt has started.
     """
 
     verdict: Verdict
@@ -54,14 +54,14 @@ class Attempted:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """No attempt was made; the job is to be tried again after so many seconds."""
+    """The result when no attempt could be made now: the seconds after which to try again."""
 
     wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """What a rule acts on: a canonical event, or the JSON of a trigger, which has the same form.
+    """A canonical event on which a rule acts, or the JSON of a trigger in the form of an event.
 
     `payload` is a JSON object with `timestamp`, `event` and `data`.
     """
@@ -74,24 +74,25 @@ class Carrier(Protocol):
     """Carries out one kind of action. The deliverer repeats attempts, and reports the outcome."""
 
     def place(self, rule: CompiledRule, job: Job) -> AbstractAsyncContextManager[float]:
-        """Hold a place for one attempt of the job.
+        """Reserve a place for one attempt of the job.
 
-        The context gives 0 if the attempt may be made now, and otherwise the seconds after which
-        the job is to be tried again. Then it holds no place.
+        The context manager gives 0 if the attempt may be made now. Otherwise it reserves no place,
+        and gives the seconds after which the job is to be tried again.
         """
         ...
 
     async def attempt(
         self, rule: CompiledRule, job: Job, occurrence: Occurrence, started_run_id: str | None
     ) -> Attempted | Later:
-        """Make one attempt, or none if it cannot be made now.
+        """Make one attempt; return `Later` if no attempt can be made now.
 
-        `started_run_id`: the run that an earlier attempt has started.
+        `started_run_id` is the run that an earlier attempt has started, if any.
 
-        An attempt may be repeated after a process was killed, so it must do nothing twice that must
-        be done once: `job.webhook_id` is the same for all attempts and replays.
+        If a process is killed, another process repeats the attempt. So an attempt must have its
+        effect only once. `job.webhook_id` serves as the key: it is the same for all attempts and
+        replays.
 
         Raises:
-            BusError: the bus does not answer; the same attempt is made again.
+            BusError: the bus does not answer. The deliverer repeats the same attempt.
         """
         ...

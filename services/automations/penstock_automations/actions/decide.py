@@ -1,8 +1,8 @@
 """Carries out the action `decide`: decides an approval with the rights of the rule's owner.
 
-The decision has the delivery's id as its idempotency key, and the digest of the event that matched.
-So a repeated attempt gets the first answer again, and a request for approval that has changed is
-not decided.
+The delivery's id is the idempotency key of the decision, so a repeated attempt gets the first
+answer again. The decision also has the digest from the event that matched. So the approvals service
+refuses the decision if the request for approval has changed since the event.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from penstock_automations.rules.rights import missing_right
 
 _CODES: Final[Codes] = {
     403: ("final", "not_allowed"),
-    # The approvals service has not yet handled the event that the rule has matched already.
+    # The approvals service may not have handled the event `approval.requested` yet.
     404: ("failed", "unknown_approval"),
     409: ("final", "not_pending"),
     422: ("final", "cannot_decide"),
     503: ("failed", "unavailable"),
 }
-# The approvals service handles approval.requested at the same time as this service. So the first
+# How long an unknown approval is asked for again, and the pause in seconds between two requests.
+# The approvals service handles `approval.requested` at the same time as this service, so the first
 # answers may say that there is no such approval.
 LOOKUP_S, LOOKUP_RETRY_S = 5.0, 0.1
 _DONE: Final = {"approve": "approved", "reject": "rejected"}
@@ -49,7 +50,7 @@ class DecideCarrier:
 
     @asynccontextmanager
     async def place(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
-        """Begin at once: one decision is one short request."""
+        """Give 0: a decision is one short request, so no limit is needed."""
         yield 0.0
 
     async def attempt(
@@ -59,7 +60,7 @@ class DecideCarrier:
         occurrence: Occurrence,
         started_run_id: str | None = None,
     ) -> Attempted:
-        """Send the decision, and return how the approvals service has answered."""
+        """Send the decision, and return the answer of the approvals service as a result."""
         begun, at = time.monotonic(), self._bus.clock.stamp()
         try:
             verdict = await self._decided(rule, job, occurrence)
@@ -68,7 +69,8 @@ class DecideCarrier:
         except Problem as problem:
             verdict = refused(problem, _CODES)
         except BusUnavailable as error:
-            # While no approvals service runs, the job must not hold one of this process's places.
+            # End the attempt here. If the attempt were repeated until an approvals service runs,
+            # the job would occupy one of this process's places for all this time.
             verdict = Verdict("failed", "unavailable", f"the approvals service is away: {error}")
         return Attempted(verdict, at, time.monotonic() - begun)
 

@@ -1,4 +1,4 @@
-"""What the refusal of a start or of a decision means for a delivery. Pure."""
+"""Decides what a refused start or decision means for a delivery. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Codes = Mapping[int, tuple[Literal["failed", "final"], str]]
 
 
 def refused(problem: Problem, codes: Codes) -> Verdict:
-    """Return the meaning of a refusal. A status that is not in the table may pass later."""
+    """Return the result for a refusal. For a status that is not in `codes`, it is "failed"."""
     outcome, code = codes.get(problem.status, ("failed", f"refused_{problem.status}"))
     return Verdict(outcome, code, problem.detail)
 
 
 def unfilled(error: ExpressionError) -> Verdict:
-    """Return the meaning of a template that the event does not fill, now or later."""
+    """Return the result for a template that this event can never fill."""
     return Verdict("final", "template", f"a template of the rule cannot be filled: {error}")

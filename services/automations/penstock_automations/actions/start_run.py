@@ -1,9 +1,9 @@
 """Carries out the action `run`: starts one run of the rule's owner for each delivery.
 
-What is to be started is stored before the start, with the run's id. So every later attempt of the
-delivery, also after a kill or a replay, starts the same run with the same message, and never a
-second run. The plan is kept as long as the delivery's record (30 days), which is longer than the
-24 hours of an idempotency key.
+Before the start, a plan with the run's id, session and message is stored. So every later attempt of
+the delivery, also after a kill or a replay, starts the same run with the same message, and never a
+second run. A plan is kept as long as the delivery's record (30 days). An idempotency key would be
+kept for 24 hours only.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RunCarrier:
 
     @asynccontextmanager
     async def place(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
-        """Begin at once: the limit of the owner's open runs is checked by the start."""
+        """Give 0: the start itself checks the limit of the owner's open runs."""
         yield 0.0
 
     async def attempt(
@@ -78,7 +78,7 @@ class RunCarrier:
         """Start the run, unless an earlier attempt has started it."""
         begun, at = time.monotonic(), self._bus.clock.stamp()
         if started_run_id is not None:
-            # A replay of a delivery that has started its run, perhaps after the plan has expired.
+            # This is a replay of a delivery that has started its run. The plan may have expired.
             text = f"run {started_run_id} was started before"
             return Attempted(Verdict("delivered", text=text), at, 0.0, run_id=started_run_id)
         run_id: str | None = None
@@ -98,7 +98,7 @@ class RunCarrier:
         return Attempted(verdict, at, time.monotonic() - begun, run_id=run_id)
 
     async def _plan(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Plan:
-        """Return the plan of the delivery; the first call makes and stores it.
+        """Return the plan of the delivery; the first call makes and stores the plan.
 
         Raises:
             Problem, NotAccepted, ExpressionError: the rule cannot start a run for this event.
@@ -146,7 +146,7 @@ class RunCarrier:
         )
 
     async def _rules_before(self, job: Job) -> list[str]:
-        """Return the rules that led to the run of the event."""
+        """Return the ids of the rules that led to the event's run."""
         entry = await self._bus.bucket("runs").get(job.run_id) if job.run_id is not None else None
         if entry is None:
             return []

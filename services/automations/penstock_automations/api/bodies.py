@@ -11,7 +11,7 @@ from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import RuleRecord
 from penstock_automations.rules.secrets import WRITE_ONLY
 
-# Fields of an answer that a client may send back with a rule; they change nothing.
+# Fields that only the server sets. A client may send them back with a rule; they are ignored.
 READ_ONLY: Final = frozenset(
     {
         "version",

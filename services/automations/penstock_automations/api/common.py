@@ -1,4 +1,4 @@
-"""What the routes of automations share: who may use a rule, cursors, and answers."""
+"""Helpers of the routes of automations: access to rules, cursors, and responses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def found_rule(request: Request, store: RuleStore) -> CompiledRule:
         Problem: 404 if there is no such rule, or it belongs to another user; 503.
     """
     rule_id = request.path_params["rule_id"]
-    # A client may make up an id with characters that the bus refuses in a key.
+    # A client can send any id, also with characters that the bus does not allow in a key.
     rule = await asked(store.get(rule_id)) if _RULE_ID.fullmatch(rule_id) else None
     if rule is None or not may_use(identity_of(request), rule.record):
         raise Problem(404, f"there is no automation {rule_id}")
@@ -56,7 +56,7 @@ async def found_rule(request: Request, store: RuleStore) -> CompiledRule:
 
 
 async def asked(answer: Awaitable[T]) -> T:
-    """Return the answer of the bus. Raises Problem 503 if there is none."""
+    """Return the answer of the bus. Raises Problem 503 if the bus does not answer."""
     try:
         return await answer
     except StillReading as error:
@@ -66,7 +66,7 @@ async def asked(answer: Awaitable[T]) -> T:
 
 
 def invalid_rule(error: InvalidRule) -> Problem:
-    """Return 422 with each problem: its field, its reason, and the position in a condition."""
+    """Return a Problem 422 that lists each mistake: field, reason, and position in a condition."""
     errors = [
         {"field": each["field"] or "body", "message": each["reason"]}
         | {name: each[name] for name in ("line", "column") if name in each}
@@ -86,12 +86,12 @@ def a_page(name: str, items: Json) -> Json:
 
 
 def cursor_of(*parts: Any) -> str:
-    """Return a place in a list as text for a client."""
+    """Return a cursor: a place in a list, encoded as text."""
     return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
 
 
 def place_of(cursor: str, *types: type) -> tuple[Any, ...]:
-    """Return the parts of a cursor, which have these types. Raises Problem 422 for another text."""
+    """Return the parts of a cursor. Raises Problem 422 if they do not have these types."""
     try:
         parts = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         is_place = isinstance(parts, list) and list(map(type, parts)) == list(types)
@@ -104,7 +104,7 @@ def place_of(cursor: str, *types: type) -> tuple[Any, ...]:
 
 
 async def optional_body(request: Request, model: type[B]) -> B:
-    """Return the body as this model; the model's defaults without a body."""
+    """Return the body as this model. Without a body, return the model's defaults."""
     content = await read_body(request, MAX_BODY_BYTES)
     if not content:
         return model()
@@ -116,7 +116,7 @@ async def optional_body(request: Request, model: type[B]) -> B:
 
 
 def time_of(text: str, field: str) -> datetime:
-    """Return a time of a request. Raises Problem 422 for a text that is no time with a zone."""
+    """Return the time that a field has. Raises Problem 422 for a text without a time zone."""
     try:
         time = datetime.fromisoformat(text)
         if time.tzinfo is None:

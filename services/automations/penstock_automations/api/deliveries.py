@@ -1,4 +1,4 @@
-"""The routes of deliveries: list, show, make again one, some or all of a time."""
+"""Serves the routes of deliveries: list them, show one, replay one or many."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ from penstock_automations.delivery.replay import CannotReplay, replay_delivery
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
 
-MAX_REPLAYED: Final = 1000  # deliveries that one request makes again
+MAX_REPLAYED: Final = 1000  # the greatest number of deliveries that one request replays
 AT_ONCE: Final = 50
-REPLAY_S: Final = 15.0  # a request that replays answers after so many seconds at the latest
+REPLAY_S: Final = 15.0  # a request that replays deliveries answers after at most this many seconds
 
 
 class Query(BaseModel):
@@ -198,7 +198,7 @@ class Deliveries:
         )
     )
     async def replay(self, request: Request) -> Response:
-        """Begin to make the delivery again."""
+        """Begin to replay the delivery."""
         await ignore_body(request)
         record = await self._found(request)
         try:
@@ -286,11 +286,12 @@ class Deliveries:
             return await asked(self._deliveries.page(wanted, after, query.limit))
 
     async def _found(self, request: Request) -> DeliveryRecord:
-        """Return the delivery of the path. Raises Problem 404."""
+        """Return the delivery of the path. Raises Problem 404 if there is none, or it is hidden."""
         rule = await found_rule(request, self._store)
         delivery_id = request.path_params["delivery_id"]
         name, _, source = delivery_id.partition(".")
-        # The id of an event's delivery has a dot before the sequence, and its key a dash.
+        # The id of a delivery has a dot before the event's sequence, where the key in KV has a
+        # dash.
         key = f"{name}.{source.replace('.', '-')}"
         record = None
         if name == rule.id and _is_key(key):
@@ -302,7 +303,7 @@ class Deliveries:
 
 
 async def _replayed(bus: Bus, records: list[DeliveryRecord]) -> int:
-    """Make these deliveries again; return how many could be."""
+    """Replay these deliveries; return how many were replayed."""
 
     async def one(record: DeliveryRecord) -> bool:
         try:

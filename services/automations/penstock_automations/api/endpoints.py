@@ -1,4 +1,4 @@
-"""The route of endpoints: which receivers get no requests for now."""
+"""Serves the route of endpoints, which lists the receivers whose breakers are not closed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EndpointStates:
         )
     )
     async def index(self, request: Request) -> Response:
-        """Return the breakers that are not closed, of endpoints that the caller's rules have."""
+        """Return the breakers that are not closed, of the endpoints in the caller's rules."""
         who = identity_of(request)
         await asked(self._current.refresh())
         own = {

@@ -1,4 +1,4 @@
-"""The routes of rules: list, create, show, change, delete, pause, resume, and their secrets."""
+"""Serves the routes of rules: list, create, show, change, delete, pause, resume, secrets."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ from penstock_automations.rules.rights import missing_right
 from penstock_automations.rules.secrets import check_secret, new_secret, new_token
 from penstock_automations.rules.store import Conflict, CurrentRules, RuleStore
 
-SHOWN_TIMES: Final = 5  # the number of next times of a schedule that are shown
-PREVIOUS: Final = 2  # the number of secrets while one replaces the other
+SHOWN_TIMES: Final = 5  # how many next times of a schedule a client sees
+PREVIOUS: Final = 2  # how many secrets a rule has while a new secret replaces the old one
 
 
 class Query(BaseModel):
@@ -118,8 +118,8 @@ _CHANGED: Final = json("The rule", _RULE_AND_SECRETS)
 class Rules:
     """The handlers of the routes.
 
-    `changed` returns when the stored rules match every event from then on. `most` is the number of
-    rules that one user may have. `clock` is NATS's.
+    `changed` is awaited after a write; it returns when the stored rules match every new event.
+    `most` is the number of rules that one user may have. `clock` has NATS's time.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Rules:
         )
     )
     async def create(self, request: Request) -> Response:
-        """Store a new rule, and answer when it matches events."""
+        """Store a new rule, and respond when the rule matches events."""
         who = identity_of(request)
         given = self._read(await read_json(request, MAX_BODY_BYTES), None)
         owner = _owner(who)
@@ -298,7 +298,7 @@ class Rules:
         )
     )
     async def pause(self, request: Request) -> Response:
-        """Pause the rule, also a rule of the file. A rule that is paused stays as it is."""
+        """Pause the rule, also a rule of the file. A paused rule is not changed."""
         rule = await found_rule(request, self._store)
         body = await optional_body(request, PauseBody)
         by = identity_of(request).user_id
@@ -317,7 +317,7 @@ class Rules:
         )
     )
     async def resume(self, request: Request) -> Response:
-        """End the pause, also of a rule of the file. A rule that is not paused stays as it is."""
+        """End the pause, also of a rule of the file. An active rule is not changed."""
         await ignore_body(request)
         rule = await found_rule(request, self._store)
         await asked(self._store.resume(rule.id, rule.record.uid))
@@ -338,7 +338,7 @@ class Rules:
         )
     )
     async def rotate(self, request: Request) -> Response:
-        """Put a new secret before the present one."""
+        """Begin a rotation: put a new secret before the current secret."""
         rule = await self._writable(request)
         body = await optional_body(request, RotateBody)
         name, present = _secrets(rule.record.rule, body.of)
@@ -373,7 +373,7 @@ class Rules:
         )
     )
     async def end_rotation(self, request: Request) -> Response:
-        """Remove the secret that a new one replaces. One secret stays as it is."""
+        """End a rotation: remove the old secret. A single secret is not removed."""
         await ignore_body(request)
         rule = await self._changeable(request)
         of = request.query_params.get("of", "webhook")
@@ -386,12 +386,14 @@ class Rules:
         return await self._written(record, {})
 
     async def _writable(self, request: Request) -> CompiledRule:
-        """Return the rule of the path, if the caller may decide what it does.
+        """Return the rule of the path, if the caller may change its content.
 
-        A rule acts with its owner's rights, so who writes another user's rule acts as that user.
+        A rule acts with its owner's rights. So a caller who writes another user's rule acts as that
+        user.
 
         Raises:
-            Problem: as `_changeable`; 403 for another user's rule without the scope act-as.
+            Problem: the problems of `_changeable`; 403 for another user's rule if the caller does
+                not have the scope act-as.
         """
         rule = await self._changeable(request)
         who = identity_of(request)
@@ -408,8 +410,8 @@ class Rules:
         """Return the rule of the path, if the caller may change it over HTTP.
 
         Raises:
-            Problem: 404; 409 for a rule of the file; 412 if the rule is not the one that the caller
-                has read.
+            Problem: 404; 409 for a rule of the file; 412 if the rule has changed since the caller
+                read it.
         """
         rule = await found_rule(request, self._store)
         if rule.record.source == "file":
@@ -433,7 +435,7 @@ class Rules:
                 raise Problem(422, "id: a rule keeps its id; make another rule and delete this one")
         record = rule.record
         given = self._read(value, record.rule)
-        # An administrator who changes another user's rule does not lend it more rights.
+        # If an administrator changes another user's rule, the rule keeps the rights of its owner.
         owner = _owner(who) if record.owner.user_id == who.user_id else record.owner
         everybody = _all_users(given.all_users, owner, record.all_users)
         stored = record
@@ -465,7 +467,7 @@ class Rules:
             raise Problem(409, refusal) from error
 
     async def _kept(self, rule: CompiledRule, changed: Rule) -> RuleRecord:
-        """Store a rule with other secrets, with the rights that it has."""
+        """Store a rule with other secrets; its owner and rights stay the same."""
         text = f"the rule {rule.id} was changed at the same time: try again"
         record = rule.record
         return await self._stored(changed, record.owner, record.all_users, rule.revision, text)
@@ -482,7 +484,7 @@ class Rules:
     async def _written(
         self, record: RuleRecord, secrets: Mapping[str, str], status: int = 200
     ) -> Response:
-        """Answer with a record that was stored, when the rule matches events."""
+        """Respond with a stored record, as soon as the rule matches events."""
         await asked(self._changed())
         rule = await asked(self._store.get(record.rule.id))
         is_same = rule is not None and rule.record.version == record.version
@@ -534,7 +536,7 @@ def _all_users(wanted: bool | None, owner: Owner, usual: bool) -> bool:
 
 
 def _secrets(rule: Rule, of: Literal["webhook", "hook"] | str) -> tuple[str, list[str]]:
-    """Return the field with the secrets of a part, and the secrets.
+    """Return the name of the field that holds the secrets of a part, and the secrets.
 
     Raises:
         Problem: 409 if the rule does not have the part.

@@ -1,4 +1,4 @@
-"""Makes the sample with which a rule is tried. Pure but for the run's id."""
+"""Makes the samples with which rules are tried. Pure, except for random ids."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _BODIES: Final[dict[TriggerKind, Callable[[Rule, str], dict[str, Any]]]] = {
 
 
 def sample_types(rule: CompiledRule) -> list[str]:
-    """Return the types of samples that a rule can be tried with."""
+    """Return the types of the samples with which a rule can be tried."""
     trigger = rule.record.rule.trigger
     return sorted(rule.types) if trigger == "subjects" else [_TYPES[trigger]]
 
 
 def sample(rule: CompiledRule, type_: str, now: str) -> tuple[Job, Occurrence]:
-    """Return a job and the event that it is about. `now`: the event's time, RFC 3339.
+    """Return a sample: an event or trigger, and its job. `now` is its time as RFC 3339.
 
-    The ids are new ones each time: a receiver that leaves out repeated ids gets each sample.
+    Each call makes new ids, so that a receiver that ignores repeated ids handles each sample.
     """
     id = str(uuid_utils.uuid7())
     trigger = rule.record.rule.trigger

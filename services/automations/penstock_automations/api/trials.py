@@ -1,4 +1,4 @@
-"""The routes that try a rule: a test request, and a dry run over past events."""
+"""Serves the routes that try a rule: a test request, and a dry run over past events."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class Trials:
         self._bus = bus
         self._store = store
         self._webhooks = webhooks
-        # A user tries one rule at a time. So nobody can flood a receiver by tests, or keep the
-        # process busy with dry runs.
+        # Each user may try one rule at a time. Without this, a user could flood a receiver with
+        # tests, or keep the process busy with dry runs.
         self._turns = ReadScheduler()
 
     @serves(

@@ -1,9 +1,9 @@
-"""Writes what a delivery says on its run's timeline, as source frames, each once.
+"""Writes the events of a delivery to the timeline of its run, as source frames, each once.
 
-Two processes may carry out the same job one after another, or at the same time. What was written
-about the event is found in RAW after the event's own source frame, and the fence refuses a write
-if another frame of this service came between the look and the write. What a process has read and
-written itself it keeps in memory, so most writes need no look.
+Two processes may carry out the same job one after another, or at the same time. So a process first
+reads what was written about the event: this is in RAW after the event's own source frame. The fence
+refuses the write if another process has written a frame since the read. A process keeps the frames
+that it has read or written in memory, so most writes need no read.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ WRITER: Final = "automations"
 # The header by which `_look` finds an event that was written before.
 DELIVERY: Final = "Penstock-Delivery"
 _LOCKS = 64
-MAX_KEYS = 100_000  # frames that are known in memory, of 100 bytes each
+MAX_KEYS = 100_000  # the greatest number of frames in memory; each takes 100 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Where a delivery is announced: after the position `raw` in RAW of a run, in one of its legs.
+    """The place where a delivery is announced: a run and leg, after the position `raw` in RAW.
 
     A delivery of an event is announced on the event's run. A delivery of a trigger is announced on
-    the run that it has started.
+    the run that the delivery has started.
     """
 
     run_id: str
@@ -48,8 +48,8 @@ class Timeline:
 class _Frames:
     """This service's frames of a run after the position `after` in RAW, up to the frame `last`.
 
-    `keys` has the deliveries that the frames are about. As long as a write after `last` is not
-    refused, no other process has written a frame.
+    `keys` names the deliveries and the kinds of event of these frames. If the fence accepts a write
+    after `last`, no other process has written a frame since.
     """
 
     after: int
@@ -64,9 +64,10 @@ class Announcements:
         self._bus = bus
         self._pod = pod
         self._number = itertools.count(1)
-        self._known: OrderedDict[str, _Frames] = OrderedDict()  # by run
-        self._keys = 0  # of all known frames
-        # Deliveries of one run take turns. Otherwise their writes would refuse each other.
+        self._known: OrderedDict[str, _Frames] = OrderedDict()  # by run id
+        self._keys = 0  # the number of keys in all of `_known`
+        # Deliveries of one run take turns. Without this, the fence would refuse many of their
+        # writes.
         self._turns = [asyncio.Lock() for _ in range(_LOCKS)]
 
     async def once(
@@ -87,7 +88,7 @@ class Announcements:
         key = f"{job.webhook_id} {job.replay} {what}"
         payload = orjson.dumps({"type": type_, "data": data})
         async with self._turns[hash(timeline.run_id) % _LOCKS]:
-            # If this write is cut short, nobody knows the last frame.
+            # Forget the frames first: if this write is cancelled, the last frame is not known.
             known = self._take(timeline.run_id)
             while True:
                 if known is None or timeline.raw < known.after:
@@ -102,7 +103,7 @@ class Announcements:
                         "event", payload, leg=timeline.leg, headers={DELIVERY: key}
                     )
                 except (FenceConflict, HistoryLost):
-                    known = None  # another process wrote about this run: look again
+                    known = None  # another process has written about this run: read again
                     continue
                 known.keys.add(key)
                 self._keep(timeline.run_id, known)
@@ -121,7 +122,7 @@ class Announcements:
             self._keys -= len(oldest.keys)
 
     async def _look(self, timeline: Timeline) -> _Frames:
-        """Return this writer's frames of the run after the timeline's begin."""
+        """Read this service's frames of the run after the position `raw`."""
         stream, pattern = raw_for(timeline.run_id), raw_stored(timeline.run_id, WRITER)
         while True:
             last = await tail(self._bus, stream, pattern)
@@ -133,5 +134,5 @@ class Announcements:
                 found.last = stored.sequence
             if found.last >= last.sequence:
                 return found
-            # A replica that lags behind has answered: it lacks the last frame.
+            # The answer came from a replica that lags behind and does not have the last frame yet.
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""When a delivery is tried again. Pure."""
+"""Computes when a delivery is tried again. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carries out jobs: one attempt each, then the outcome, the next attempt or the next in order."""
+"""Carries out jobs: makes an attempt, and then does what follows from its result."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 1.0
-AGAIN_S = 5.0  # before a job is tried again whose handling failed unexpectedly
-MAX_FAILURES = 5  # deliveries by NATS after which such a job is given up
-MAX_UNFINISHED = 20  # deliveries by NATS after which a job is given up that no process finished
+AGAIN_S = 5.0  # seconds until a job is handled again after an unexpected error
+MAX_FAILURES = 5  # after so many deliveries by NATS, a job with unexpected errors is given up
+MAX_UNFINISHED = 20  # after so many deliveries by NATS, a job that no process finishes is given up
 MAX_DEFERRALS = 10_000
-# The first and the longest wait of a delivery that is put off, since its rule is paused.
+# The first and the longest wait in seconds of a delivery whose rule is paused.
 PAUSED_S = (10.0, 3600.0)
 
 # How long a job that is due waits in SCHEDULES for a process: as long as records of deliveries are
@@ -53,7 +53,7 @@ GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`at_once`: how many jobs are in memory; the rest as in the settings."""
+    """`at_once` is the number of jobs in memory; the other fields are as in the settings."""
 
     at_once: int
     ack_wait_s: float
@@ -94,8 +94,8 @@ class Deliverer:
     async def take(self, batch: Sequence[Taken]) -> None:
         """Begin to carry out jobs.
 
-        A job is worked on in a task of its own: a slow receiver must not hold up the jobs that were
-        fetched with this one.
+        Each job has a task of its own, so that a slow receiver does not delay other jobs of the
+        batch.
         """
         for taken in batch:
             task = asyncio.create_task(self._work(taken))
@@ -103,7 +103,7 @@ class Deliverer:
             task.add_done_callback(self._done)
 
     async def finish(self, grace_s: float) -> None:
-        """Wait for the jobs that are worked on; after `grace_s` seconds, give the rest back."""
+        """Wait for the jobs that are being worked on; after `grace_s`, give the rest back."""
         if not self._working:
             return
         _, left = await asyncio.wait(set(self._working), timeout=grace_s)
@@ -153,7 +153,7 @@ class Deliverer:
         await taken.ack()
 
     async def _end(self, stored: Stored, error: Exception) -> None:
-        """Give up a job whose handling fails, and say so: later jobs may wait for its outcome."""
+        """Give up a job whose handling fails. Record the outcome, for which jobs may wait."""
         log.error("%s: given up", stored.subject, exc_info=error)
         try:
             job = Job.parse(stored.payload)
@@ -167,7 +167,8 @@ class Deliverer:
     async def _deliver(self, job: Job, stored: Stored) -> None:
         record = await self._persist(lambda: self._records.get(job))
         if record is not None and record.has_done(job):
-            # An earlier process made this attempt, and ended before it had settled everything.
+            # An earlier process has made this attempt, and ended before it finished the other
+            # steps.
             if record.replay == job.replay:
                 await self._settle(job, stored, record)
             return
@@ -180,7 +181,7 @@ class Deliverer:
             await self._persist(self._rules.refresh)
             rule = self._rules.get(job.rule)
         if rule is None or rule.record.uid != job.uid:
-            # A rule with the same id may belong to another user, who must not get this event.
+            # A rule with another `uid` may belong to another user, who must not get this event.
             return await self._fail(job, stored, record, "rule_deleted", "the rule was deleted")
         record.name = rule.record.rule.name
         if job.deferrals > MAX_DEFERRALS:
@@ -283,7 +284,7 @@ class Deliverer:
         await self._settle(job, stored, record)
 
     async def _settle(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
-        """Do what follows from the record. Every step may be repeated."""
+        """Do the steps that follow from the record. Every step may be repeated."""
         if record.status == "waiting":
             following = replace(job, attempt=record.made).next_attempt()
             at = record.next_at or self._bus.clock.time()
@@ -317,10 +318,10 @@ class Deliverer:
             )
 
     async def _announce_outcome(self, job: Job, record: DeliveryRecord) -> bool:
-        """Write the outcome on the timeline, if there is one; return False for a repeated call.
+        """Write the outcome to the timeline; return False if an earlier call has written it.
 
-        Without a timeline the outcome is in the delivery's record, the log and the metrics. The
-        return value is then always True.
+        A delivery without a timeline has its outcome only in the delivery's record, the log and the
+        metrics. For such a delivery, the result is always True.
         """
         timeline = _timeline(job, record)
         type_, data = outcome(job, record)
@@ -328,7 +329,7 @@ class Deliverer:
             log.info("%s: rule %s: %s: %s", job.about, job.rule, type_, data["result"])
             return True
         if job.run_id is None:
-            # The run did not exist before the attempt, so the rule is announced on it only now.
+            # This attempt has started the run, so `automation.triggered` can be written only now.
             await self._announce_trigger(job, record)
         return await self._persist(
             lambda: self._announcements.once(timeline, job, "outcome", type_, data)
@@ -344,7 +345,7 @@ class Deliverer:
         await schedule(self._bus, job.schedule_subject, job.due_subject, at, job.dump(), DUE_TTL_S)
 
     async def _occurrence(self, job: Job) -> Occurrence | None:
-        """Return what the job is about; None for an event that does not exist any more."""
+        """Return the event or trigger of the job; None if the event has expired."""
         source = job.source
         if isinstance(source, TriggerSource):
             return Occurrence(orjson.dumps(source.body))
@@ -377,7 +378,7 @@ class Deliverer:
         return record
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a step until the bus answers: a result that is known must not be lost."""
+        """Repeat a step until the bus answers, so that the result of an attempt is not lost."""
         while True:
             try:
                 return await step()
@@ -387,7 +388,7 @@ class Deliverer:
 
 
 def _timeline(job: Job, record: DeliveryRecord) -> Timeline | None:
-    """Return where the delivery is announced: on its event's run, else on the run it started."""
+    """Return the timeline of the delivery; None for a trigger that has started no run."""
     if isinstance(job.source, EventSource):
         return Timeline(job.source.run_id, job.source.raw, job.source.leg)
     return Timeline(record.started_run_id) if record.started_run_id is not None else None

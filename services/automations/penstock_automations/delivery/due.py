@@ -19,7 +19,7 @@ GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 
 class Due:
-    """Publishes jobs at their time. A repeated job stores nothing, so a kill loses nothing."""
+    """Publishes jobs at their time. After a kill, publishing a job again stores nothing twice."""
 
     def __init__(self, bus: Bus, give_up: GiveUp) -> None:
         self._bus = bus

@@ -1,7 +1,7 @@
-"""Lists the deliveries of a rule by an index in memory, the newest first.
+"""Lists the deliveries of rules, the newest first, using an index in memory.
 
-The index is read when the first list is asked for, and followed from then on. A process that only
-delivers needs no memory for it.
+The index is built at the first request for a list, and kept up to date from then on. So a process
+that only delivers needs no memory for an index.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ log = logging.getLogger(__name__)
 
 Status = Literal["waiting", "delivered", "failed"]
 STATUSES: Final = {status: code for code, status in enumerate(get_args(Status))}
-FIRST: Final = (-(2**62), -1)  # the place before all others
+FIRST: Final = (-(2**62), -1)  # the place before all deliveries
 LAST_MS: Final = 2**62
-RULES_AT_ONCE: Final = 100  # rules that are looked at before other requests are handled
-READ_AT_ONCE: Final = 50  # other requests are handled between two reads of so many records
+RULES_AT_ONCE: Final = 100  # after this many rules, other requests are handled
+READ_AT_ONCE: Final = 50  # after this many records, other requests are handled
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Deliveries of some rules. The times are when the delivery began, in Unix milliseconds.
+    """A choice of deliveries: by rules, status and the time at which a delivery began.
 
-    A rule is its id and its `uid`. `since` is included, `until` is not.
+    A rule is given by its id and its `uid`. The times are Unix milliseconds. `since` is included,
+    `until` is not.
     """
 
     rules: frozenset[tuple[str, str]]
@@ -46,13 +47,13 @@ class Selection:
     until: int = LAST_MS
 
     def has(self, record: DeliveryRecord) -> bool:
-        """Return whether the record is of one of these rules, and has this status."""
+        """Return whether the record belongs to one of the rules, and has the status."""
         is_of_rule = (record.rule, str(record.job.get("uid"))) in self.rules
         return is_of_rule and self.status in (None, record.status)
 
 
 class DeliveryRows(IndexRows):
-    """The rows of all deliveries. `age` is the negative time of the begin in Unix milliseconds."""
+    """The index of all deliveries. `age` is the negative begin in Unix milliseconds."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -64,7 +65,7 @@ class DeliveryRows(IndexRows):
         )
 
     def put(self, changes: Sequence[Change]) -> None:
-        """Take over the changes; report values that are no records of deliveries."""
+        """Apply the changes to the rows; log values that are no records of deliveries."""
         rows: dict[str, tuple[Any, ...] | None] = {}
         for change in changes:
             rows[change.key] = _row(change) if change.value is not None else None
@@ -75,7 +76,7 @@ class DeliveryRows(IndexRows):
         )
 
     def drop(self, key: str, sequence: int) -> None:
-        """Drop the row of a delivery, unless the row is of a later sequence."""
+        """Drop the row of a delivery, unless the row has a later sequence."""
         self.write("DELETE FROM deliveries WHERE key = ? AND seq < ?", [(key, sequence)])
 
     def after(
@@ -101,14 +102,14 @@ class DeliveryRows(IndexRows):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of deliveries. `next`: the place of the last one; None if there are no more."""
+    """A page of deliveries. `next` is the place of the last delivery; None on the last page."""
 
     deliveries: list[DeliveryRecord]
     next: tuple[int, int] | None
 
 
 class DeliveryList:
-    """The list of deliveries of one process. `follow` is called once: it has the index followed."""
+    """Lists deliveries. `follow` is called once, and must keep the index up to date."""
 
     def __init__(self, bus: Bus, follow: Callable[[BucketIndex], None]) -> None:
         self._rows = DeliveryRows()
@@ -155,12 +156,12 @@ class DeliveryList:
 
 
 def is_delivery(key: str) -> bool:
-    """Return whether a key of the bucket is of a delivery, and not of a queue."""
+    """Return whether a key of the bucket belongs to a delivery, and not to a queue or a plan."""
     return key.count(".") == 1
 
 
 def record_of(entry: Entry) -> DeliveryRecord | None:
-    """Return the record in an entry; None, and a log line, if it cannot be read."""
+    """Return the record of an entry. If the record cannot be read, log this and return None."""
     try:
         return DeliveryRecord.model_validate_json(entry.value)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""What is said about a delivery: its source events and its dead letter. Pure."""
+"""Makes the source events and the dead letter of a delivery. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def triggered(job: Job, name: str) -> dict[str, Any]:
 
 
 def outcome(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
-    """Return the type and data of the event that says how a delivery ended."""
+    """Return the type and data of the event with the outcome of a delivery."""
     last = record.last
     data: dict[str, Any] = {
         "automation": record.rule,
@@ -69,7 +69,7 @@ def dead_letter(pod: str, job: Job, stored: Stored, record: DeliveryRecord) -> D
             # Every process computes the same id, so each delivery, and each replay of a delivery,
             # has at most one dead letter.
             "traceback_id": traceback_id(job),
-            # Dead letters have a run or, for a trigger that belongs to no run, the kind of trigger.
+            # The dead letter of a trigger has no run, so it has the kind of the trigger here.
             "run_id": job.run_id or job.source.kind,
             "delivery": orjson.loads(record.dump()),
         }

@@ -1,7 +1,7 @@
 """The record of a delivery in KV `deliveries`: its attempts and its outcome.
 
-The record is written after each attempt and before anything else is said about it. So a process
-that ends after an attempt does not make another process repeat the attempt.
+After each attempt, the record is written before any other step. So if a process ends after an
+attempt, another process continues with the next step and does not repeat the attempt.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Records:
         self._bucket = bus.bucket(BUCKET)
 
     async def get(self, job: Job) -> DeliveryRecord | None:
-        """Return the delivery's record; None if there is none that can be read.
+        """Return the delivery's record; None if it is missing or cannot be read.
 
         Raises:
             BusError: the bucket cannot be read.

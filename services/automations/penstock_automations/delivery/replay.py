@@ -1,4 +1,4 @@
-"""Makes a delivery again that has failed."""
+"""Replays deliveries: makes a delivery again that has its outcome."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ class CannotReplay(Exception):
 
 
 async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
-    """Make a delivery again that has its outcome; return the job that does so.
+    """Replay a delivery that has its outcome; return the job of the replay.
 
-    The receiver gets the same `webhook-id`. Two calls at the same time make the delivery once more,
-    not twice: the job has an id, which DELIVERIES takes once, and the next replay has another id
-    only after this one has been tried. The dead letter of the failure is marked as replayed.
+    The receiver gets the same `webhook-id`. Two calls at the same time cause only one replay,
+    because both publish a job with the same id, and DELIVERIES discards the second job. The next
+    replay gets a new id only after an attempt of this replay. The dead letter of the failure is
+    marked as replayed.
 
     Raises:
-        CannotReplay: the delivery is still being made, or there was nothing to deliver.
+        CannotReplay: the delivery has no outcome yet, or there was nothing to deliver.
         BusError: the job was not published, or it is unknown whether it was published.
     """
     try:
@@ -50,8 +51,8 @@ async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
 async def replay(bus: Bus, stored: Stored) -> None:
     """Publish the job of a dead letter again, unless it was replayed before.
 
-    A replay has the same id for its receiver, and begins with the first attempt. It is not kept in
-    order with other deliveries of its run, which have gone on.
+    A replay has the same id for its receiver, and begins with the first attempt. A replay of an
+    ordered rule is not kept in order, because later deliveries of the run have already been made.
 
     Raises:
         ValueError: the message is no job.

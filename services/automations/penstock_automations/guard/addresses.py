@@ -1,4 +1,4 @@
-"""Which addresses a webhook must not reach. Pure.
+"""Decides which addresses a webhook must not reach. Pure.
 
 `ipaddress` alone is not enough: Python 3.11 calls 192.0.0.192, 2002:7f00:1:: and 224.0.0.1 global.
 """
@@ -13,10 +13,10 @@ from typing import Final, TypeAlias
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
-# The only IPv6 addresses that are assigned to the public. What is outside is reserved, or means
-# something else: loopback, link-local, site-local, NAT64, IPv4-translated, segment routing.
+# The only IPv6 network with public addresses. All other addresses are reserved, or have a special
+# meaning: loopback, link-local, site-local, NAT64, IPv4-translated, segment routing.
 _PUBLIC_IPV6: Final = IPv6Network("2000::/3")
-# Networks that are not public, or in which an address contains another address.
+# Networks within the public range that are not public, or whose addresses contain other addresses.
 _FORBIDDEN: Final[tuple[Network, ...]] = tuple(
     map(
         ip_network,
@@ -38,7 +38,7 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def address_of(text: str) -> Address:
-    """Return the address, with an IPv4 address that IPv6 wraps taken out of it.
+    """Return the address of a text. An IPv4-mapped IPv6 address becomes its IPv4 address.
 
     `text` may end in an IPv6 zone, such as `%eth0`, which is a part of the address.
 
@@ -52,10 +52,10 @@ def address_of(text: str) -> Address:
 
 
 def literal(host: str) -> Address | None:
-    """Return the address that a URL's host is; None if the host is a name.
+    """Return the address that a URL has as its host; None if the host is a name.
 
     Decimal, hexadecimal and short forms of IPv4, such as `2130706433` and `127.1`, are addresses,
-    since the resolver of the system takes them for such.
+    because the system's resolver accepts them.
     """
     try:
         return address_of(host)
@@ -68,7 +68,7 @@ def literal(host: str) -> Address | None:
 
 
 def is_forbidden(address: Address, allowed: Iterable[Network] = ()) -> bool:
-    """Return whether no webhook may reach the address; an address in `allowed` may be reached."""
+    """Return whether webhooks must not reach the address, because it is not public or allowed."""
     if any(address in network for network in allowed if network.version == address.version):
         return False
     if isinstance(address, IPv6Address) and (

@@ -1,9 +1,8 @@
 """Makes TCP connections to addresses that webhooks may reach, and refuses all others.
 
-The check is at the socket: the host's name is resolved here, each address is checked, and the
-connection goes to the address that was checked. So a name server that gives another address a
-moment later (DNS rebinding) has no effect. TLS still uses the URL's host name, since httpcore
-starts TLS with the name of the origin.
+This module resolves the host's name, checks each address, and connects to a checked address. So a
+name server cannot get around the check by giving another address a moment later (DNS rebinding).
+TLS still uses the URL's host name, since httpcore starts TLS with the name of the origin.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from penstock_automations.guard.addresses import (
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
-MAX_ADDRESSES = 4  # how many addresses of a name are tried
+MAX_ADDRESSES = 4  # the greatest number of addresses of a name that are tried
 
 
 class AddressRefused(httpcore.ConnectError):
@@ -45,7 +44,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class Guard:
-    """The hosts and networks of settings that webhooks may reach although they are not public."""
+    """Refuses addresses that are not public, except the hosts and networks that settings allow."""
 
     def __init__(self, hosts: Iterable[str] = (), networks: Iterable[str] = ()) -> None:
         self._hosts = frozenset(host.strip().lower().rstrip(".") for host in hosts)
@@ -66,18 +65,18 @@ class Guard:
             return
         for address in addresses:
             if is_forbidden(address_of(address), self._networks):
-                # The address is not in the text: it would tell the author of a rule how names of
-                # the internal network are resolved.
+                # The text does not contain the address, so that the author of a rule does not learn
+                # how names of the internal network are resolved.
                 raise AddressRefused(
                     f"{host} has an address that is not public; an operator can allow the host or "
                     "its network (PENSTOCK_WEBHOOK_ALLOW_HOSTS, PENSTOCK_WEBHOOK_ALLOW_NETWORKS)"
                 )
 
     def check_url(self, url: str) -> None:
-        """Raise AddressRefused for a URL that the guard will refuse whatever its name resolves to.
+        """Raise AddressRefused for a URL that the guard would refuse at every connection.
 
-        This tells the author of a rule early. Each connection is checked all the same, since only
-        the connection shows the address of a name.
+        With this check, the author of a rule learns of the refusal when the rule is written. Each
+        connection is checked, too, because the address of a name is only known then.
         """
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -119,7 +118,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to an address of the host that was checked.
+        """Resolve the host, check its addresses, and connect to one of them.
 
         Raises:
             AddressRefused: the host has a forbidden address.

@@ -1,9 +1,9 @@
-"""How long a job is put off that uses no attempt. Pure."""
+"""Computes how long a job is put off when no attempt can be made. Pure."""
 
 from __future__ import annotations
 
 
 def growing_s(first_and_longest_s: tuple[float, float], deferrals: int) -> float:
-    """Return the seconds to wait: twice as long for each deferral, up to the longest wait."""
+    """Return the seconds to wait, which double with each deferral up to the longest wait."""
     first_s, longest_s = first_and_longest_s
     return min(first_s * 2.0 ** min(deferrals, 20), longest_s)

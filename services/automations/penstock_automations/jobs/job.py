@@ -1,4 +1,4 @@
-"""Jobs: what a rule is to do about one event or trigger. Pure."""
+"""Defines jobs. A job is a delivery that a rule is to make for one event or trigger. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TRIGGER_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """An event that matched. The event is named by its stream sequence in the stream of its run.
+    """An event that matched a rule, named by its run and by its sequence in the stream of events.
 
-    `raw` is the position in RAW of the event's source frame: what this service writes about the
-    delivery comes after it.
+    `raw` is the position in RAW of the event's source frame. The source frames that this service
+    writes about the delivery have later positions.
     """
 
     kind: ClassVar[SourceKind] = "event"
@@ -50,10 +50,11 @@ class EventSource:
 
 @dataclass(frozen=True, slots=True)
 class TriggerSource:
-    """A time of a schedule, or a request to an inbound webhook. It belongs to no run.
+    """A time of a schedule, or a request to an inbound webhook. A trigger belongs to no run.
 
-    `id` is unique within the rule, and the same each time that the same trigger is handled. `body`
-    is a small JSON object in the form of an event: `timestamp`, `event` and `data`.
+    `id` is unique within the rule. If a trigger is handled more than once, its `id` is the same
+    each time. `body` is a small JSON object in the form of an event: `timestamp`, `event` and
+    `data`.
     """
 
     kind: TriggerKind
@@ -79,15 +80,15 @@ class Job:
 
     rule: str
     version: int
-    uid: str  # of the rule: a later rule with the same id has another one
+    uid: str  # the rule's `uid`; a later rule with the same id has another `uid`
     type: str  # the event's type, or `<category>.<action>` of the trigger's body
     source: Source
-    ordered: bool = False  # the run's deliveries of this rule are made one after another
+    ordered: bool = False  # whether the run's deliveries of this rule are made one after another
     depth: int = 0  # how many rules led to the event
-    attempt: int = 1  # the next attempt
+    attempt: int = 1  # the number of the attempt to make
     deferrals: int = 0  # how often the delivery was put off without an attempt
     replay: int = 0  # how often a person had the delivery made again
-    failure: str | None = None  # why nothing is sent: the delivery fails at once
+    failure: str | None = None  # the reason why the delivery fails at once, without an attempt
     failure_code: FailureCode = "condition"
 
     @property
@@ -103,12 +104,12 @@ class Job:
 
     @property
     def can_be_repeated(self) -> bool:
-        """Whether a replay of the delivery may succeed, so that its failure is a dead letter."""
+        """Whether a replay may succeed. Only then does a failure become a dead letter."""
         return self.failure is None or self.failure_code == "queue_full"
 
     @property
     def key(self) -> str:
-        """The key of the delivery: the rule, and the run and sequence or the trigger's id."""
+        """The delivery's key in KV: the rule's id, and the token of the event or trigger."""
         return f"{self.rule}.{self.source.token}"
 
     @property
@@ -118,7 +119,7 @@ class Job:
 
     @property
     def message_id(self) -> str:
-        """The `Nats-Msg-Id` of this job: DELIVERIES takes a job once."""
+        """The `Nats-Msg-Id` of this job, by which DELIVERIES discards a repeated job."""
         return f"{self.webhook_id}.{self.attempt}.{self.deferrals}.{self.replay}"
 
     @property
@@ -128,7 +129,7 @@ class Job:
 
     @property
     def schedule_subject(self) -> str:
-        """The subject of the scheduled message that brings this job back."""
+        """The subject in SCHEDULES of the scheduled message with this job."""
         step = f"{self.attempt}-{self.deferrals}-{self.replay}"
         return subjects.schedule("automations", f"{self.key}.{step}")
 
@@ -139,7 +140,7 @@ class Job:
 
     @property
     def order_key(self) -> str:
-        """The key of the queue of the run's deliveries for an ordered rule."""
+        """The key in KV of the queue of an ordered rule for this run."""
         return f"order.{self.rule}.{self.run_id}"
 
     def next_attempt(self) -> Job:
@@ -147,7 +148,7 @@ class Job:
         return replace(self, attempt=self.attempt + 1, deferrals=0)
 
     def deferred(self) -> Job:
-        """Return the same attempt's job, put off once more."""
+        """Return the job of the same attempt, with one more deferral."""
         return replace(self, deferrals=self.deferrals + 1)
 
     def again(self) -> Job:
@@ -155,7 +156,7 @@ class Job:
         return replace(self, attempt=1, deferrals=0, replay=self.replay + 1)
 
     def dump(self) -> bytes:
-        """Return the job as JSON, without fields that have their default."""
+        """Return the job as JSON; fields with their default value are left out."""
         return orjson.dumps({**_without_defaults(self), **self.source.fields()})
 
     @classmethod

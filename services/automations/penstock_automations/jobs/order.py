@@ -1,13 +1,14 @@
 """Keeps the deliveries of a run in order, for rules that ask for it.
 
-KV `deliveries` has one queue for each ordered rule and run. Processes may report the events of a
-run in any order and more than once, since the server delivers an event to any of them, and again
-after a kill. The order is that of the stream: who extends a queue reads the run's events since the
-last one that the queue has taken, and writes the queue if nobody else has written it meanwhile. So
-runs are independent of each other, and no process has to wait for another one.
+KV `deliveries` has one queue for each ordered rule and run. The server delivers an event to any
+process, and again after a kill. So processes may report the events of a run in any order and more
+than once. The queue nevertheless has the order of the stream: a process that extends a queue reads
+all events of the run since the last event in the queue, and writes the queue only if no other
+process has written it meanwhile. So runs are independent of each other, and no process has to wait
+for another process.
 
-Only the first job of a queue is in DELIVERIES; when it has its outcome, the next one follows. Every
-step may be repeated.
+Only the first job of a queue is in DELIVERIES. When this job has its outcome, the next job is
+published. Every step may be repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from penstock_automations.jobs.job import Job
 from penstock_automations.jobs.publish import publish
 from penstock_automations.jobs.queue import MAX_WAITING, Queue, position
 
-# Returns the jobs of a run's events for a rule, after one stream sequence and up to another.
+# A function that returns the jobs of a job's rule and run for the events after the first stream
+# sequence and up to the second one.
 Between = Callable[[Job, int, int], Awaitable[Sequence[Job]]]
 
 
@@ -35,11 +37,12 @@ class Order:
         self._bucket = bus.bucket("deliveries")
 
     async def extend(self, jobs: Sequence[Job], between: Between) -> Job | None:
-        """Put jobs of one rule and run into their queue, and all jobs that belong before them.
+        """Put jobs of one rule and run into their queue, and all earlier jobs that are missing.
 
-        Returns the job to publish, if these jobs made it the first one. A repeated call returns the
-        first job again if it is one of `jobs`: its caller may have ended before it published the
-        job. A job for which the queue has no room fails at once, out of order.
+        Returns the first job of the queue if the caller must publish it, else None. A repeated call
+        returns the first job again if it is one of `jobs`, because an earlier caller may have ended
+        before it published the job. A job for which the queue has no room fails at once, out of
+        order.
 
         Raises:
             BusError: the queue could not be read or written; repeat the call.
@@ -56,16 +59,18 @@ class Order:
                 found.setdefault(position(job), job)
             extended, refused = queue.extended([job for _, job in sorted(found.items())])
             for job in refused:
-                # Before the queue is written: after it, nobody would look at these events again.
+                # Publish the failed jobs before the queue is written. If the process ended between
+                # a write of the queue and these jobs, no process would look at their events again.
                 failed = replace(job, ordered=False, failure=FULL, failure_code="queue_full")
                 await publish(self._bus, failed)
             if await self._write(last, extended, revision):
                 return None if queue.jobs else extended.first
 
     async def done(self, job: Job) -> Job | None:
-        """Remove a job that has its outcome; return the job that is now first, if there is one.
+        """Remove a job that has its outcome; return the job that is now first, or None.
 
-        A repeated call returns the first job again: its caller may have ended before it sent it.
+        A repeated call returns the first job again, because an earlier caller may have ended before
+        it published this job.
 
         Raises:
             BusError: the queue could not be read or written; repeat the call.

@@ -8,7 +8,7 @@ from penstock_automations.jobs.job import Job
 
 
 async def publish(bus: Bus, job: Job) -> None:
-    """Store a job in DELIVERIES; a repeated call within the server's window stores nothing.
+    """Store a job in DELIVERIES; within the server's window, a repeated call stores nothing.
 
     Raises:
         BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.
@@ -18,11 +18,11 @@ async def publish(bus: Bus, job: Job) -> None:
 
 
 async def publish_first(bus: Bus, job: Job) -> bool:
-    """Store a job in DELIVERIES unless a job about the same is there; return whether it was stored.
+    """Store a trigger's job in DELIVERIES unless it is there already; return whether it was stored.
 
     A trigger may be handled again long after the server's window for repeated messages. While the
-    first job waits in DELIVERIES, the fence refuses a second one. Later, the delivery's record ends
-    the second job.
+    first job waits in DELIVERIES, the fence refuses a second job. After that, a second job ends
+    without effect, because the delivery's record has the attempt.
 
     Raises:
         BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.

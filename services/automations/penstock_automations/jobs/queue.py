@@ -1,4 +1,4 @@
-"""The queue of an ordered rule and run: the deliveries that wait for the one before. Pure."""
+"""Defines the queue of an ordered rule and run, whose deliveries wait for each other. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import orjson
 
 from penstock_automations.jobs.job import EventSource, Job
 
-MAX_WAITING = 1000  # deliveries of a queue; each takes up to 500 bytes of the queue's record
+# the greatest number of jobs in a queue; each takes up to 500 bytes of the queue's record
+MAX_WAITING = 1000
 _WHOLE = "whole"  # marks an entry that has all fields of its job
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """`upto`: the stream sequence of the last event whose job the queue has taken.
+    """The jobs of one ordered rule and run that have no outcome yet.
 
-    `jobs` has an entry for each job without an outcome, in the order of their events. Only the
-    first job is in DELIVERIES. `same` are the fields that entries leave out, since all jobs of a
-    queue have most fields in common, and the queue is written for each outcome.
+    `jobs` has an entry for each of these jobs, in the order of their events. Only the first job is
+    in DELIVERIES. `same` has the fields that are equal in all jobs. The entries leave these fields
+    out, which keeps the queue small, because the queue is written for each outcome.
 
-    `upto` stays when the queue is empty: an earlier event that a process reports late is then known
-    to be done.
+    `upto` is the stream sequence of the last event whose job the queue has taken. An empty queue
+    keeps `upto`. If a process reports an earlier event late, `upto` shows that this event is done.
     """
 
     upto: int = 0

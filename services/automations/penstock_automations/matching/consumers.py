@@ -1,4 +1,4 @@
-"""Keeps the consumers of events at the subjects that the rules name."""
+"""Keeps the filter subjects of the event consumers equal to the types that the rules name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LEASE_TTL_S, LEASE_WAIT_S, LOOK_S = 5.0, 30.0, 0.05
 
 
 class Consumers:
-    """The durable consumers of all shards, which all processes share.
+    """The durable consumers of all shards. All processes share these consumers.
 
-    Subjects are changed under a lease, and the rules are read while the lease is held. Otherwise a
-    process that has not heard of a new rule could remove the rule's subjects again, and the server
-    would pass over the events that come meanwhile.
+    A process takes a lease, reads the rules, and then changes the subjects. Without the lease, a
+    process that has not yet read a new rule could remove the rule's subjects again. Then the server
+    would skip events for this rule.
     """
 
     def __init__(self, bus: Bus, rules: CurrentRules, name: str, ack_wait_s: float) -> None:
@@ -33,10 +33,10 @@ class Consumers:
         self._ack_wait_s = ack_wait_s
 
     async def update(self) -> None:
-        """Give all consumers the subjects of the present rules; make consumers that are missing.
+        """Give all consumers the subjects of the current rules; make missing consumers.
 
         Raises:
-            BusError: the bus does not answer, or another process changes them for too long.
+            BusError: the bus does not answer, or another process holds the lease for too long.
         """
         async with self._alone():
             await self._rules.refresh()
@@ -67,8 +67,9 @@ class Consumers:
 
 
 def filters(types: frozenset[str]) -> tuple[str, ...]:
-    """Return the filter subjects of a consumer for events of these types.
+    """Return the filter subjects of a consumer of these event types.
 
-    A consumer without filters would get every event, so no types are a subject without messages.
+    Without types, the result is `NOTHING`, a subject without messages, because a consumer without
+    filters would get every event.
     """
     return tuple(subjects.event(type_, "*") for type_ in sorted(types)) or (NOTHING,)

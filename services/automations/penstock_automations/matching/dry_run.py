@@ -1,4 +1,4 @@
-"""Says which past events would have set a rule off, and why the others would not."""
+"""Tries a rule on past events: finds the events that match, and why the others do not."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_o
 MAX_EVENTS: Final = 10_000
 SHOWN_OF_EACH = 20
 MAX_SECONDS = 20.0
-TURN = 100  # events after which other tasks of the process get their turn
+TURN = 100  # after this many events, other tasks of the process may run
 
 Why = Literal["matched", "condition", "missing_field", "failed", "not_allowed", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One event: what the rule would have done with it. `reason`: of a failure."""
+    """One event, and what the rule would have done. `reason` explains a failure."""
 
     run_id: str
     sequence: int
@@ -54,7 +54,7 @@ class DryRun:
 
 
 async def dry_run(bus: Bus, rule: CompiledRule, since: datetime, limit: int = MAX_EVENTS) -> DryRun:
-    """Try a rule on the events since a time, at most `limit`, the oldest first. Sends nothing.
+    """Try a rule on up to `limit` events since a time, the oldest first. Sends nothing.
 
     Events of runs that the rule's owner may not see are not looked at, and not counted. A rule that
     is paused or disabled is tried all the same. After 20 seconds the dry run ends incomplete.
@@ -108,7 +108,7 @@ async def _events(bus: Bus, stream: str, rule: CompiledRule, start: int) -> Asyn
 
 
 async def _tried(bus: Bus, facts: Facts, rule: CompiledRule, stored: Stored) -> Shown | None:
-    """Return what the rule would do with an event; None if its owner may not see the run."""
+    """Return what the rule would do with an event; None if the rule's owner may not see the run."""
     type_, _, run_id = stored.subject.rpartition(".")
     of_run = await facts.of(run_id)
     if of_run is None or not (rule.record.all_users or of_run.owner == rule.record.owner.user_id):

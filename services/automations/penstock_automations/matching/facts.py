@@ -1,4 +1,4 @@
-"""What matching must know of a run: its owner, and which rules started it."""
+"""Reads the facts about a run that matching needs: the owner, and the rules that led to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_KNOWN = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The owner of a run, the rules that led to the run (the first one first), and their number.
+    """The owner of a run, the rules that led to the run (the earliest first), and their number.
 
     `depth` is greater than the number of `rules` if some rules are not known by name.
     """
@@ -33,7 +33,7 @@ class Facts:
         self._known: OrderedDict[str, RunFacts] = OrderedDict()
 
     async def of(self, run_id: str) -> RunFacts | None:
-        """Return the run's facts; None if the run has no readable record (any more).
+        """Return the run's facts; None if the run's record is missing, expired or unreadable.
 
         Raises:
             BusError: the record could not be read.

@@ -14,7 +14,7 @@ from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_o
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A rule that an event matches. `failure`: why the rule's condition could not be evaluated."""
+    """A rule that matches an event. `failure` says why its condition could not be evaluated."""
 
     rule: CompiledRule
     failure: str | None = None
@@ -27,10 +27,10 @@ def matches(
     clock: Callable[[], float],
     took: Callable[[CompiledRule, float], None],
 ) -> list[Match]:
-    """Return the rules whose condition holds for the event, and the rules that fail.
+    """Return the rules whose condition holds for the event, and the rules whose condition fails.
 
-    A condition that reads a missing field does not hold. One rule that fails has no effect on the
-    others. `took` gets the seconds of each evaluation, by `clock`.
+    A condition that reads a missing field does not hold. A failing condition has no effect on other
+    rules. `took` is called with each rule and the seconds of its evaluation, measured with `clock`.
     """
     found = []
     bound: Bound | None = None
@@ -55,10 +55,13 @@ def matches(
 
 
 def depth_of(facts: RunFacts, body: Mapping[str, Any]) -> int:
-    """Return how many rules led to an event: to its run, and to the delivery that it is about."""
+    """Return how many rules led to an event.
+
+    For an event about a delivery, the rule of the delivery counts, too.
+    """
     depth = max(facts.depth, len(facts.rules))
     if body["event"]["category"] == "automation":
-        # Two rules that wait for each other's events would otherwise never end.
+        # Without this, two rules that match each other's `automation` events would never end.
         depth = max(depth, int(body["data"].get("depth") or 0)) + 1
     return depth
 
@@ -66,16 +69,17 @@ def depth_of(facts: RunFacts, body: Mapping[str, Any]) -> int:
 def may_act(rule: CompiledRule, facts: RunFacts, body: Mapping[str, Any]) -> bool:
     """Return whether the rule may act on an event of this run.
 
-    A rule acts with its owner's rights, so it sees its owner's runs only, unless it sees all users.
-    Unless the rule says `loops`, it sees neither its own events nor the runs that it led to. See
-    also `too_deep`.
+    A rule acts with its owner's rights. So it may act on its owner's runs only, unless it sees the
+    runs of all users. Without `loops`, a rule may act neither on events about its own deliveries
+    nor on runs that it led to. See also `too_deep`.
     """
     record = rule.record
     if not record.all_users and facts.owner != record.owner.user_id:
         return False
     is_delivery = body["event"]["category"] == "automation"
     if is_delivery and too_deep(facts, body) is not None:
-        return False  # the outcome of this refusal would be an event, which would be refused, too
+        # a refusal here would announce an event that would be refused, and so on without end
+        return False
     if record.rule.loops:
         return True
     is_own_event = is_delivery and body["data"].get("automation") == rule.id
@@ -83,9 +87,10 @@ def may_act(rule: CompiledRule, facts: RunFacts, body: Mapping[str, Any]) -> boo
 
 
 def too_deep(facts: RunFacts, body: Mapping[str, Any]) -> str | None:
-    """Return why the event triggers nothing, whatever the rules say; None if it may.
+    """Return why no rule may act on the event; None if rules may.
 
-    Rules that start each other's runs, or wait for each other's events, would otherwise never end.
+    Without this limit, rules that start each other's runs, or match each other's events, would
+    never end.
     """
     depth = depth_of(facts, body)
     if depth < MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""Takes events, and publishes a job for each rule that an event matches."""
+"""Takes events, and publishes a job for each rule that matches an event."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 SLOW_S = 0.1  # an evaluation that takes longer counts as slow
-MAX_SLOW = 5  # a rule with so many slow evaluations is paused, since it holds up all others
+MAX_SLOW = 5  # after this many slow evaluations a rule is paused, because it delays all other rules
 
-# An event that is not what the normalizer writes, or whose object is gone.
+# The errors of an event that the normalizer did not write, or whose object has expired.
 _UNREADABLE = (ObjectGone, ValueError, KeyError, TypeError, AttributeError)
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
@@ -49,12 +49,13 @@ class Matching:
         self._order = order
         self._give_up = give_up
         self._facts = Facts(bus)
-        self._slow: dict[tuple[str, int], int] = {}  # by rule and revision
+        # the number of slow evaluations, by rule and revision
+        self._slow: dict[tuple[str, int], int] = {}
 
     async def batch(self, batch: Sequence[Taken]) -> None:
         """Match a batch of events."""
-        # The server delivers an event to any process. Without this look, a process that has not yet
-        # heard of a new rule would let its first events pass.
+        # The server delivers an event to any process. Without this refresh, a process that has not
+        # yet read a new rule would acknowledge the rule's first events without a job.
         await self._persist(batch, self._rules.refresh)
         jobs: list[Job] = []
         for taken in batch:
@@ -67,7 +68,7 @@ class Matching:
         await self._pause_slow()
 
     async def _persist(self, batch: Sequence[Taken], step: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat a step until the bus answers; the server must not deliver the batch elsewhere."""
+        """Repeat a step until the bus answers. Meanwhile, the batch counts as being handled."""
         while True:
             try:
                 return await step()
@@ -86,7 +87,7 @@ class Matching:
         try:
             return await self._matched(rules, stored, type_, run_id) if rules else []
         except _UNREADABLE as error:
-            # The event cannot be read, now or later. Other events must not wait for it.
+            # No later try can read this event. Without giving it up, all later events would wait.
             await self._give_up(stored, error)
             return []
 
@@ -99,8 +100,8 @@ class Matching:
         if facts is None:
             log.warning("run %s: no rule acts on its %s, since it has no record", run_id, type_)
             return []
-        # Conditions of other users' rules are not evaluated: one user's rules must not take the
-        # time of all others' events.
+        # Rules that may not act are dropped before their conditions are evaluated. Otherwise one
+        # user's rules would use time for every event of all other users.
         allowed = [rule for rule in rules if may_act(rule, facts, body)]
         found = matches(allowed, body, len(payload), time.perf_counter, self._took)
         jobs = []
@@ -159,7 +160,7 @@ class Matching:
             try:
                 jobs += await self._matched([rule], stored, type_, run_id)
             except _UNREADABLE:
-                continue  # the event is given up by the process that the server delivers it to
+                continue  # the process to which the server delivers this event gives it up
         return jobs
 
     def _took(self, rule: CompiledRule, seconds: float) -> None:

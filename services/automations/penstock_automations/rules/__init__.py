@@ -1,1 +1,1 @@
-"""What rules are: their form, their checks, and the secrets that sign webhooks."""
+"""Defines, checks and stores rules, and makes their secrets."""

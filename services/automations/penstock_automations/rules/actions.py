@@ -1,4 +1,4 @@
-"""The actions of a rule besides the webhook: starting a run, and deciding an approval. Pure."""
+"""Defines the actions `run` and `decide` of a rule; the webhook is in `model`. Pure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RunAction(BaseModel):
 
     @property
     def has_placeholders_in_input(self) -> bool:
-        """Whether the input depends on the event."""
+        """Whether the input has placeholders, so that it depends on the event."""
         return b"{{" in orjson.dumps(self.input)
 
 
@@ -109,7 +109,7 @@ def filled_input(given: Mapping[str, Any] | None, event: Mapping[str, Any]) -> A
 
 
 def _mapped(value: Any, change: Callable[[str], Any], path: tuple[str, ...] = ()) -> Any:
-    """Return the value with each of its texts changed; names of fields stay as they are.
+    """Return the value with `change` applied to each text in it, but not to names of fields.
 
     Raises:
         ExpressionError, ValueError: `change` refuses a text; the error names the text's path.

@@ -19,8 +19,8 @@ REASON: Final = (
 async def pause_rules_of_nobody(store: RuleStore) -> None:
     """Pause the rules of `anonymous`.
 
-    Such a rule sees the runs of all users. Somebody who could make one before authentication was
-    configured would otherwise get everybody's events from then on.
+    Such a rule sees the runs of all users. If the rule stayed active, somebody who made it before
+    authentication was configured would still get the events of all users.
 
     Raises:
         BusError: a rule could not be read or written.

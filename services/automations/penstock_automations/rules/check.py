@@ -14,7 +14,7 @@ R = TypeVar("R", bound=Rule)
 
 
 class InvalidRule(ValueError):
-    """A rule is wrong.
+    """A rule has mistakes, which `problems` lists.
 
     Each problem has a `field` and a `reason`, and in a condition also `line` and `column`.
     """

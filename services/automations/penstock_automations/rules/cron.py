@@ -1,8 +1,9 @@
 """Computes the times of a cron expression in a time zone. Pure.
 
-The times are those of Debian's cron. A job with a fixed minute and hour runs once on each of its
-days: at the end of the gap if daylight saving time skips its time, and only at the first of two
-equal times. A job with `*` as minute or hour follows real time, so it runs in both equal hours.
+The times are those of Debian's cron. An expression with a fixed minute and hour fires once on each
+of its days. If daylight saving time skips its local time, it fires at the end of the gap. If its
+local time occurs twice, it fires at the first occurrence only. An expression with `*` as minute or
+hour follows real time, so it fires in both occurrences of the repeated hour.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from cronsim import CronSim, CronSimError
 
 FIELDS: Final = 5  # minute, hour, day of the month, month, day of the week
 MINUTE_S: Final = 60.0
-# How `latest` finds the last time: it looks at the last two minutes, then at 16 times as long, and
-# so on. So it computes few times, for a schedule of every minute and for one of every year.
+# `latest` first looks at the last two minutes, then at a period 16 times as long, and so on. So it
+# computes few times both for a schedule of every minute and for a schedule of every year.
 _FIRST_LOOK_S, _LOOK_GROWS = 2 * MINUTE_S, 16
 
 
@@ -64,8 +65,8 @@ class Cron:
         last = unix_s
         for time in CronSim(self.expression, begin.astimezone(zone)):
             found = time.timestamp()
-            # In the second of two equal hours, cronsim returns times of the first one. At the end
-            # of a gap it may return a time twice.
+            # In the second occurrence of a repeated hour, cronsim returns times of the first
+            # occurrence. At the end of a gap, cronsim may return a time twice.
             if found > last:
                 last = found
                 yield found
@@ -104,7 +105,7 @@ def check_timezone(name: str) -> None:
     try:
         ZoneInfo(name)
     except (ValueError, LookupError, OSError):
-        # A directory of the database, such as `Europe`, raises an OSError.
+        # zoneinfo raises an OSError for a directory of its database, such as `Europe`.
         raise ValueError(
             f"there is no time zone {name!r}; use a name of the IANA database such as Europe/Rome"
         ) from None

@@ -26,7 +26,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class FileRule(Rule):
-    """A rule of a file. It sees the runs of all users, unless it has an owner."""
+    """A rule of a file. Without an `owner`, the rule sees the runs of all users."""
 
     owner: str | None = Field(None, min_length=1, description="The user whose runs the rule sees.")
 
@@ -38,7 +38,7 @@ class FileRule(Rule):
 
 
 def read_rules(path: Path) -> list[FileRule]:
-    """Return the rules of a file. `${NAME}` is replaced by a variable of the environment.
+    """Return the rules of a file, with environment variables in place of `${NAME}`.
 
     Raises:
         ConfigurationError: the file cannot be read, or a rule is wrong; the text names the field.
@@ -63,7 +63,7 @@ def read_rules(path: Path) -> list[FileRule]:
 
 
 async def apply_file(path: Path, store: RuleStore, config: Config) -> None:
-    """Store the rules of a file, and delete earlier rules of a file that it does not have.
+    """Store the rules of a file, and delete rules of an earlier file that this file lacks.
 
     A rule that has not changed keeps its version. Rules that were made over HTTP stay.
 
@@ -100,7 +100,7 @@ async def apply_file(path: Path, store: RuleStore, config: Config) -> None:
 
 
 def owner_of(rule: FileRule) -> Owner:
-    """Return the owner of a rule: the operator, or the named user with the default scopes."""
+    """Return the owner of a rule: the named user with the default scopes, else the operator."""
     if rule.owner is None:
         return Owner(user_id="", scopes=sorted(SCOPES))
     return Owner(user_id=rule.owner, scopes=sorted(DEFAULT))

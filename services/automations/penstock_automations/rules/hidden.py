@@ -1,4 +1,4 @@
-"""Shows rules without their secrets, and puts back secrets that a change keeps. Pure.
+"""Hides the secrets of rules, and puts them back when a client sends a hidden rule. Pure.
 
 The fields that hold secrets are marked as `WRITE_ONLY` in the models.
 """
@@ -29,7 +29,7 @@ def shown(model: BaseModel) -> dict[str, Any]:
 
 
 def secrets_of(model: BaseModel, above: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, str]]:
-    """Yield each secret of the model with its path: names of fields, and numbers in lists."""
+    """Yield each secret of the model with its path, made of names of fields and list indexes."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         path = (*above, name)
@@ -42,13 +42,13 @@ def secrets_of(model: BaseModel, above: tuple[str | int, ...] = ()) -> Iterator[
 
 
 def restored(value: Any, earlier: Rule | None) -> Any:
-    """Return JSON of a rule with the earlier rule's secrets in place of `(hidden)`.
+    """Return the JSON of a rule with the earlier rule's secrets in place of `(hidden)`.
 
-    So a client can change a rule that it has read, without knowing the secrets.
+    So a client can read a rule, change a field and send the rule back, without knowing the secrets.
 
     Raises:
-        InvalidRule: there is no earlier secret at that place, or the credentials would be sent to
-            another server than their author meant.
+        InvalidRule: the earlier rule has no secret at that place, or the credentials would be sent
+            to another server than before.
     """
     before = earlier.model_dump(mode="json") if earlier is not None else {}
     found = _restored(value, before, ())
@@ -58,7 +58,7 @@ def restored(value: Any, earlier: Rule | None) -> Any:
 
 
 def made(given: Rule, stored: Rule, earlier: Rule | None) -> dict[str, str]:
-    """Return the secrets that the server has made for a rule, by the part that has them.
+    """Return the secrets that the server has made for a rule, by the part of the rule.
 
     The parts are `webhook` and `hook`.
     """
@@ -91,8 +91,8 @@ def _restored(value: Any, before: Any, path: tuple[str, ...]) -> Any:
 def _check_receiver(value: dict[str, Any], before: dict[str, Any]) -> None:
     """Refuse credentials that are kept while the URL changes to another server.
 
-    Otherwise somebody who may change the rule, and must not know the credentials, could have them
-    sent to a server of their own.
+    Without this check, somebody who may change the rule, but may not know the credentials, could
+    have the credentials sent to another server.
     """
     webhook, earlier = _webhook(value), _webhook(before)
     if HIDDEN in str(webhook.get("auth")) and _origin(webhook) != _origin(earlier):

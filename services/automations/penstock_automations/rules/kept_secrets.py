@@ -10,7 +10,7 @@ from penstock_automations.rules.triggers import Hook
 
 
 def with_secrets(rule: Rule, earlier: Rule | None) -> Rule:
-    """Return the rule with the secrets of the earlier rule, or with new ones, where it has none."""
+    """Return the rule with its missing secrets added: the earlier rule's secrets, or new ones."""
     webhook = rule.action.webhook
     if webhook is not None and not webhook.secrets:
         before = earlier.action.webhook if earlier is not None else None

@@ -28,14 +28,15 @@ from penstock_automations.rules.actions import DecideAction, RunAction
 from penstock_automations.rules.secrets import WRITE_ONLY, check_secret
 from penstock_automations.rules.triggers import Hook, Schedule
 
-# These events are many, and few rules want them. A pattern such as `llm.*` leaves them out; a rule
-# that wants them names them.
+# The types that a pattern such as `llm.*` leaves out, because they have very many events and few
+# rules want these events. A rule that wants such a type must name the type.
 _TYPES: Final = frozenset(CATALOGUE)
 MANY: Final = frozenset({"llm.stream", "llm.tool_args"})
 MAX_SUBJECTS = 50
 MAX_TIMEOUT_S = 60.0
 
-DECIDED: Final = "approval.requested"  # the only event to which the action `decide` is an answer
+# the type of the only event that the action `decide` can answer
+DECIDED: Final = "approval.requested"
 TRIGGERS: Final = ("subjects", "schedule", "hook")
 
 # The words that follow /v1/automations/ in paths of their own.
@@ -63,7 +64,7 @@ class HeaderAuth(_Part):
     name: str = Field(description="The header's name.", pattern=r"^[A-Za-z0-9-]{1,64}$")
     value: str = Field(
         description="The header's value. Penstock never shows it.",
-        # h11 refuses a space at either end with an error that contains the value.
+        # No space at either end: h11 would refuse it with an error text that contains the secret.
         pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$",
         json_schema_extra=WRITE_ONLY,
     )
@@ -250,7 +251,8 @@ class Rule(_Part):
     def _are_known(cls, subjects: list[str], info: ValidationInfo) -> list[str]:
         for subject in subjects:
             types_of(subject)
-        if {"schedule", "hook"} <= info.data.keys():  # else one of them has a problem of its own
+        # if a field is missing here, its own validator has reported a problem
+        if {"schedule", "hook"} <= info.data.keys():
             given = [bool(subjects), info.data["schedule"], info.data["hook"]]
             if sum(map(bool, given)) != 1:
                 raise ValueError(f"give exactly one trigger of {', '.join(TRIGGERS)}")
@@ -285,12 +287,12 @@ class Rule(_Part):
 
     @property
     def types(self) -> frozenset[str]:
-        """The types of events that the rule waits for; none with another trigger."""
+        """The types of events that the rule waits for; empty if the trigger is no event."""
         return frozenset[str]().union(*map(types_of, self.subjects))
 
 
 def types_of(subject: str) -> frozenset[str]:
-    """Return the types of events that a subject of a rule names.
+    """Return the types of events that match a subject of a rule.
 
     Raises:
         ValueError: there is no such type or category.
@@ -310,9 +312,9 @@ def types_of(subject: str) -> frozenset[str]:
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError unless the text is a URL that a webhook may have.
+    """Raise ValueError unless the text is an allowed URL of a webhook.
 
-    The host's address is checked when a connection is made, since it may change.
+    The host's address can change, so the guard checks it at each connection.
     """
     if any(character.isspace() or not character.isprintable() for character in url):
         raise ValueError("the URL contains a space or a control character")

@@ -73,18 +73,18 @@ class RuleRecord(Record):
 
     @property
     def times(self) -> Cron | None:
-        """The times at which the rule is fired now; None for a rule that is fired at no time."""
+        """The times of the rule's schedule; None without a schedule or for an inactive rule."""
         schedule = self.rule.schedule
         return schedule.times if schedule is not None and self.is_active else None
 
     def has_rights_of(self, owner: Owner, *, all_users: bool) -> bool:
-        """Return whether a rule of this owner would see the same runs as this rule."""
+        """Return whether a rule with this owner and `all_users` would see the same runs as this."""
         return (self.owner.user_id, self.all_users) == (owner.user_id, all_users)
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledRule:
-    """A rule with its compiled condition. `trouble`: why a stored rule cannot be compiled."""
+    """A rule with its compiled condition. `trouble` says why a stored rule cannot be compiled."""
 
     record: RuleRecord
     revision: int
@@ -99,7 +99,7 @@ class CompiledRule:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the deliveries of a run are made one after another."""
+        """Whether the rule's deliveries of each run are made one after another."""
         return self.record.rule.order == "run"
 
     @property
@@ -108,7 +108,7 @@ class CompiledRule:
         return self.record.is_active
 
     def sees(self, type_: str, stream: str, sequence: int) -> bool:
-        """Return whether the rule waits for an event of this type and place."""
+        """Return whether the rule waits for the event with this type, stream and sequence."""
         return (
             self.matches_now
             and type_ in self.types
@@ -117,9 +117,10 @@ class CompiledRule:
 
 
 def compile_rule(record: RuleRecord, revision: int) -> CompiledRule:
-    """Return the compiled rule. A stored condition that cannot be compiled fails at each event.
+    """Return the compiled rule. A condition that cannot be compiled fails at each event.
 
-    A rule is checked before it is stored, so only a change of CEL itself can be the cause.
+    A rule is checked before it is stored. So a stored condition cannot be compiled only if the
+    supported expressions have changed since.
     """
     condition, trouble = None, None
     if record.rule.where is not None:
@@ -131,6 +132,6 @@ def compile_rule(record: RuleRecord, revision: int) -> CompiledRule:
 
 
 def event_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variable `event` of conditions: the canonical event, and its `type`."""
+    """Return the value of the variable `event` in conditions: the event with its `type`."""
     name = body["event"]
     return {**body, "type": f"{name['category']}.{name['action']}"}

@@ -1,4 +1,4 @@
-"""What a rule may not have in this installation, besides what its form forbids. Pure."""
+"""Checks the action of a rule against the settings of this installation. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock_automations.rules.rights import check_agent
 
 
 class Refusals:
-    """Refuses rules whose action could never succeed here."""
+    """Refuses rules whose action can never succeed with these settings and agents."""
 
     def __init__(self, guard: Guard, config: Config) -> None:
         self._guard = guard

@@ -1,4 +1,4 @@
-"""What a rule's action needs: scopes of the rule's owner, and agents of the configuration. Pure."""
+"""Checks what an action needs: scopes of the rule's owner, and configured agents. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SCOPES: Final[Mapping[ActionKind, str]] = {"run": "start", "decide": "decide"}
 def missing_right(rule: Rule, owner: Owner) -> str | None:
     """Return why the owner may not have a rule with this action; None if the owner may.
 
-    A rule acts with the rights that its owner had when it was written, so this is checked when a
-    rule is written, and again when it acts.
+    A rule acts with the rights that its owner had when the rule was written. These rights are
+    checked when the rule is written, and again when the rule acts.
     """
     scope = _SCOPES.get(rule.action.kind)
     if scope is not None and not owner.may(scope):
@@ -35,7 +35,7 @@ def missing_right(rule: Rule, owner: Owner) -> str | None:
 def check_agent(run: RunAction, config: Config) -> None:
     """Check the action against the agents of the configuration.
 
-    An input with placeholders is only checked when it is filled.
+    An input with placeholders is not checked here, but when the placeholders are filled.
 
     Raises:
         InvalidRule: there is no such agent, or the agent does not accept the input.

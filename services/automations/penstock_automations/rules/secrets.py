@@ -10,8 +10,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
-HIDDEN: Final = "(hidden)"  # what is shown in place of a secret
-# The mark of the fields of models whose values are secrets. OpenAPI has the mark, too.
+HIDDEN: Final = "(hidden)"  # the text that is shown in place of a secret
+# The mark of model fields that hold secrets. The mark appears in the OpenAPI document, too.
 WRITE_ONLY: Final[dict[str, JsonValue]] = {"writeOnly": True}
 PREFIX: Final = "whsec_"
 MIN_BYTES, MAX_BYTES = 24, 64
@@ -22,7 +22,8 @@ _LETTERS = string.ascii_letters + string.digits
 def new_secret() -> str:
     """Return a new secret, whose bytes are ASCII text.
 
-    n8n's Crypto node can hold a secret only as text. 32 letters and digits have 190 bits.
+    The bytes are text because n8n's Crypto node can hold a secret only as text. The 32 letters and
+    digits have 190 bits of entropy.
     """
     text = "".join(secrets.choice(_LETTERS) for _ in range(_MADE_CHARACTERS))
     return PREFIX + base64.b64encode(text.encode()).decode()

@@ -30,7 +30,7 @@ class Conflict(Exception):
 
 
 class RuleStore:
-    """The rules in KV. Every change is a compare-and-set and makes a new version."""
+    """Reads and changes the rules in KV. A change is a compare-and-set and makes a new version."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -56,7 +56,7 @@ class RuleStore:
         return parse_rule(rule_id, entry.value, entry.revision) if entry is not None else None
 
     async def put(self, record: RuleRecord, revision: int) -> RuleRecord:
-        """Store a record in place of the revision; 0 for a new rule.
+        """Store a record in place of the given revision, which is 0 for a new rule.
 
         Raises:
             Conflict: the rule has another revision.
@@ -77,12 +77,12 @@ class RuleStore:
     ) -> RuleRecord:
         """Store a rule: a new one, or a new version of the rule with its id.
 
-        A rule without a signing secret keeps its earlier secrets, or gets a new one. A rule that
-        did not match events before begins with the events that come after this call. A schedule
-        that is new or has changed begins with the times after this call. A rule with another owner
-        than before is another rule: it has no earlier secrets, and deliveries of the earlier rule
-        are not made. A paused rule stays paused when it is changed over HTTP.
-        `expected` is the revision that the rule must have; 0 if there must be no rule with this id.
+        A rule without a signing secret keeps its earlier secrets, or gets a new secret. A rule that
+        did not match events before matches only events that are stored after this call. A new or
+        changed schedule fires only times after this call. If the owner changes, the rule counts as
+        a new rule: it does not keep the earlier secrets, and waiting deliveries of the earlier rule
+        are not made. A paused rule stays paused when it is changed over HTTP. `expected` is the
+        revision that the rule must have; 0 if there must be no rule with this id.
 
         Raises:
             Conflict: the rule was changed at the same time, or has another revision than expected.
@@ -91,7 +91,7 @@ class RuleStore:
         earlier = await self.get(rule.id)
         if expected is not None and expected != (earlier.revision if earlier else 0):
             raise Conflict(f"the rule {rule.id} was changed at the same time")
-        # The earlier rule that this call changes; None if the rule is another one.
+        # The earlier rule if it has the same owner. Else None, because the rule counts as new.
         kept = earlier
         if kept is not None and not kept.record.has_rights_of(owner, all_users=all_users):
             kept = None
@@ -137,8 +137,8 @@ class RuleStore:
     async def resume(self, rule_id: str, uid: str | None = None) -> bool:
         """End the pause of a rule; return False if there is no such rule or it is not paused.
 
-        The rule does not see the events of its pause, and the times of its schedule in the pause
-        are not fired. Deliveries that wait are made.
+        The rule does not match events that were stored during the pause, and its schedule does not
+        fire times in the pause. Deliveries that were waiting are made.
 
         Raises:
             BusError: the rule could not be read or written.
@@ -175,14 +175,15 @@ class RuleStore:
 
     async def _begins(self, rule: Rule, earlier: CompiledRule | None) -> dict[str, int]:
         if earlier is not None and earlier.matches_now and rule.types <= earlier.types:
-            return earlier.record.begins  # the rule goes on, and loses no event
+            # the rule continues with the next event, so that it misses none
+            return earlier.record.begins
         return await self._ends()
 
     def _since(self, rule: Rule, earlier: CompiledRule | None) -> float:
         if earlier is not None and earlier.matches_now and rule.schedule is not None:
             before = earlier.record.rule.schedule
             if before is not None and before.times == rule.schedule.times:
-                return earlier.record.since  # the schedule goes on, and loses no time
+                return earlier.record.since  # the schedule continues, so that no time is missed
         return self._bus.clock.time()
 
     async def _ends(self) -> dict[str, int]:
@@ -195,14 +196,14 @@ class RuleStore:
 
 
 class CurrentRules:
-    """The rules as they are now, in memory; follows the changes of KV `rules`."""
+    """Keeps the current rules in memory, and follows the changes of KV `rules`."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._rules: dict[str, CompiledRule] = {}
         self._by_type: dict[str, tuple[CompiledRule, ...]] = {}
-        self._revision = 0  # the last write of the bucket that is known here
-        self._known_s = 0.0  # when the rules were last known to be the present ones
+        self._revision = 0  # the revision of the last write that was read
+        self._known_s = 0.0  # when the rules in memory were last known to be current
         self._is_stale = True  # whether all rules must be read
         self._reading = asyncio.Lock()
         self.on_change: Callable[[], None] = lambda: None
@@ -217,9 +218,11 @@ class CurrentRules:
         if not self._is_stale and not await self._is_behind(self._revision):
             self._known_s = time.monotonic()
             return
-        async with self._reading:  # an earlier read that ended later would bring old rules back
-            # The markers of deleted rules expire. So changes are only read while all markers since
-            # the last read are there still.
+        # two reads at once could end in the wrong order and restore old rules
+        async with self._reading:
+            # Read only the changes if the last read is recent. After a longer time, the markers of
+            # deleted rules may have expired, and deleted rules would stay in memory. So all rules
+            # are read then.
             is_recent = time.monotonic() - self._known_s < MARKER_S / 2
             rules, revision = dict(self._rules), self._revision
             if self._is_stale or not is_recent:
@@ -238,7 +241,7 @@ class CurrentRules:
         return last is not None and last.sequence > revision
 
     async def _whole(self) -> tuple[dict[str, CompiledRule], int]:
-        """Return all rules, and up to which revision they were read."""
+        """Return all rules, and the revision up to which the bucket was read."""
         self._is_stale = False
         try:
             found = await RuleStore(self._bus).all()
@@ -248,7 +251,7 @@ class CurrentRules:
         return {rule.id: rule for rule in found}, max((each.revision for each in found), default=0)
 
     async def _take_changes(self, rules: dict[str, CompiledRule], revision: int) -> int:
-        """Apply the changes after a revision to the rules; return the last change's revision."""
+        """Apply the changes after `revision` to `rules`; return the revision of the last change."""
         seen = revision
         async for stored in direct.replay(self._bus, _STREAM, ">", revision + 1):
             seen = stored.sequence
@@ -260,11 +263,12 @@ class CurrentRules:
             if rule is not None:
                 rules[rule_id] = rule
         if seen == revision:
-            await asyncio.sleep(LAGS_S)  # a replica that lags behind has answered
+            await asyncio.sleep(LAGS_S)  # the answer came from a replica that lags behind
         return seen
 
     def _on_reconnect(self) -> None:
-        # NATS may have come back with an older store, whose last revision is one that is known.
+        # NATS may have been restored to an older state, whose last revision looks like a known one.
+        # So all rules are read again.
         self._is_stale = True
 
     async def follow(self) -> None:
@@ -276,7 +280,7 @@ class CurrentRules:
         return self._rules.get(rule_id)
 
     def all(self) -> Iterable[CompiledRule]:
-        """Return all rules, in no order."""
+        """Return all rules, in no particular order."""
         return self._rules.values()
 
     def of_type(self, type_: str) -> tuple[CompiledRule, ...]:
@@ -302,7 +306,7 @@ class CurrentRules:
 
 
 def parse_rule(rule_id: str, value: bytes, revision: int) -> CompiledRule | None:
-    """Return the rule that a record holds; None, and a log line, if it cannot be read."""
+    """Return the rule of a record. If the record cannot be read, log this and return None."""
     try:
         return compile_rule(RuleRecord.model_validate_json(value), revision)
     except ValidationError as error:

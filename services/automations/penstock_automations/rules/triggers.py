@@ -1,4 +1,4 @@
-"""The triggers of a rule besides events: a schedule, and an inbound webhook. Pure."""
+"""Defines the triggers of a rule that are not events: a schedule and an inbound webhook. Pure."""
 
 from __future__ import annotations
 

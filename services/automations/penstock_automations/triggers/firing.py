@@ -1,7 +1,8 @@
 """Decides when a schedule fires its rule, and makes the job of a firing. Pure.
 
-A rule has at most one scheduled message, which carries a `Firing`: the next time of the rule's
-schedule. The message of a rule that has changed meanwhile says so by its fields, and fires nothing.
+A rule has at most one scheduled message. The message carries a `Firing`, which is the next time of
+the rule's schedule. If the rule has changed meanwhile, the fields of the `Firing` differ from the
+rule, and the message fires nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ from penstock_automations.matching.match import matches
 from penstock_automations.rules.cron import Cron, rfc3339
 from penstock_automations.rules.records import CompiledRule, event_of
 
-SERVICE: Final = "automations-schedules"  # of the subjects in SCHEDULES
-ON_TIME_S: Final = 60.0  # a firing that is later counts as missed or caught up
-EARLY_S: Final = 5.0  # a firing that is earlier waits again: NATS's clock was set back meanwhile
+SERVICE: Final = "automations-schedules"  # the service's name in subjects in SCHEDULES
+ON_TIME_S: Final = 60.0  # a firing that is later than this counts as missed or caught up
+EARLY_S: Final = 5.0  # a firing that is earlier than this waits again: NATS's clock was set back
 
 Outcome = Literal["fired", "caught_up", "missed", "stale", "early"]
 
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """The next time of a rule's schedule, in Unix seconds. `uid` and `cron` are the rule's then."""
+    """The next time of a rule's schedule.
+
+    `at` is in Unix seconds. `uid` and `cron` are the values that the rule had when the firing was
+    scheduled.
+    """
 
     rule: str
     uid: str
@@ -39,7 +44,7 @@ class Firing:
 
     @property
     def subject(self) -> str:
-        """The subject of the rule's scheduled message. A later message replaces an earlier one."""
+        """The subject of the rule's scheduled message. A later message replaces the earlier one."""
         return schedule_subject(self.rule)
 
     @property
@@ -48,7 +53,7 @@ class Firing:
         return subjects.due(SERVICE, f"rule-{self.rule}")
 
     def is_of(self, rule: CompiledRule) -> bool:
-        """Return whether the rule has this schedule now."""
+        """Return whether the rule still has the schedule of this firing."""
         record = rule.record
         return record.times == Cron(self.cron, self.timezone) and record.uid == self.uid
 
@@ -73,7 +78,7 @@ class Firing:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is done about a firing that is due. `at`: the time that is fired, or that was missed."""
+    """The decision on a firing that is due. `at` is the time that is fired or was missed."""
 
     outcome: Outcome
     at: float
@@ -92,11 +97,12 @@ def schedule_subject(rule_id: str) -> str:
 def next_firing(
     rule: CompiledRule, pending: Firing | None, now: float, handled: float | None = None
 ) -> Firing | None:
-    """Return the firing that is to be scheduled; None if the rule fires at no time any more.
+    """Return the next firing to schedule; None if the rule has no further times.
 
-    `pending` is the firing that is scheduled now. If its time has come, it stays: the server is
-    about to publish it. `handled` is the time that the caller has just fired. Without either of
-    them a time may have been missed. Then the firing is the latest time that may still be fired.
+    `pending` is the firing that is scheduled now. If the time of `pending` has come, the result is
+    `pending`, because the server is about to publish it. `handled` is the time that the caller has
+    just fired. Without `pending` and `handled`, times may have been missed. Then the result is the
+    latest time that may still be fired, else the next time.
     """
     times = rule.record.times
     if times is None:
@@ -118,7 +124,7 @@ def next_firing(
 
 
 def due(firing: Firing, rule: CompiledRule | None, now: float) -> Due:
-    """Return what is done about a firing that the server has published.
+    """Decide on a firing that the server has published. The outcomes are:
 
     - "stale": the rule was deleted, paused or changed, or came into force after the time.
     - "early": the time has not come, since NATS's clock was set back.
@@ -140,7 +146,7 @@ def due(firing: Firing, rule: CompiledRule | None, now: float) -> Due:
 def body_of_firing(times: Cron, at: float) -> dict[str, Any]:
     """Return the JSON of a time of a schedule, in the form of an event.
 
-    The JSON depends on the time alone, so every process makes the same one.
+    The JSON depends on the schedule and the time only, so every process makes the same JSON.
     """
     moment = datetime.fromtimestamp(at, UTC)
     local = moment.astimezone(ZoneInfo(times.timezone))
@@ -157,7 +163,7 @@ def body_of_firing(times: Cron, at: float) -> dict[str, Any]:
 
 
 def id_of_time(at: float) -> str:
-    """Return the trigger's id of a time: the same for every process, so a time has one job."""
+    """Return the trigger's id for a time. All processes make the same id, so a time has one job."""
     return f"schedule-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%SZ}"
 
 
@@ -171,8 +177,8 @@ def job_of(
 ) -> Job | None:
     """Return the job of a trigger; None if the rule's condition does not hold for the body.
 
-    `body` is the JSON of the trigger in the form of an event. A condition that fails makes a job
-    that says so, and that does nothing else.
+    `body` is the JSON of the trigger in the form of an event. If the condition cannot be evaluated,
+    the result is a job that records this failure and has no other effect.
     """
     found = matches([rule], body, size_bytes, time.perf_counter, _ignored)
     if not found:
@@ -189,11 +195,11 @@ def job_of(
 
 
 def _earliest(rule: CompiledRule, now: float) -> float:
-    """Return the moment after which a time of the rule may be fired now."""
+    """Return the moment, in Unix seconds, after which a time of the rule may still be fired."""
     schedule = rule.record.rule.schedule
     catch_up_s = schedule.catch_up_s if schedule is not None else 0.0
     return max(rule.record.since, now - catch_up_s)
 
 
 def _ignored(rule: CompiledRule, seconds: float) -> None:
-    """Take the seconds of an evaluation, which only matter where all rules wait for it."""
+    """Ignore the seconds of an evaluation. They matter only where other rules wait for it."""

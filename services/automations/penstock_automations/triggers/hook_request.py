@@ -1,7 +1,7 @@
 """Checks requests to inbound webhooks: their signature or token, and their id. Pure.
 
-Every check takes the same time for each secret of the rule, and an unknown rule is checked against
-a secret that nobody has. So the time of a refusal does not show whether a rule exists.
+The time of a check does not depend on which secret matches. A request to an unknown rule is checked
+against a secret that nobody has. So the time of a refusal does not show whether a rule exists.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ ID_PREFIX: Final = "hook-"
 # The hook against which requests to unknown rules are checked.
 NOBODY: Final = Hook(secrets=[new_secret()])
 
-# An id with a quote or a brace could be read as a part of the body, which is signed after the id.
+# The characters of an id. The signature covers the id and then the body, so part of an id with
+# quotes or braces could be passed off as part of the body.
 _ID: Final = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,256}")
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,10}")
 _MAX_SIGNATURES: Final = 10
@@ -35,7 +36,7 @@ Refusal = Literal["id", "timestamp", "signature", "token"]
 
 @dataclass(frozen=True, slots=True)
 class HookRequest:
-    """A request, as far as its checks need it. A header that is missing or twice is None."""
+    """The parts of a request that are checked. A header that is missing or repeated is None."""
 
     body: bytes = field(repr=False)
     webhook_id: str | None = None
@@ -47,19 +48,19 @@ class HookRequest:
 
     @property
     def id(self) -> str | None:
-        """The caller's id of the request, the same when the caller repeats it; None without one."""
+        """The id that the caller gave the request, the same for each repeat; None without an id."""
         return self.webhook_id or self.idempotency_key
 
 
 def refusal(hook: Hook, request: HookRequest, unix_s: float) -> Refusal | None:
-    """Return why the request is refused at this time; None for a request that is accepted."""
+    """Return why the request is refused at the time `unix_s`; None if it is accepted."""
     if request.id is not None and not _ID.fullmatch(request.id):
         return "id"
     return _token(hook, request) if hook.tokens else _signature(hook, request, unix_s)
 
 
 def trigger_id(uid: str, caller_id: str | None) -> str:
-    """Return the trigger's id: the same for each repeat of a request to a rule, else random."""
+    """Return the trigger's id. Repeats with the same `caller_id` have the same id."""
     if caller_id is None:
         return ID_PREFIX + secrets.token_hex(16)
     return ID_PREFIX + hashlib.sha256(f"{uid} {caller_id}".encode()).hexdigest()[:32]
@@ -83,7 +84,7 @@ def _signature(hook: Hook, request: HookRequest, unix_s: float) -> Refusal | Non
     try:
         text = request.body.decode()
     except UnicodeDecodeError:
-        text = ""  # this is no JSON, and the signature of no text was not asked for
+        text = ""  # the body is no text: `given` is emptied, so that no signature matches
         given = []
     matches = [
         hmac.compare_digest(Webhook(secret).sign(request.webhook_id or "", at, text).encode(), each)
@@ -92,7 +93,8 @@ def _signature(hook: Hook, request: HookRequest, unix_s: float) -> Refusal | Non
     ]
     if not any(matches) or request.webhook_id is None:
         return "signature"
-    # The signature is checked first, so that the caller of a replayed request is known as such.
+    # The time is checked after the signature, so that a refusal for the time shows that a correctly
+    # signed request was replayed.
     return None if is_time and abs(unix_s - at.timestamp()) <= WINDOW_S else "timestamp"
 
 

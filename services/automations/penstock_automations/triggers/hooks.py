@@ -1,4 +1,4 @@
-"""The route of inbound webhooks: a request that is signed, or has a token, fires its rule."""
+"""Serves the route of inbound webhooks. A request with a signature or a token fires a rule."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ from penstock_automations.triggers.hook_request import (
 log = logging.getLogger(__name__)
 
 PAUSED_RETRY_S: Final = 60
-# The bytes of a job, which travels in one message. JSON may grow when it is parsed and written
-# again: 1e15 becomes 1000000000000000.0.
+# The greatest size of a job in bytes, because a job must fit into one message. The size is checked
+# again after the body was parsed, because JSON may grow when it is written again: 1e15 becomes
+# 1000000000000000.0.
 MAX_JOB_BYTES: Final = 480 * 1024
 _RULE_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _PARAMETERS: Final = (
@@ -68,7 +69,7 @@ _PARAMETERS: Final = (
 class Hooks:
     """The handler of the route.
 
-    `max_bytes`: the bytes that a body may have.
+    `max_bytes` is the greatest size of a body in bytes.
     """
 
     def __init__(self, bus: Bus, rules: CurrentRules, max_bytes: int) -> None:
@@ -138,11 +139,11 @@ class Hooks:
         return _answer(delivery_id, "accepted" if is_new else "repeated")
 
     async def _rule(self, rule_id: str) -> CompiledRule | None:
-        """Return the rule as it is stored now, if it has a hook. Raises Problem 503."""
+        """Return the stored rule; None if it does not exist or has no hook. Raises Problem 503."""
         if not _RULE_ID.fullmatch(rule_id):
             return None
         try:
-            # A secret that was removed must not be accepted by a process that has not heard of it.
+            # Without this read, a process could accept a secret that was removed a moment ago.
             await self._rules.refresh()
         except BusError as error:
             raise _unavailable(error) from error
@@ -150,7 +151,7 @@ class Hooks:
         return rule if rule is not None and rule.record.rule.hook is not None else None
 
     def _check(self, rule_id: str, rule: CompiledRule | None, given: HookRequest) -> None:
-        """Refuse a request that the rule does not accept, or not now. Raises Problem."""
+        """Raise Problem if the rule does not accept the request, or does not accept it now."""
         hook = rule.record.rule.hook if rule is not None else None
         why = refusal(hook or NOBODY, given, self._bus.clock.time())
         if rule is None or hook is None:
@@ -204,9 +205,10 @@ def _document(body: bytes) -> object:
 
 
 def _depth(header: str | None) -> int:
-    """Return how many rules led to the request. Raises Problem 422 for too many, or no number.
+    """Return how many rules led to the request. Raises Problem 422 if these are too many.
 
-    Penstock's own webhooks say it. Otherwise a rule that calls a hook could fire itself for ever.
+    Penstock's own webhooks send this number. Without it, a rule that calls its own hook would fire
+    for ever. The problem 422 is also raised for a header that is no number.
     """
     try:
         depth = depth_of_header(header)

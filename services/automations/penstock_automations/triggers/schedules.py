@@ -1,10 +1,11 @@
 """Keeps one scheduled message for each rule with a schedule, and fires the rules at their times.
 
-All processes do both. NATS publishes a scheduled message at its time, whether or not a process
-runs, and one process takes it. That process stores the job of the time, then schedules the next
-time, then deletes the message, so a kill at any step repeats steps and loses none. A repeated step
-has no effect: the job's id contains the time, and the rule's scheduled message is replaced only by
-a process that has read the present one (its sequence is the fence).
+All processes schedule and fire. NATS publishes a scheduled message at its time, whether or not a
+process runs, and one process takes the message. That process stores the job of the time, then
+schedules the next time, then deletes the message. So after a kill at any step, some steps are
+repeated and none is lost. A repeated step has no effect. The job's id contains the time, so the job
+is stored once. A process replaces a scheduled message only if it has read the current message,
+whose sequence is the fence.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 BATCH: Final = 100  # how many firings are handled at once
-# How often, and how long after a rule's time, a process looks whether the rule's next time is
-# scheduled. The process that handles the firing schedules the next time long before.
+# Seconds between two looks at all rules. A process schedules the next time of a rule itself if
+# nobody has done so this many seconds after the rule's time. Usually the process that handles the
+# firing has scheduled the next time long before.
 LOOK_S: Final = 30.0
 
-# How long a message that is due waits for a process. After `catch_up_s` (at most 7 days), nothing
-# would be fired.
+# The TTL in seconds of a message that is due. The message waits this long for a process. A longer
+# TTL has no use, because a time that is older than `catch_up_s` (at most 7 days) is not fired.
 DUE_TTL_S: Final = MAX_CATCH_UP_S + 86_400
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
@@ -61,19 +63,19 @@ def consumer(name: str, ack_wait_s: float) -> Consumer:
 
 
 class Schedules:
-    """Schedules and fires the rules with schedules."""
+    """Schedules the next times of rules, and fires the rules at these times."""
 
     def __init__(self, bus: Bus, rules: CurrentRules, give_up: GiveUp) -> None:
         self._bus = bus
         self._rules = rules
         self._give_up = give_up
-        # The firings that are known to be scheduled, each with the revision of its rule.
+        # By rule: the revision of the rule, and the firing that this process knows to be scheduled.
         self._known: dict[str, tuple[int, Firing | None]] = {}
         self._changed = asyncio.Event()
         bus.on_reconnect(self._on_reconnect)
 
     async def keep(self) -> None:
-        """Schedule the next times of all rules, and again after changes, until cancelled."""
+        """Schedule the next times of all rules, now and after each change, until cancelled."""
         while True:
             self._changed.clear()
             try:
@@ -87,7 +89,7 @@ class Schedules:
                     await self._changed.wait()
 
     def look(self) -> None:
-        """Have `keep` look at the rules now, since they have changed."""
+        """Make `keep` look at the rules now. Called when rules have changed."""
         self._changed.set()
 
     async def arrange(self) -> None:
@@ -118,12 +120,12 @@ class Schedules:
         else:
             try:
                 await self._handle(taken, firing)
-            except Exception:  # without this, the other firings of the batch would be repeated, too
+            except Exception:  # without this, the whole batch would be repeated
                 log.exception("rule %s: its time is handled again", firing.rule)
                 await taken.give_back(AGAIN_S)
                 return
         await taken.ack()
-        # If the process ends here, the server deletes the message when its TTL has passed.
+        # If the process ends before this step, the server deletes the message after its TTL.
         await self._persist([], lambda: self._bus.delete(streams.SCHEDULES, stored.sequence))
 
     async def _handle(self, taken: Taken, firing: Firing) -> None:
@@ -133,7 +135,7 @@ class Schedules:
         telemetry.SCHEDULE_FIRINGS.labels(found.outcome).inc()
         _log(firing, found, now)
         if rule is None or found.outcome == "stale":
-            return  # the process that changed the rule has scheduled its next time, if it has one
+            return  # the process that changed the rule schedules its next time
         times = rule.record.times
         if times is not None and found.fires:
             body = body_of_firing(times, found.at)
@@ -145,10 +147,11 @@ class Schedules:
         await self._persist([taken], lambda: self._arrange(rule.id, after))
 
     async def _arrange(self, rule_id: str, handled: float | None = None) -> None:
-        """Have the next time of a rule scheduled. `handled`: the time that was fired just now.
+        """Schedule the next time of a rule. `handled` is the time that was just fired.
 
-        The server has removed the message of a time that was fired, so the first try does not look
-        for a message. The fence refuses it if another process was faster.
+        The server removes a scheduled message when it publishes the message. So after a firing, the
+        first try expects no scheduled message. If another process has scheduled one already, the
+        fence refuses the first try, and the next try reads the message.
         """
         pending = await self._look(rule_id) if handled is None else None
         while True:
@@ -175,22 +178,22 @@ class Schedules:
             return
 
     async def _look(self, rule_id: str) -> Stored | None:
-        """Return the rule's scheduled message, and then read the rules.
+        """Read the rule's scheduled message, then refresh the rules, and return the message.
 
-        If the rules were read first, a process that has read an earlier version of the rule could
-        replace the message of the present version.
+        If the rules were read first, a process with an earlier version of the rule could replace
+        the message that belongs to the current version.
         """
         pending = await self._bus.tail(streams.SCHEDULES, schedule_subject(rule_id))
         await self._rules.refresh()
         return pending
 
     def _on_reconnect(self) -> None:
-        # Another server answers, or the server was restored: it may lack scheduled messages.
+        # The server may have been restored to an older state, without the scheduled messages.
         self._known.clear()
         self.look()
 
     def _is_open(self, rule: CompiledRule, now: float) -> bool:
-        """Return whether the rule's next time may not be scheduled."""
+        """Return whether the rule must be looked at, because its next time may not be scheduled."""
         if rule.record.times is None:
             return False
         revision, firing = self._known.get(rule.id, (0, None))
@@ -199,7 +202,7 @@ class Schedules:
         return firing is not None and now > firing.at + LOOK_S
 
     async def _persist(self, batch: Iterable[Taken], step: Callable[[], Awaitable[Any]]) -> None:
-        """Repeat a step until the bus answers; the server must not deliver the batch elsewhere."""
+        """Repeat a step until the bus answers. Meanwhile, the batch counts as being handled."""
         while True:
             try:
                 await step()

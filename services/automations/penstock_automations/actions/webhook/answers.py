@@ -1,4 +1,4 @@
-"""What an answer, or none, means for a delivery. Pure."""
+"""Decides what a receiver's answer, or a missing answer, means for a delivery. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from penstock_automations.actions.carrier import Verdict
 from penstock_automations.rules.secrets import HIDDEN
 
 KEPT_BYTES = 1024  # how much of an answer records and dead letters keep
-# Answers by which an endpoint says that it cannot work now. They count for the circuit breaker.
+# Statuses with which an endpoint says that it cannot work now, besides 5xx. The circuit breaker
+# counts these answers as failures.
 _OVERLOADED = frozenset({408, 429})
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer: its status, headers with lower-case names, and the begin of its body."""
+    """An HTTP answer: the status, headers with lower-case names, and the begin of the body."""
 
     status: int
     headers: dict[str, str]
     body: bytes
 
     def shown(self, secrets: Iterable[str] = ()) -> str:
-        """Return the first KiB of the body, as text, without these secrets.
+        """Return the first KiB of the body as text, with each of `secrets` removed.
 
-        Some receivers answer with the headers that they got.
+        Some receivers send the request's headers back, which contain secrets.
         """
         text = self.body.decode("utf-8", "replace")
         for secret in secrets:
@@ -45,7 +46,7 @@ class NoAnswer:
 
 
 def verdict(result: Answer | NoAnswer, expect: str | None, unix_s: float) -> Verdict:
-    """Return what the result of an attempt means. Only a 2xx answer delivers; no redirect does."""
+    """Return the verdict on an attempt. Only a 2xx answer counts as delivered."""
     if isinstance(result, NoAnswer):
         return Verdict("failed", result.code, result.text)
     status = result.status
@@ -64,14 +65,14 @@ def verdict(result: Answer | NoAnswer, expect: str | None, unix_s: float) -> Ver
 
 
 def is_up(result: Answer | NoAnswer) -> bool:
-    """Return whether the endpoint works, as far as the result of an attempt shows."""
+    """Return whether the result of an attempt shows that the endpoint works."""
     if isinstance(result, NoAnswer):
         return result.code == "refused_address"
     return result.status < 500 and result.status not in _OVERLOADED
 
 
 def retry_after_s(value: str | None, unix_s: float) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for; None for none or an unusable one."""
+    """Return the seconds that a `Retry-After` header asks for; None if there are none."""
     if value is None:
         return None
     text = value.strip()

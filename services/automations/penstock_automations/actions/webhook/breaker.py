@@ -1,16 +1,17 @@
-"""Circuit breaker and rate of one endpoint. Pure: the time is passed in.
+"""The circuit breaker and the rate limit of one endpoint. Pure: callers pass the time.
 
-The states of a breaker: CLOSED, requests pass; OPEN, none passes until a time; HALF_OPEN, one
-request passes as a probe, and its result closes or opens the breaker.
+A breaker has three states. While it is CLOSED, requests pass. While it is OPEN, no request passes
+until a certain time. Then it is HALF_OPEN: one request passes as a probe, and the result of the
+probe closes or opens the breaker.
 """
 
 from __future__ import annotations
 
 from enum import Enum, auto
 
-FAILURES = 5  # so many failures in a row open the breaker
+FAILURES = 5  # the number of failures in a row that opens the breaker
 FIRST_OPEN_S, MAX_OPEN_S = 30.0, 600.0
-PROBE_S = 5.0  # how long other requests wait while a probe is under way
+PROBE_S = 5.0  # seconds that other requests wait while a probe is under way
 
 
 class State(Enum):
@@ -37,17 +38,17 @@ class Breaker:
         return self._failures
 
     def left_s(self, now: float) -> float:
-        """Return the seconds until the next probe is allowed; 0 if one is."""
+        """Return the seconds until the next probe is allowed; 0 if a probe is allowed now."""
         return 0.0 if self.state is State.CLOSED else max(self._until - now, 0.0)
 
     def waits_s(self, now: float) -> float:
-        """Return the seconds until a request may be made, without admitting one."""
+        """Return the seconds until a request may be made, but admit no request."""
         match self.state:
             case State.OPEN if now < self._until:
                 return max(self._until - now, 1.0)
             case State.HALF_OPEN if now < self._until:
-                # The probe's result comes soon. After a longer wait, deliveries would still wait
-                # long after the endpoint has come back.
+                # The probe's result comes soon, so the wait is short. With a longer wait,
+                # deliveries would still wait long after the endpoint works again.
                 return min(max(self._until - now, 1.0), PROBE_S)
             case _:
                 return 0.0
@@ -55,8 +56,8 @@ class Breaker:
     def admit(self, now: float) -> float:
         """Return 0 if a request may be made now, otherwise the seconds to wait.
 
-        A caller that may make a request reports its result. If the result of a probe is never
-        reported, another probe follows.
+        If the result is 0, the caller makes the request and reports its result with `succeeded` or
+        `failed`. If a caller never reports the result of a probe, another probe is admitted later.
         """
         if wait_s := self.waits_s(now):
             return wait_s
@@ -91,7 +92,7 @@ class Rate:
         self._at: float | None = None
 
     def admit(self, now: float) -> float:
-        """Take a token and return 0, or take none and return the seconds until there is one."""
+        """Take a token and return 0. Without a token, return the seconds until the next one."""
         if self._at is not None:
             earned = (now - self._at) * self.per_s
             self._tokens = min(self._tokens + earned, max(self.per_s, 1.0))

@@ -41,7 +41,7 @@ class WebhookCarrier:
 
     @asynccontextmanager
     async def place(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
-        """Hold a place at the endpoint, or give the seconds until there may be one."""
+        """Reserve a place at the endpoint, or give the seconds until a place may be free."""
         endpoint = self.endpoints.of(_webhook_of(rule))
         if endpoint.busy >= endpoint.room:
             yield endpoint.book(time.monotonic())
@@ -83,7 +83,7 @@ class WebhookCarrier:
     async def test(
         self, rule: CompiledRule, job: Job, occurrence: Occurrence
     ) -> tuple[Request, Attempted]:
-        """Send a webhook that is marked as a test, whatever the breaker and the rate say.
+        """Send a webhook that is marked as a test; the breaker and the rate are ignored.
 
         Nothing is counted or recorded. The request has to end within 20 s.
         """

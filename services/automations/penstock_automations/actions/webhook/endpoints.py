@@ -1,4 +1,4 @@
-"""The limits of each endpoint in this process: breaker, rate, and requests at once."""
+"""Keeps the limits of each endpoint in this process: breaker, rate, and concurrent requests."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from penstock_automations.actions.webhook.breaker import Breaker, Rate, State
 from penstock_automations.rules.model import Webhook
 
 MAX_KNOWN = 1000
-SHORT_S = 1.0  # a wait of up to so many seconds for the rate is made in memory
-# Deliveries whose turn comes within so many seconds wait for it in memory, up to so many.
+SHORT_S = 1.0  # a delivery that waits at most this many seconds for the rate waits in memory
+# A delivery waits in memory if its turn comes within `AHEAD_S` seconds. At most `MAX_AHEAD`
+# deliveries of an endpoint wait in memory.
 AHEAD_S, MAX_AHEAD = 5.0, 384
-# Before a turn is over: how long a turn may take, and how many deliveries wait in memory. They are
-# few, for the endpoint may be dead.
+# Used until the first turn at an endpoint has ended: the assumed length of a turn in seconds, and
+# how many deliveries wait in memory. These are few, because the endpoint may not answer at all.
 UNKNOWN_S, MAX_UNKNOWN = 0.01, 64
 MAX_BOOKED_S = 3600.0
-_WEIGHT = 0.2  # of the newest turn in the usual length of a turn
+_WEIGHT = 0.2  # the weight of the newest turn in the average length of a turn
 
 
 class Endpoint:
     """A scheme, host and port.
 
-    `busy`: how many deliveries are under way or wait for their turn. `concurrency`: how many
-    requests may be made at once; it may change while requests are made.
+    `busy` is the number of deliveries that are under way or wait for their turn. `concurrency` is
+    the number of requests that may be made at once. `concurrency` may change while requests are
+    under way.
     """
 
     def __init__(self) -> None:
@@ -35,26 +37,27 @@ class Endpoint:
         self.rate: Rate | None = None
         self.concurrency = 1
         self.busy = 0
-        self._usual_s: float | None = None  # how long a turn usually takes
+        # the average length of a turn; None before the first turn has ended
+        self._usual_s: float | None = None
         self._booked = 0.0
         self._running = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def room(self) -> int:
-        """How many deliveries may be under way or wait for their turn.
+        """The number of deliveries that may be under way or wait for their turn.
 
-        A slow endpoint must not hold many deliveries in memory, and deliveries to a fast one need
-        no other way to wait.
+        Few deliveries to a slow endpoint are kept in memory, so that they do not fill it.
+        Deliveries to a fast endpoint can all wait in memory, because they wait only shortly.
         """
         limit = MAX_AHEAD if self._usual_s is not None else MAX_UNKNOWN
         return self.concurrency + min(int(self._per_s * AHEAD_S), limit)
 
     def book(self, now: float) -> float:
-        """Return the seconds after which a delivery for which there is no room is to come back.
+        """Return the seconds after which a delivery that finds no room is to be tried again.
 
-        Each call returns a later time, as fast as the endpoint takes deliveries. If all came back
-        at the same time, most of them would find no room again.
+        Successive calls return later times, spaced as fast as the endpoint takes deliveries. If all
+        deliveries were tried again at the same time, most of them would find no room again.
         """
         self._booked = max(self._booked, now + SHORT_S) + 1 / self._per_s
         self._booked = min(self._booked, now + MAX_BOOKED_S)
@@ -62,13 +65,13 @@ class Endpoint:
 
     @property
     def _per_s(self) -> float:
-        """How many deliveries the endpoint takes per second."""
+        """The number of deliveries that the endpoint takes per second."""
         per_s = self.concurrency / (self._usual_s or UNKNOWN_S)
         return per_s if self.rate is None else min(per_s, self.rate.per_s)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait until one more request may be made, and hold its place."""
+        """Wait until one more request may be made, and count the request until the context ends."""
         await self._enter()
         begun = time.monotonic()
         try:
@@ -88,7 +91,8 @@ class Endpoint:
         try:
             await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # the turn was given to a delivery that was cancelled
+            # this delivery got its turn while it was cancelled: pass the turn on
+            if not waiter.cancelled():
                 self._leave()
             raise
 
@@ -102,13 +106,16 @@ class Endpoint:
 
 
 class Endpoints:
-    """The endpoints that this process knows."""
+    """The endpoints to which this process has sent webhooks, at most `MAX_KNOWN`."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Endpoint] = OrderedDict()
 
     def of(self, webhook: Webhook) -> Endpoint:
-        """Return the endpoint of a webhook. The last rule decides its concurrency and rate."""
+        """Return the endpoint of a webhook.
+
+        The concurrency and the rate of the endpoint are those of the webhook that asked last.
+        """
         key = origin(webhook.url)
         endpoint = self._known.get(key)
         if endpoint is None:
@@ -126,7 +133,7 @@ class Endpoints:
         return endpoint
 
     def not_closed(self) -> dict[str, Breaker]:
-        """Return the breakers that are not closed, by their endpoint."""
+        """Return the breakers that are not closed, keyed by endpoint."""
         return {
             key: each.breaker
             for key, each in self._known.items()
@@ -153,9 +160,9 @@ def origin(url: str) -> str:
 
 
 async def admitted(endpoint: Endpoint) -> float:
-    """Return 0 when a request may be made as soon as it has its turn; else the seconds to wait.
+    """Return 0 if the breaker and the rate allow a request now; else the seconds to wait.
 
-    Waits for the rate in memory, if the wait is short.
+    If the rate allows a request within `SHORT_S` seconds, this function waits and returns 0.
     """
     if wait_s := endpoint.breaker.waits_s(time.monotonic()):
         return wait_s

@@ -14,7 +14,8 @@ from penstock_automations.actions.carrier import Occurrence
 from penstock_automations.rules.model import LinkFor, Webhook
 from penstock_automations.rules.records import Owner
 
-# The event may be delivered before the approvals service has recorded the request.
+# Seconds for which an unknown approval is asked for again. This service may handle the event before
+# the approvals service has recorded the approval.
 RECORDED_S: Final = 5.0
 AGAIN_S: Final = 0.1
 NOT_FOUND: Final = 404
@@ -23,7 +24,10 @@ NOT_FOUND: Final = 404
 async def links_of(
     bus: Bus, webhook: Webhook, owner: Owner, occurrence: Occurrence
 ) -> list[dict[str, Any]]:
-    """Return the links for the body: for whom each is, and its `url`, or why there is none.
+    """Return the links for the webhook's body.
+
+    Each link has the person or group for whom it is made, and its `url` or the reason why no link
+    was made.
 
     Raises:
         BusError: the approvals service does not answer.

@@ -1,6 +1,7 @@
-"""Writes which breakers of this process are not closed to KV `endpoints`, for the API.
+"""Writes the breakers of this process that are not closed to KV `endpoints`, for the API.
 
-A process decides by its own breakers only. The entries of a process that has ended expire.
+Each process uses only its own breakers to admit requests, and never reads the bucket for this. When
+a process has ended, its entries expire.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class EndpointRecord(Record):
 
 
 class Mirror:
-    """Keeps the entries of one process equal to its breakers."""
+    """Keeps the entries of one process in KV equal to the breakers in its memory."""
 
     def __init__(self, bus: Bus, pod: str, endpoints: Endpoints) -> None:
         self._bus = bus
         self._bucket = bus.bucket(BUCKET)
         self._pod = pod
         self._endpoints = endpoints
-        # What was written, by endpoint: the state, the revision, and when.
+        # The entries that were written, by endpoint: the state, the revision, and the time.
         self._written: dict[str, tuple[State, int, float]] = {}
 
     async def run(self) -> None:
@@ -87,7 +88,8 @@ class Mirror:
             next_at=timestamp(int(next_at * 1000)),
         )
         written = await self._bucket.update(self._key(endpoint), record.dump(), revision, TTL_S)
-        # None: the entry has expired or is of an unanswered write; the next look writes it anew.
+        # `written` is None if the entry has expired, or if an earlier write changed it without an
+        # answer. Then the next look writes the entry again.
         if written is not None:
             self._written[endpoint] = (breaker.state, written, now)
         else:

@@ -19,8 +19,9 @@ def body_of(
 ) -> bytes:
     """Return the body for a canonical event.
 
-    `data` is the event itself, byte for byte, or for a reference its ids and type only. An event
-    that would make the body larger than `max_bytes` becomes a reference that says so in `omitted`.
+    With "full", `data` is the event itself, byte for byte. With "reference", `data` has only the
+    ids and the type of the event. If the full body would be larger than `max_bytes`, the body has a
+    reference, and its field `omitted` gives the reason.
     """
     parsed: Mapping[str, Any] = orjson.loads(event)
     head = orjson.dumps({"type": type_, "timestamp": parsed["timestamp"]})[:-1]

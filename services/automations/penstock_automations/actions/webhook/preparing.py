@@ -17,7 +17,7 @@ from penstock_automations.rules.model import Rule, WebhookAuth
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request, and its head without secrets."""
+    """The request of a webhook. `head` is its head without secrets, for records."""
 
     url: str
     headers: dict[str, str]
@@ -27,16 +27,16 @@ class Request:
 
     @property
     def secrets(self) -> list[str]:
-        """The values of the headers that `head` does not show, and the secrets of links.
+        """All secrets of the request: values of headers that `head` leaves out, and links.
 
-        A value with a scheme is there with and without the scheme.
+        A value that begins with a scheme, such as `Bearer`, is listed with and without the scheme.
         """
         hidden = [value for name, value in self.headers.items() if name not in self.head.headers]
         parts = (value.partition(" ")[2] for value in hidden if " " in value)
         return [*hidden, *parts, *(url.rpartition("/")[2] for url in self.links)]
 
 
-TEST: Final = "penstock-test"  # the header of a request that a person has sent to try a rule
+TEST: Final = "penstock-test"  # the header that marks a test request
 
 
 def request_of(
@@ -49,7 +49,7 @@ def request_of(
     is_test: bool = False,
     links: Sequence[Mapping[str, Any]] = (),
 ) -> Request:
-    """Return the request for an event or a trigger, signed for this time."""
+    """Return the request for an event or a trigger, signed with the time `unix_s`."""
     webhook = rule.action.webhook
     assert webhook is not None, "the caller has chosen a rule that sends a webhook"
     body = body_of(job.type, occurrence.payload, rule.payload, max_bytes, links)

@@ -1,4 +1,4 @@
-"""Makes the HTTP request of a webhook: no redirects, no proxies, no cookies, one connection."""
+"""Sends the request of a webhook on a new connection, without redirects, proxies and cookies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNUSABLE = (NoExchange, httpx.InvalidURL, ValueError)
 
 
 class Sender:
-    """Sends webhooks. The guard checks each connection, so no connection is used twice."""
+    """Sends webhooks, each on a new connection that the guard has checked."""
 
     def __init__(self, guard: Guard, backend: httpcore.AsyncNetworkBackend | None = None) -> None:
         self._guard = guard
@@ -27,7 +27,7 @@ class Sender:
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> Answer | NoAnswer:
-        """Post a body; return the answer with up to 64 KiB of its body, or why there is none.
+        """Post a body; return the answer with up to 64 KiB of its body, or a `NoAnswer`.
 
         The whole exchange must end within `timeout_s` seconds.
         """

@@ -9,9 +9,12 @@ from standardwebhooks.webhooks import Webhook
 
 
 def signed(secrets: Sequence[str], webhook_id: str, unix_s: float, body: bytes) -> dict[str, str]:
-    """Return the three headers of a webhook; with two secrets there are two signatures.
+    """Return the headers `webhook-id`, `webhook-timestamp` and `webhook-signature`.
 
-    Each attempt is signed anew, since receivers refuse a timestamp that is five minutes old.
+    `webhook-signature` has a signature for each secret.
+
+    Each attempt gets a new timestamp and signature, because receivers refuse a timestamp that is
+    five minutes old.
     """
     at = datetime.fromtimestamp(int(unix_s), UTC)
     text = body.decode()
