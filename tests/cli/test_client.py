@@ -308,6 +308,15 @@ def test_one_record_is_shown_whole(penstock: Invoke, api: PenstockApi) -> None:
     assert "delete_file" in penstock("approvals", "show", APPROVAL_ID).stdout
 
 
+def test_an_approval_that_needs_two_people_says_so_to_the_first(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    api.approval["need"] = 2
+    first = penstock("approvals", "approve", APPROVAL_ID)
+    assert "your vote counts: 1 of 2; the run goes on when others have" in first.stderr
+    assert "your vote counts" not in penstock("approvals", "approve", APPROVAL_ID).stderr
+
+
 def test_an_approval_is_decided_item_by_item(penstock: Invoke, api: PenstockApi) -> None:
     api.approval["items"] = [{"item_id": id, "kind": "input"} for id in ("a", "b", "c")]
     more = (

@@ -186,7 +186,9 @@ class PenstockApi:
         if self.trouble.refuse_decision:
             self._decided.set()
             return problem(*self.trouble.refuse_decision)
-        self.approval["status"] = "decided"
+        self.approval["votes"] = [*self.approval.get("votes", []), {"by": "me"}]
+        if len(self.approval["votes"]) >= self.approval.get("need", 1):
+            self.approval["status"] = "decided"
         self._decided.set()
         return JSONResponse(self.approval)
 

@@ -77,7 +77,7 @@ def approve(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Approve all that it asks; the run goes on."""
+    """Approve all that it asks. The run goes on, unless more people must approve."""
     try:
         values = approvals.parse_values(value or [])
     except ValueError as error:
@@ -85,7 +85,10 @@ def approve(
     with connected(url, as_json) as (api, output):
         approval = api.approval(approval_id)
         items = approvals.decided(approval, "approve", values, rejected=reject or [])
-        approvals.show(output, api.decide(approval, items, note))
+        after = api.decide(approval, items, note)
+        approvals.show(output, after)
+        if waits := approvals.waits(after):
+            output.notice(f"{waits}; the run goes on when others have approved, too")
 
 
 @app.command("reject")

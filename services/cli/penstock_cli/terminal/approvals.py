@@ -48,6 +48,14 @@ def show(output: Output, approval: Record) -> None:
         output.pieces(render.fields(item))
 
 
+def waits(approval: Record) -> str | None:
+    """Return how many votes a pending approval has of those it needs; None once it has ended."""
+    if approval["status"] != "pending":
+        return None
+    votes = sum(not vote.get("void") for vote in approval.get("votes") or [])
+    return f"your vote counts: {votes} of {approval.get('need', 1)}"
+
+
 def show_audit(output: Output, audit: Record) -> int:
     """Show the audit of an approval; return 1 if the chain of its run is not intact."""
     if output.as_json:

@@ -241,8 +241,7 @@ class Watch:
         if decision is not None:
             self._output.notice(decision["outcome"])
         else:
-            votes = sum(not vote.get("void") for vote in after.get("votes") or [])
-            self._output.notice(f"your vote counts: {votes} of {after.get('need', 1)}")
+            self._output.notice(approvals.waits(after) or after["status"])
         return Step.DONE
 
 
