@@ -56,7 +56,7 @@ class Conditions:
             ExpressionError: the text is no expression, uses an unknown variable or function, may
                 not be used in a condition, or gives no boolean.
         """
-        nested = limits.nested_macros(text)
+        max_bytes = limits.max_data_bytes(text)
         try:
             compiled = self._env.compile(text)
         except RuntimeError as error:
@@ -64,7 +64,7 @@ class Conditions:
         found = compiled.return_type()
         if found != cel.Type.BOOL:
             raise ExpressionError(_not_boolean(found.name()), Position(1, 1))
-        return Condition(text, compiled, limits.MAX_DATA_BYTES[nested])
+        return Condition(text, compiled, max_bytes)
 
     def bind(self, data: Mapping[str, Any], size_bytes: int) -> Bound:
         """Return data on which conditions can be evaluated.
@@ -97,8 +97,8 @@ class Condition:
         """
         if bound.size_bytes > self._max_data_bytes:
             raise ExpressionError(
-                f"the data has {bound.size_bytes} bytes; with its nested macros, this condition is "
-                f"evaluated on at most {self._max_data_bytes}"
+                f"the data has {bound.size_bytes} bytes; this condition is evaluated on at most "
+                f"{self._max_data_bytes}, since it could take long on more"
             )
         try:
             result = self._compiled.eval(bound.activation)

@@ -6,15 +6,23 @@ with itself, and each further `map` doubles the time. In the same way, each `.ma
 the memory. Such conditions build large values from smaller values. So a condition may have no `+`,
 no macro `map`, and no map or message literal, and a list literal may have only constants. An
 allowed condition therefore never makes a value that is larger than the data.
+
+An operation takes time proportional to its operands: `event.l.all(a, event.l == event.l)` takes two
+minutes on a MB. So each condition has a limit of the size of its data, with which an evaluation
+takes about a second at most. The parts of an element that a macro reads are together no larger than
+the data; what its body reads from elsewhere is read again for each element, and weighs much more.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.expressions.errors import ExpressionError, Position
+from penstock.expressions.patterns import pattern_of, size_of
 
 MAX_CHARACTERS = 2000
 # The greatest size of the data in bytes, by how deeply the condition's macros are nested: without
@@ -24,6 +32,12 @@ MAX_DATA_BYTES = (1024 * 1024, 1024 * 1024, 64 * 1024, 8 * 1024)
 MAX_NESTED = len(MAX_DATA_BYTES) - 1
 
 MACROS = frozenset({"all", "exists", "exists_one", "filter"})
+
+# With these many bytes of data, an evaluation takes about a second (measured).
+_READ_BYTES: Final = 100 * 1024 * 1024  # divided by how often the condition reads data
+_PATTERN_BYTES: Final = 150 * 1024 * 1024  # divided by the size of its patterns
+_SEARCH_BYTES: Final = 600 * 1024  # divided by the root of its searches for texts of the data
+_AGAIN_BYTES: Final = 16 * 1024  # divided by the root of what is read for each element
 
 _TOKEN = re.compile(
     r"""(?P<blank>\s+|//[^\n]*)
@@ -43,8 +57,31 @@ class _Token:
     position: Position
 
 
-def nested_macros(text: str) -> int:
-    """Return how deeply macros are nested in a condition; 0 if the condition has no macros.
+@dataclass(slots=True)
+class _Weights:
+    """How often a condition reads its data, by how much time that may take."""
+
+    nested: int = 0  # how deeply macros are nested
+    reads: int = 0
+    again: int = 0  # reads of data from outside of a macro for each of its elements
+    searches: int = 0  # `contains` with a text that is no literal
+    patterns: int = 0  # the size of all patterns
+    names: list[str] = field(default_factory=list)  # the elements' names in the open macros
+
+    def max_data_bytes(self) -> int:
+        """Return the size of the data with which an evaluation takes about a second at most."""
+        again = self.again + (self.patterns + self.searches if self.again else 0)
+        return min(
+            MAX_DATA_BYTES[self.nested],
+            _READ_BYTES // max(self.reads, 1),
+            _PATTERN_BYTES // max(self.patterns, 1),
+            int(_SEARCH_BYTES / math.sqrt(self.searches)) if self.searches else MAX_DATA_BYTES[0],
+            int(_AGAIN_BYTES / math.sqrt(again)) if again else MAX_DATA_BYTES[0],
+        )
+
+
+def max_data_bytes(text: str) -> int:
+    """Return the size of the data, in bytes of JSON, on which the condition may be evaluated.
 
     Raises:
         ExpressionError: the condition is too long, or has a part that conditions may not have.
@@ -53,28 +90,85 @@ def nested_macros(text: str) -> int:
         raise ExpressionError(
             f"the condition has {len(text)} characters; at most {MAX_CHARACTERS} are allowed"
         )
-    deepest = 0
+    weights = _Weights()
     opened: list[str] = []  # the brackets that are open: "macro", "list" or "other"
-    before: _Token | None = None
-    for token in _tokens(text):
+    tokens = list(_tokens(text))
+    for at, token in enumerate(tokens):
+        before = tokens[at - 1] if at else None
         if opened and opened[-1] == "list" and token.text != "]":
             _check_element(token)
         if token.kind == "sign":
             _check_sign(token, before)
             if token.text in "([":
                 opened.append(_bracket(token, before))
-            elif token.text in ")]" and opened:
-                opened.pop()
-        elif token.text == "map" and token.kind == "name" and before and before.text == ".":
-            raise ExpressionError(
-                "the macro map is not allowed in a condition; use exists, all or filter",
-                token.position,
-            )
-        deepest = max(deepest, opened.count("macro"))
-        if deepest > MAX_NESTED:
+                if opened[-1] == "macro":
+                    weights.names.append(tokens[at + 1].text if at + 1 < len(tokens) else "")
+            elif token.text in ")]" and opened and opened.pop() == "macro":
+                weights.names.pop()
+        elif token.kind == "name":
+            _weigh(weights, tokens, at)
+        weights.nested = max(weights.nested, opened.count("macro"))
+        if weights.nested > MAX_NESTED:
             raise ExpressionError(f"macros may be nested at most {MAX_NESTED} deep", token.position)
-        before = token
-    return deepest
+    return weights.max_data_bytes()
+
+
+def _weigh(weights: _Weights, tokens: Sequence[_Token], at: int) -> None:
+    """Add what the name at a place reads: a variable, a function or a field."""
+    name = tokens[at].text
+    argument = _argument(tokens, at)
+    if argument is None:
+        if name in _CONSTANT_NAMES or name == "in" or not _is_variable(tokens, at):
+            return
+        weights.reads += 1
+        weights.again += bool(weights.names) and name != weights.names[-1]
+        return
+    weights.reads += 1
+    if name == "map":
+        raise ExpressionError(
+            "the macro map is not allowed in a condition; use exists, all or filter",
+            tokens[at].position,
+        )
+    if name == "contains":
+        weights.searches += argument == ""
+    elif name == "matches":
+        if not argument or not _is_field(tokens, at):
+            raise ExpressionError(
+                "matches needs its pattern as a text in quotes, as in x.matches('^a')",
+                tokens[at].position,
+            )
+        try:
+            weights.patterns += size_of(pattern_of(argument))
+        except ExpressionError as error:
+            raise ExpressionError(error.reason, tokens[at].position) from None
+
+
+def _argument(tokens: Sequence[_Token], at: int) -> str | None:
+    """Return the literal text that is the only argument of the function at a place.
+
+    The result is "" for other arguments, and None for a name that is no function.
+    """
+    after = tokens[at + 1 : at + 4]
+    if not after or after[0].text != "(":
+        return None
+    is_literal = len(after) == 3 and after[1].kind == "string" and after[2].text == ")"
+    return after[1].text if is_literal else ""
+
+
+def _is_variable(tokens: Sequence[_Token], at: int) -> bool:
+    """Return whether a name is that of a variable: `.event` is one, too, but `x.event` is not."""
+    return not _is_field(tokens, at)
+
+
+def _is_field(tokens: Sequence[_Token], at: int) -> bool:
+    if at < 2 or tokens[at - 1].text != "." or tokens[at - 1].kind != "sign":
+        return False
+    owner = tokens[at - 2]
+    return (
+        owner.kind in ("string", "number")
+        or owner.text in (")", "]", "}")
+        or (owner.kind == "name" and owner.text != "in")
+    )
 
 
 def _check_sign(token: _Token, before: _Token | None) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
 import pytest
 
 from penstock.expressions import Conditions, ExpressionError, MissingField, Position
-from penstock.expressions.limits import MAX_DATA_BYTES
+from penstock.expressions.limits import MAX_DATA_BYTES, max_data_bytes
+from penstock.expressions.patterns import size_of
 
 CONDITIONS = Conditions(["event"])
 EVENT: dict[str, Any] = {
@@ -135,9 +137,96 @@ def test_nested_macros_are_limited_by_depth_and_by_the_size_of_the_data() -> Non
     with pytest.raises(ExpressionError, match="nested at most 3 deep"):
         CONDITIONS.compile(nested(4))
     event = {"data": list(range(10))}
-    assert holds(nested(3), event, MAX_DATA_BYTES[3])
-    with pytest.raises(ExpressionError, match=f"{MAX_DATA_BYTES[3] + 1} bytes"):
-        holds(nested(3), event, MAX_DATA_BYTES[3] + 1)
+    most = max_data_bytes(nested(3))
+    assert 4096 < most <= MAX_DATA_BYTES[3]
+    assert holds(nested(3), event, most)
+    with pytest.raises(ExpressionError, match=f"{most + 1} bytes"):
+        holds(nested(3), event, most + 1)
+
+
+LIST = {"l": [0] * 300_000}
+TEXTS = {"t": "a" * 450_000, "u": "a" * 225_000 + "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "event"),
+    [
+        ("event.l.all(a, event.l == event.l)", LIST),
+        ("event.l.all(a, .event.l == . event.l)", LIST),
+        ("event.l.all(a, !('x' in event.l))", LIST),
+        ("event.l.all(a, event.l.all(b, b == a))", LIST),
+        (" && ".join(["event.l == event.l"] * 80), LIST),
+        (" && ".join(["!event.t.contains(event.u)"] * 20), TEXTS),
+        ("!event.t.matches('(a|aa){1,500}(a|aa){1,500}b')", TEXTS),
+        (r"!event.t.matches(r'((a|aa){1,30}){1,30}b')", TEXTS),
+    ],
+)
+def test_no_condition_takes_long_on_the_largest_data_that_it_may_have(
+    text: str, event: dict[str, Any]
+) -> None:
+    most = max_data_bytes(text)
+    assert most < 1024 * 1024
+    with pytest.raises(ExpressionError, match="evaluated on at most"):
+        holds(text, event, most + 1)
+    # A part of the data that has about this size; an element of the list has two bytes of JSON.
+    smaller = {name: value[: most // 2] for name, value in event.items()}
+    started = time.process_time()
+    holds_or_fails(text, smaller)
+    assert time.process_time() - started < 5
+
+
+def holds_or_fails(text: str, event: dict[str, Any]) -> None:
+    with contextlib.suppress(ExpressionError):
+        holds(text, event)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'event.data.items.all(i, i.tool == "refund" && i.args.amount < 50.0)',
+        r"event.data.query.matches('(?i)^\\s*(drop|truncate)')",
+        r"event.id.matches(r'^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$')",
+        'event.data.tags.exists(t, t in ["a", "b"]) && event.data.tool.contains("file")',
+        "event.in.all.x == 1",
+    ],
+)
+def test_a_usual_condition_is_evaluated_on_large_data(text: str) -> None:
+    assert max_data_bytes(text) >= 512 * 1024
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "event.t.matches(event.u)",
+        "matches(event.t, event.u)",
+        "matches(event.t, 'a')",
+        "event.t.matches(('a'))",
+        r"event.t.matches('a\x7b1,900\x7d')",
+    ],
+)
+def test_a_pattern_that_is_not_known_before_is_refused(text: str) -> None:
+    with pytest.raises(ExpressionError, match="pattern") as refused:
+        CONDITIONS.compile(text)
+    assert refused.value.position is not None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "least"),
+    [
+        ("abc", 3),
+        ("(a|aa){1,500}", 2000),
+        ("((a|aa){1,30}){1,30}b", 4000),
+        ("[a-z]{100}", 500),
+        ("a{9,}", 9),
+        ("[]{5}]{9}", 45),
+        ("(a{9}", 9),
+        (r"\pL{100}", 5000),
+    ],
+)
+def test_a_pattern_is_as_large_as_with_its_repetitions_written_out(
+    pattern: str, least: int
+) -> None:
+    assert least <= size_of(pattern) <= 4 * least
 
 
 def test_too_many_iterations_are_an_error_and_not_a_wait() -> None:
