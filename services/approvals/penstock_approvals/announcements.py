@@ -30,9 +30,10 @@ class Announcements:
     async def once(self, run_id: str, leg: int, *events: Event) -> None:
         """Write source events of the run's leg, in this order, unless they were written before.
 
-        A repeated call finds one of the events as this service's last event of the run, and writes
-        those after it; or it finds an event of a later leg. A later leg begins only after all
-        events of this leg were written, because a decision is announced before it is sent.
+        A repeated call reads this service's last event of the run. If this is one of `events`, the
+        call writes only the events after it. If it belongs to a later leg, the call writes nothing:
+        a decision is announced before it is sent, so a later leg begins only after all events of
+        this leg were written.
 
         Raises:
             BusError: the bus does not answer; the call may be repeated.

@@ -32,5 +32,5 @@ async def asked(answer: Awaitable[T]) -> T:
 
 
 def is_key(text: str) -> bool:
-    """Return whether the text can be the id of an approval: the bus refuses other keys."""
+    """Return whether the text can be the id of an approval, which must be a key of the bus."""
     return text.replace("-", "").isalnum() and text.isascii()

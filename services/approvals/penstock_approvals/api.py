@@ -227,9 +227,10 @@ class Api:
         )
     )
     async def events(self, request: Request) -> Response:
-        """Return the stream of changes, from a cursor or from now on.
+        """Return the stream of changes after a cursor; without a cursor, changes from now on.
 
-        Raises Problem 410 for a cursor beyond the end: NATS has lost data since it was given.
+        Raises Problem 410 for a cursor beyond the end. NATS has then lost data since a client got
+        the cursor.
         """
         who = identity_of(request)
         if who.grant is not None:
@@ -259,7 +260,7 @@ class Api:
         )
     )
     async def show(self, request: Request) -> Response:
-        """Return the approval's record. A view of another than the requester is audited."""
+        """Return the approval's record. If the caller is not the requester, audit the view."""
         record = await self._found(request)
         who = identity_of(request)
         ip = request.client.host if request.client is not None else None
@@ -292,7 +293,7 @@ class Api:
         )
     )
     async def audit(self, request: Request) -> Response:
-        """Return the audit of the approval, for those who may see the approval."""
+        """Return the audit of the approval, if the caller may see the approval."""
         record = await self._found(request)
         history = await asked(self._approvals.audit.history(record))
         return _json(
@@ -318,7 +319,7 @@ class Api:
         )
     )
     async def lines(self, request: Request) -> Response:
-        """Return the run's last lines, also to those who may not see the run."""
+        """Return the run's last lines, if the caller may see the approval."""
         record = await self._found(request)
         found = await asked(last_lines(self._bus, record.run_id))
         return _json({"lines": [asdict(line) for line in found]})
@@ -367,7 +368,7 @@ class Api:
         Raises Problem 404, also for an approval that the caller may not see.
         """
         approval_id = request.path_params["approval_id"]
-        # A client may make up an id with characters that the bus refuses in a key.
+        # A client can send any id, also with characters that the bus does not allow in a key.
         known = is_key(approval_id)
         record = await asked(self._approvals.get(approval_id)) if known else None
         if record is None or not sees(identity_of(request), record):
@@ -376,9 +377,9 @@ class Api:
 
 
 def _channel(request: Request, who: Identity) -> Channel:
-    """Return the way by which a decision came: only our own pages use the cookie.
+    """Return the channel of a decision. Only Penstock's own pages send the cookie.
 
-    The CLI names itself, so `cli` is what the caller says, and it gives no right.
+    A caller can claim to be the CLI. This does no harm, because the channel `cli` gives no rights.
     """
     if who.kind == "cookie":
         return "page"

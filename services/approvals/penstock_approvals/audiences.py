@@ -1,4 +1,4 @@
-"""Say by which rows of the index an approval is found: of which people and roles. Pure."""
+"""Compute for which people and roles the index has a row of an approval. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Final
 from penstock.bus.records import Decider
 from penstock_approvals.policy.access import REQUESTER, person_of
 
-EVERYBODY: Final = "everybody\0"  # the audience of approvals that everybody with the scope decides
+# the audience of an approval that everybody with the scope may decide
+EVERYBODY: Final = "everybody\0"
 
 
 def role(name: str) -> str:
@@ -19,7 +20,7 @@ def role(name: str) -> str:
 
 
 def audiences(who: Decider) -> tuple[str, ...]:
-    """Return the audiences whose approvals a caller may see: the own names, roles and everybody."""
+    """Return the audiences of a caller: the caller's names, its roles, and everybody."""
     names = {who.name, person_of(who)}
     return (*sorted(names), *map(role, who.roles), EVERYBODY)
 
@@ -28,8 +29,8 @@ def audiences(who: Decider) -> tuple[str, ...]:
 class Audience:
     """A person or a role that may see an approval.
 
-    `decides`: whether it is among the deciders. `barred`: whether the person may not decide,
-    whatever its roles are, because it is excluded or has voted.
+    `decides` says whether the audience is among the deciders. `barred` says that the person is
+    excluded or has voted, and so may not decide, even if one of the person's roles may.
     """
 
     decides: bool = False
@@ -37,10 +38,10 @@ class Audience:
 
 
 def audiences_of(record: Mapping[str, Any]) -> dict[str, Audience]:
-    """Return who may see an approval, by the audience's name; nobody for an invalid record.
+    """Return the audiences of an approval by name; empty for an invalid record.
 
-    These are at least all who may see it: a decider must fit all of the record's deciders, and has
-    a row for each of them that names the person or a role of the person.
+    The result includes everybody who may see the approval, and may include people who may not. The
+    caller checks the record itself.
     """
     try:
         return _audiences_of(record)
@@ -57,7 +58,8 @@ def _audiences_of(record: Mapping[str, Any]) -> dict[str, Audience]:
         users = [_name(name, owner) for name in group.get("users") or []]
         for name in [*users, *map(role, group.get("roles") or [])] or [EVERYBODY]:
             found[name].decides = True
-    for group in groups if not escalations else ():  # an escalation may ask whom a group excludes
+    # an escalation may ask a person whom a group excludes, so nobody is barred then
+    for group in groups if not escalations else ():
         for name in group.get("excluded") or []:
             found[_name(name, owner)].barred = True
     for vote in record.get("votes") or []:

@@ -1,7 +1,7 @@
-"""Schedules when an approval's escalations and its deadline are looked at.
+"""Schedules messages at the times of an approval's escalations and deadline.
 
-A schedule only makes visible what holds already: each decision is compared with the deadline. So a
-schedule that is late, or lost, lets nobody decide too late.
+Such a message only has the approval's record updated. Each decision is compared with the deadline
+itself. So nobody can decide too late, even if a message is late or lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DUE = subjects.due(SERVICE, ">")
 
 
 class Deadlines:
-    """The scheduled messages of approvals. Every call may be repeated."""
+    """Schedules and cancels the messages of approvals. Every call may be repeated."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -46,7 +46,7 @@ def approval_of(payload: bytes) -> str:
     """Return the id of the approval that a scheduled message is about.
 
     Raises:
-        ValueError: the message is none of this module.
+        ValueError: the payload is no scheduled message of this module.
     """
     content = orjson.loads(payload)
     approval_id = content.get("approval_id") if isinstance(content, dict) else None

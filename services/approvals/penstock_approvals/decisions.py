@@ -1,8 +1,8 @@
 """Record requests for approval, take decisions, and withdraw requests of ended runs.
 
-A decision is a compare-and-set of the approval's record. So only one decision is taken, and each
-later decision gets the record as its answer. The outbox sends a taken decision to the connector,
-also when the process that took the decision has ended.
+A decision is a compare-and-set of the approval's record. So only one decision is taken, and every
+later request gets the record with this decision as its answer. The outbox sends the decision to the
+connector, even if the process that took the decision has ended.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Approvals:
         self.list = ApprovalList(bus, self._records)
 
     async def on_event(self, stored: Stored) -> None:
-        """Handle an approval.requested, or the terminal event of a run. A repeat changes nothing.
+        """Handle an event `approval.requested` or the terminal event of a run, once.
 
         Raises:
             LookupError: the run has no record.
@@ -83,14 +83,14 @@ class Approvals:
     async def ask_again(self, stored: Stored) -> None:
         """Record the request of an event again, after NATS has lost its record.
 
-        People are asked even if the policy would now decide by itself: they were asked before.
-        Raises what `on_event` raises.
+        People are asked even if the current policy would decide automatically, because people were
+        asked before. Raises what `on_event` raises.
         """
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         await self._on_requested(body, again=True)
 
     async def on_due(self, approval_id: str) -> None:
-        """Note an escalation that was reached, or the end of the deadline. A repeat does nothing.
+        """Record that an escalation or the deadline was reached. A repeated call does nothing.
 
         Raises:
             Retry: by the server's clock, it is too early.
@@ -109,7 +109,7 @@ class Approvals:
                 await self._records.replace(held, record.model_copy(update=update))
                 log.info("run %s: approval %s was escalated", record.run_id, approval_id)
             else:
-                await self.audit.follow(record)  # it names an escalation
+                await self.audit.follow(record)  # writes an entry for the escalation
                 return
         await self._outbox.send_on(approval_id)
 
@@ -122,9 +122,9 @@ class Approvals:
             log.info("run %s: approval %s has expired", record.run_id, record.approval_id)
 
     async def _on_requested(self, body: dict[str, object], *, again: bool = False) -> None:
-        """Record the request with what the policy says of it; then ask people, or send on.
+        """Record the request with the policy's ruling; then ask people, or send the decision.
 
-        With `again`, the request was handled before, and NATS has lost its record.
+        `again` means that the request was handled before, and NATS has lost its record.
         """
         data = body["data"]
         assert isinstance(data, dict)
@@ -170,7 +170,8 @@ class Approvals:
         asked = record.model_copy(update=ruling.fields())
         if ruling.is_automatic and not ask:
             asked = ruled(asked, self._bus.clock.stamp())
-            # The entry has the decision sent if this process ends after it was recorded.
+            # With this entry, another process sends the decision if this process ends after it has
+            # recorded the decision.
             await self._outbox.open(record.approval_id)
         if await self._records.create(asked):
             log.info("run %s: approval %s: %s", record.run_id, record.approval_id, ruling.outcome)
@@ -231,7 +232,8 @@ class Approvals:
             return pause.approval_id
         if not self._bus.continuity.of("KV_pauses"):
             return None
-        # NATS has lost records of pauses, perhaps this record. The run's events have the id, too.
+        # NATS has lost records of pauses, perhaps also this one. So read the id from the run's
+        # events.
         asked = await self._bus.tail(events_for(run_id), event("approval.requested", run_id))
         if asked is None:
             return None
@@ -245,7 +247,7 @@ class Approvals:
         return PauseRecord.model_validate_json(await objects.unwrap(self._bus, entry.value))
 
     async def withdraw_if_ended(self, record: ApprovalRecord) -> None:
-        """Withdraw a request whose run has ended, also when the record of the run's pause is lost.
+        """Withdraw a request whose run has ended, even if the run's pause record is lost.
 
         Raises:
             LookupError: the run has no record.
@@ -259,9 +261,9 @@ class Approvals:
     ) -> bool:
         """Record again an end that NATS has lost; return False if the approval is not pending.
 
-        `expired` says which deadline had passed. The decision is not sent here: the outbox had sent
-        it before. If NATS has lost the command, the connector's watchdog sends the command again,
-        once.
+        `expired` is the deadline if it had passed. The decision is not sent here, because the
+        outbox had sent it before the loss. If NATS has lost the command, the connector's watchdog
+        sends the command once more.
         """
         held = await self._records.find(approval_id)
         if held is None or held.record.status != "pending":
@@ -310,14 +312,15 @@ class Approvals:
         return await self._records.all()
 
     async def decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
-        """Count a person's decision, which is the approval's decision if no other is needed.
+        """Count a person's vote. If no more votes are needed, take the approval's decision.
 
-        A deadline holds by the server's clock. The decision is not sent here. The outbox has an
-        entry for a taken decision, and `send_on` sends the decision at once.
+        The deadline is compared with the clock of the NATS server. This method does not send the
+        decision: the caller calls `send_on`, and if the process ends before that, the outbox has an
+        entry for the decision.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
-            BusError: the bus does not answer; the decision may be taken or not.
+            BusError: the bus does not answer, so it is unknown whether the decision was taken.
         """
         while True:
             held = await self._records.find(approval_id)
@@ -326,7 +329,8 @@ class Approvals:
             if held.record.status != "pending":
                 return _not_pending(held.record, request)
             if held.record.expires_at is not None:
-                await self._bus.clock.look()  # this machine may have slept since the last look
+                # if this machine was suspended, its view of the server's clock is wrong
+                await self._bus.clock.look()
                 if is_late(held.record, self._bus.clock.now()):
                     await self._expire(held)
                     continue
@@ -380,7 +384,7 @@ class Approvals:
 
 
 def _paused(record: ApprovalRecord) -> dict[str, object]:
-    """Return the data of lifecycle.paused, with the terms on which people are asked."""
+    """Return the data of `lifecycle.paused`, with who is asked and until when."""
     policy = record.policy
     terms = {
         "expires_at": record.expires_at,

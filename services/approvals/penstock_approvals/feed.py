@@ -1,10 +1,11 @@
-"""The live changes of approvals: each write of an approval's record, in the order of the bucket.
+"""Follows the live changes of approvals: the writes of their records, in their order.
 
-The bucket's stream itself is what is followed, not the events `approval.*`. So a change carries the
-record with which visibility is decided, one sequence numbers the changes of all shards, and nothing
-that a client missed is ever too old to resume: of several changes that a client missed, it gets the
-last one. A core subscription to the bucket's subjects only says when to read. A message that comes
-by it may be of a write that the stream refuses, so its content is not used.
+This module reads the stream of KV `approvals`, not the events `approval.*`. This has three
+advantages. A change carries the record, which is needed to decide who may see it. One sequence
+numbers the changes of all shards. And a client can always resume: if a client has missed several
+changes of an approval, it gets the last of them. A core subscription to the bucket's subjects only
+tells the process when to read. The content of its messages is not used, because the stream may have
+refused the write.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ log = logging.getLogger(__name__)
 STREAM: Final = f"KV_{BUCKET}"
 PREFIX: Final = f"$KV.{BUCKET}."
 BATCH: Final = 50
-TICK_S: Final = 2.0  # how often the stream is read without a message that says so
-# Many changes at once are read together. Without this pause, each of them would be read by itself.
+TICK_S: Final = 2.0  # seconds between two reads when the subscription brings no message
+# Seconds between a message and the read, so that changes at the same time are read together.
 GATHER_S: Final = 0.02
-KEPT: Final = 8  # batches that are kept for clients that are a little behind, of up to 4 MiB each
+KEPT: Final = 8  # the number of batches, of up to 4 MiB each, that are kept for slower clients
 
 
 class Change(NamedTuple):
@@ -40,18 +41,18 @@ class Change(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The changes of one read, and the sequence up to which there are no others."""
+    """The changes of one read, and the last sequence that the read covers."""
 
     through: int
     changes: list[Change]
 
 
 class Beyond(Exception):
-    """NATS has no such sequence (any more): it was restored from an older store."""
+    """The sequence is beyond the end of the bucket, because NATS was restored to an older state."""
 
 
 class Feed:
-    """The changes of all approvals, for all clients of this process.
+    """Gives the clients of this process the changes of all approvals.
 
     Clients that wait for the same changes share one read.
     """
@@ -88,7 +89,7 @@ class Feed:
     async def changes(self, after: int) -> AsyncIterator[Batch]:
         """Yield the changes after a sequence as they are written, until the process stops.
 
-        Batches without changes are yielded from time to time.
+        Now and then, a batch without changes is yielded.
 
         Raises:
             Beyond: NATS has lost the end of the bucket, so the sequence no longer means anything.
@@ -121,7 +122,7 @@ class Feed:
             self._forget(after, task)
             raise
         if batch.through == after:
-            self._forget(after, task)  # a later read may find something
+            self._forget(after, task)  # drop the empty result, so that a later call reads again
         return batch
 
     def _forget(self, after: int, task: asyncio.Task[Batch]) -> None:

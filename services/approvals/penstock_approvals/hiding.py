@@ -1,8 +1,8 @@
-"""Leave the values of credentials out of everything that is shown. Pure.
+"""Remove the values of credentials from records that are shown. Pure.
 
 A person who answers an item of the kind `credential` sends a secret for the agent's server. The
-record in KV holds it until the connector has sent it. Nobody gets it back: not the caller, not the
-lists and live changes, not the event `approval.decided`, not the audit.
+record in KV holds the secret until the connector has sent it. The secret is never shown: not to the
+caller, and not in lists, live changes, the event `approval.decided` or the audit.
 """
 
 from __future__ import annotations

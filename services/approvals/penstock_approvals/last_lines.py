@@ -1,7 +1,7 @@
-"""The run's last lines: what a person needs to know of a run in order to decide its approval.
+"""Reads a run's last lines, which help a person to decide the run's approval.
 
-The lines are the run's first message, and its last message, tool call, tool result and warning.
-Whoever may see an approval gets these lines, and not the run.
+The lines are the run's first message, and its last message, tool call, tool result and warning. A
+person who may see an approval may see these lines, but not the whole run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_CHARS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. `text` has at most `MAX_CHARS` characters, and one more that shows a cut."""
+    """One line. `text` has at most `MAX_CHARS` characters, and then "…" if it was cut."""
 
     type: str
     what: str
@@ -37,7 +37,7 @@ def _json(value: object) -> str:
 
 
 _Read = Callable[[Mapping[str, Any]], str]
-# What is read of the data of each type of event, with the words that introduce the line.
+# For each type of event: the words that introduce the line, and a function that makes its text.
 _TYPES: Final[Mapping[str, tuple[str, _Read]]] = {
     "lifecycle.started": ("asked", lambda data: str(data.get("message") or "")),
     "llm.message_completed": ("said", lambda data: str(data.get("content") or "")),

@@ -1,13 +1,14 @@
-"""List approvals by an index in memory: the urgent ones first, then all others, the newest first.
+"""List approvals, using an index in memory: first the urgent ones, then the others.
 
-An approval has a row for each person, and for each role, that may see it (`audiences.py`). A caller
-reads the rows of the own name and of the own roles.
+The index has a row for each person and each role that may see an approval (`audiences.py`). The
+list for a caller is made from the rows of the caller's name and roles.
 
-An approval is urgent if it is pending and has a deadline; urgent approvals are in the order of
-their deadlines. A client that reads page after page gets each approval once, also if approvals are
-decided meanwhile. So a cursor has a time, the `horizon`: an approval that was urgent at that time
-keeps its place among the urgent ones in all further pages. Without the horizon, an approval that is
-decided between two pages would move, and the client would get it twice or never.
+An approval is urgent if it is pending and has a deadline. Urgent approvals are ordered by deadline;
+all others by the time of the request, the newest first. A client that reads page after page must
+get each approval once, even if approvals are decided meanwhile. So a cursor has a time, the
+`horizon`. An approval that was urgent at the horizon keeps its place among the urgent ones on all
+further pages. Without the horizon, an approval that is decided between two pages would move, and
+the client would get it twice or never.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ STATUSES: Final = {
     for code, status in enumerate(get_args(ApprovalRecord.model_fields["status"].annotation))
 }
 NEVER: Final = 2**62  # the deadline of an approval without a deadline
-READ_AT_ONCE: Final = 100  # other requests are handled between two reads of so many records
+READ_AT_ONCE: Final = 100  # after this many records, other requests are handled
 _COLUMNS: Final = {
     "user_id": "owner",
     "status": "status",
@@ -49,7 +50,7 @@ _COLUMNS: Final = {
 }
 
 
-# The rows that wait for a decision, without those that have a deadline.
+# The SQL condition of rows that wait for a decision and have no deadline.
 _TO_DECIDE: Final = f"decides AND status = {STATUSES['pending']} AND NOT urgent"
 
 
@@ -58,8 +59,9 @@ class Place:
     """The place of an approval in the list, from which the next page continues.
 
     `deadline` is in Unix milliseconds. `age` is the negative time of the request in Unix
-    milliseconds, so that the newest comes first. `tie` orders the requests of one millisecond: it
-    is a number of the approval's id. `horizon` is in Unix nanoseconds, by NATS's clock.
+    milliseconds, so that the newest request comes first. `tie` is a number made from the approval's
+    id, which orders requests of the same millisecond. `horizon` is in Unix nanoseconds, by NATS's
+    clock.
     """
 
     horizon: int
@@ -69,7 +71,7 @@ class Place:
     tie: int = -1
 
     def cursor(self) -> str:
-        """Return the place as text for a client."""
+        """Return the place as a cursor, which is a text."""
         parts = [self.horizon, int(self.urgent), self.deadline, self.age, self.tie]
         return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
 
@@ -94,27 +96,28 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Seeker:
-    """For whom approvals are listed."""
+    """The caller for whom approvals are listed."""
 
-    # Whose rows are read: the audiences of the caller. None among them stands for the rows of all
-    # requesters.
+    # The audiences whose rows are read. The value None means the rows of all requesters.
     audiences: tuple[str | None, ...]
-    # Whether the caller is shown an approval. This function decides by the record itself, so an
-    # error of the index cannot show a foreign approval.
+    # Returns whether the caller may see an approval. The function reads the record itself, so a
+    # mistake in the index cannot show an approval that the caller may not see.
     shows: Callable[[ApprovalRecord], bool]
-    # The name under which the caller votes, if only approvals are listed that wait for the caller.
+    # The caller's name as a voter, if the list has only approvals that wait for the caller; else
+    # None.
     waits_for: str | None = None
 
 
 class ApprovalRows(IndexRows):
     """The rows of all approvals. An approval has one row for each of its `audiences`.
 
-    `owner`: the number of the audience. `main`: whether this is the row of the requester; each
-    approval has one such row. `decides`: whether this audience may decide. `barred`: whether this
-    person may not decide, whatever its roles are, because it has voted or is excluded.
+    `owner` is the number of the audience. `main` marks the row of the requester, of which each
+    approval has exactly one. `decides` says whether this audience may decide. `barred` says that
+    this person has voted or is excluded, and so may not decide, even if one of the person's roles
+    may.
 
-    `closed`: when an approval with a deadline ceased to be urgent, in Unix nanoseconds by NATS's
-    clock; 0 for all others.
+    `closed` is the time at which an approval with a deadline ceased to be urgent, in Unix
+    nanoseconds by NATS's clock; it is 0 for all other approvals.
     """
 
     def __init__(self) -> None:
@@ -144,7 +147,7 @@ class ApprovalRows(IndexRows):
         )
 
     def put(self, changes: Sequence[Change]) -> None:
-        """Take over the changes; report values that are no records of approvals."""
+        """Apply the changes to the rows; log values that are no records of approvals."""
         rows: dict[str, list[tuple[Any, ...]]] = {}
         for change in changes:
             rows[change.key] = self._rows(change) if change.value is not None else []
@@ -155,11 +158,11 @@ class ApprovalRows(IndexRows):
         )
 
     def drop(self, key: str, sequence: int) -> None:
-        """Drop the row of an approval, unless the row is of a later sequence."""
+        """Drop the rows of an approval, unless they have a later sequence."""
         self.write("DELETE FROM approvals WHERE key = ? AND seq < ?", [(key, sequence)])
 
     def horizon(self, owners: Collection[str | None]) -> int:
-        """Return when the last approval of these owners ceased to be urgent; 0 if none did."""
+        """Return when an approval of these owners last ceased to be urgent; 0 if none did."""
         every = "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end WHERE closed"
         one = (
             "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end_of"
@@ -206,8 +209,8 @@ class ApprovalRows(IndexRows):
     ) -> tuple[list[tuple[int, int, str]], Place | None]:
         """Look through some approvals that were not urgent at the horizon, the newest first.
 
-        Returns those that fit as (age, tie, key), and the place from which to continue, or None if
-        no more approvals fit.
+        Returns the approvals that match `wanted` as (age, tie, key), and the place from which to
+        continue, or None if no more approvals match.
         """
         index, by = _index(owner, wanted, waits_for is not None)
         rest = _all_of(owner, wanted)
@@ -277,7 +280,7 @@ class Page:
 
 
 class ApprovalList:
-    """The list of approvals of one process."""
+    """Lists approvals from the index of this process."""
 
     def __init__(self, bus: Bus, records: ApprovalRecords) -> None:
         self.rows = ApprovalRows()
@@ -335,14 +338,15 @@ class ApprovalList:
     ) -> list[tuple[Place, str]]:
         """Return the places and keys of the next approvals.
 
-        There are fewer than `limit` only if there are no more.
+        The result has fewer than `limit` places only if there are no more approvals.
         """
         found: list[tuple[Place, str]] = []
         if after.urgent and wanted.get("status", "pending") == "pending":
             urgent: list[tuple[int, int, int, str]] = []
             for owner in owners:
                 urgent += self.rows.urgent(owner, wanted, after, limit, waits_for)
-            # A caller may see an approval by the own name and by several roles.
+            # An approval can have several rows for the caller: by name and by role. `set` removes
+            # repeats.
             for deadline, age, tie, key in sorted(set(urgent))[:limit]:
                 found.append((Place(after.horizon, True, deadline, age, tie), key))
         others: list[tuple[int, int, str]] = []
@@ -354,7 +358,8 @@ class ApprovalList:
                 some, place = self.rows.others(owner, wanted, place, limit - seen, waits_for)
                 seen += len(some)
                 others += some
-                await asyncio.sleep(0)  # a filter that nothing fits looks through all rows
+                # a filter without matches looks through all rows, so let other tasks run
+                await asyncio.sleep(0)
         for age, tie, key in sorted(set(others))[: limit - len(found)]:
             found.append((Place(after.horizon, False, 0, age, tie), key))
         return found
@@ -371,7 +376,8 @@ class ApprovalList:
         return records
 
 
-# A run or a session has so few approvals that they are sorted for each page.
+# The names of indexes. The approvals of a run or a session are so few that they are sorted for each
+# page.
 _TO_DECIDE_BY: Final = ("approvals_to_decide", ("user_id",))
 _NARROW: Final = ("approvals_by_run", "approvals_by_session")
 
@@ -379,7 +385,7 @@ _NARROW: Final = ("approvals_by_run", "approvals_by_session")
 def _index(
     owner: str | None, wanted: Mapping[str, str], waits: bool
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the index with the fewest rows to look through, and the fields that it finds."""
+    """Return the index with the fewest rows to look through, and the fields that it covers."""
     for name, index in zip(("run_id", "session_id"), _NARROW, strict=True):
         if name in wanted:
             return index, (name,)
@@ -400,7 +406,7 @@ def _all_of(owner: str | None, wanted: Mapping[str, str]) -> dict[str, str]:
 def _conditions(
     wanted: Mapping[str, str], owner: str | None = "", waits_for: str | None = None
 ) -> tuple[str, list[Any]]:
-    """Return the conditions and their values. Without an owner, each approval is taken once."""
+    """Return SQL conditions and their values. Without an owner, only main rows match."""
     sql = [f"AND {_COLUMNS[name]} = ?" for name in wanted]
     given = [STATUSES.get(v, -1) if k == "status" else number_of(v) for k, v in wanted.items()]
     if owner is None:

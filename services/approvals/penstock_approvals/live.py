@@ -1,4 +1,4 @@
-"""Sends a caller the changes of the approvals that it sees, as Server-Sent Events."""
+"""Sends a caller the changes of the approvals that the caller may see, as Server-Sent Events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 def name_of(record: ApprovalRecord) -> str:
-    """Return the name of the event that tells of a record: `approval.requested`, for example."""
+    """Return the name of the SSE event for a record, such as `approval.requested`."""
     if record.status != "pending":
         return f"approval.{record.status}"
     return "approval.voted" if record.votes else "approval.requested"
@@ -58,7 +58,7 @@ async def _frames(
     feed: Feed, shows: Callable[[ApprovalRecord], bool], after: int
 ) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    # A client that has got no change yet resumes from here, too.
+    # The id of this frame lets a client resume before it has got any change.
     yield sse.encode(b"{}", event="ready", id=str(after))
     sent_s = loop.time()
     try:

@@ -1,8 +1,9 @@
-"""The policy that holds now: from KV `policies`, else from a file, else the one without rules.
+"""Keeps the current policy: from KV `policies`, else from a file, else the built-in policy.
 
-A policy with a mistake is refused, and the policy before it stays. At the start there is none
-before it, so a wrong file ends the start, and with a wrong record no request is handled: otherwise
-a mistake would let the requester decide what the policy forbids.
+A policy with a mistake is refused, and the previous policy stays in force. At the start there is no
+previous policy. So a file with a mistake ends the start, and with a mistake in the record, no
+request is handled. If the service used the built-in policy instead, a requester could decide what
+the policy forbids.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from penstock_approvals.policy.model import Source
 log = logging.getLogger(__name__)
 
 BUCKET, KEY = "policies", "current"
-LOOK_S: Final = 2.0  # between two looks whether the file has changed
+LOOK_S: Final = 2.0  # seconds between two checks whether the file has changed
 RETRY_S: Final = 1.0
 
 
@@ -40,11 +41,11 @@ class StoredPolicy(BaseModel):
 
 
 class VersionConflict(Exception):
-    """The new policy's version is not higher than that of the policy that holds."""
+    """The version of the new policy is not higher than the version of the current policy."""
 
 
 class Policies:
-    """The policy that holds now, kept up to date. `refused` says why a newer one does not hold."""
+    """Keeps the current policy up to date. `refused` says why a newer policy was refused."""
 
     def __init__(self, bus: Bus, path: Path | None = None) -> None:
         self._bus = bus
@@ -54,11 +55,11 @@ class Policies:
         self._read: dict[Source, Policy] = {}
         self._stored: StoredPolicy | None = None
         self._has_record = False
-        self.refused: dict[str, str] = {}  # by source
+        self.refused: dict[str, str] = {}  # by source: why its newest policy was refused
 
     @property
     def current(self) -> Policy:
-        """The policy that holds.
+        """The current policy.
 
         Raises:
             Retry: the record in KV has a mistake, and no policy was read before it.
@@ -71,7 +72,7 @@ class Policies:
 
     @property
     def stored(self) -> StoredPolicy | None:
-        """The record of the policy that holds; None for a file's policy."""
+        """The record of the current policy; None if the policy does not come from KV."""
         return self._stored
 
     async def load(self) -> None:
@@ -106,11 +107,11 @@ class Policies:
                 self._refuse("file", str(error))
 
     async def apply(self, value: Any, by: str) -> Policy:
-        """Make a policy hold. Of several new policies at the same time, only one can win.
+        """Store a new policy. If several policies are stored at the same time, only one succeeds.
 
         Raises:
             InvalidPolicy: the policy has a mistake; nothing has changed.
-            VersionConflict: its version is not higher than that of the policy that holds.
+            VersionConflict: its version is not higher than the version of the current policy.
             BusError: the policy was not stored, or it is unknown.
         """
         policy = from_value(value, "kv")

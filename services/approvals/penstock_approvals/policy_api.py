@@ -1,4 +1,4 @@
-"""The HTTP routes of the policy: show the one that holds, and replace it."""
+"""Serve the HTTP routes of the policy: show the current policy, and replace it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PolicyApi:
         )
     )
     async def show(self, request: Request) -> Response:
-        """Return the policy that holds, and why a newer one does not."""
+        """Return the current policy, and why a newer policy was refused."""
         return self._answer()
 
     @serves(
@@ -72,7 +72,7 @@ class PolicyApi:
         )
     )
     async def apply(self, request: Request) -> Response:
-        """Store the policy, which then holds for all instances."""
+        """Store a policy, which all processes then use."""
         value = await read_json(request)
         try:
             await self._policies.apply(value, identity_of(request).user_id)

@@ -1,4 +1,4 @@
-"""Say which approvals a caller sees, and which of these wait for the caller's decision. Pure."""
+"""Decide which approvals a caller may see, and which wait for the caller's decision. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from penstock_approvals.policy import may_decide, may_see, person_of
 
 
 def sees(who: Identity, record: ApprovalRecord) -> bool:
-    """Return whether the caller may see the approval, for itself or for the requester."""
+    """Return whether the caller may see the approval, also on behalf of the requester."""
     if who.grant is not None and not who.sees(record.user_id):
-        return False  # a stream token that names users
+        return False  # a stream token may see only the users that it names
     return any(may_see(record, decider) for decider in _deciders(who, record))
 
 
@@ -32,9 +32,10 @@ def waits_for(who: Identity, record: ApprovalRecord) -> bool:
 
 
 def seeker_of(who: Identity, *, waits: bool = False) -> Seeker:
-    """Return for whom approvals are listed; with `waits`, only those that wait for the caller."""
-    # The index leaves out what the caller has voted on. A service token that decides for others may
-    # decide what it has voted on itself, so nothing is left out.
+    """Return the seeker of a caller; with `waits`, for approvals that wait for the caller."""
+    # With `waits_for`, the index leaves out approvals on which the caller has voted. A service
+    # token that decides for several people may still decide these for another person, so for such a
+    # token `waits_for` is not used.
     several = who.service is not None and bool(who.service.on_behalf_of)
     person = "" if several else person_of(decider_of(who, "api"))
     return Seeker(
@@ -45,14 +46,14 @@ def seeker_of(who: Identity, *, waits: bool = False) -> Seeker:
 
 
 def _deciders(who: Identity, record: ApprovalRecord) -> Iterator[Decider]:
-    """Yield the caller as itself, and for the requester if a service token may decide so."""
+    """Yield the caller as a decider, and a service token also as a decider for the requester."""
     yield decider_of(who, "api")
     if who.service is not None and who.service.acts_for(record.user_id):
         yield decider_of(who, "api", record.user_id)
 
 
 def _audiences(who: Identity, waits: bool) -> Iterator[str | None]:
-    """Yield whose rows of the index are read. None stands for the rows of all requesters."""
+    """Yield the audiences whose rows are read. None means the rows of all requesters."""
     for_users = who.service.on_behalf_of if who.service is not None else ()
     if who.grant is not None:
         yield from (None,) if who.owners is None else who.owners

@@ -33,8 +33,8 @@ from penstock_approvals.settings import ApprovalsSettings
 
 log = logging.getLogger(__name__)
 
-ANCHOR_S = 600.0  # how often the service looks whether the day has its anchor
-NEW_SHARDS_S = 1.0  # how often the service looks whether the bus has new shards
+ANCHOR_S = 600.0  # seconds between two checks whether today's anchor exists
+NEW_SHARDS_S = 1.0  # seconds between two looks for new shards of the bus
 # The subjects of the events that the service reads from EVENTS.
 CONCERNS = (
     "approval.requested.*",
@@ -116,7 +116,7 @@ class ApprovalsService(Service):
     async def _on_due(self, stored: Stored) -> None:
         try:
             await self._approvals.on_due(approval_of(stored.payload))
-            # SCHEDULES has no age limit, so it would keep the message forever.
+            # SCHEDULES has no age limit. Without this, the stream would keep the message for ever.
             await self.bus.delete(streams.SCHEDULES, stored.sequence)
         except BusError as error:
             log.warning("%s is handled again in a second: %s", stored.subject, error)
@@ -158,7 +158,8 @@ class ApprovalsService(Service):
         try:
             await self._approvals.on_event(stored)
         except BusError as error:
-            # Otherwise the event would become a dead letter only because the bus does not answer.
+            # Without this, the event would become a dead letter although only the bus does not
+            # answer.
             log.warning("%s is tried again in a second: %s", stored.subject, error)
             raise Retry(1) from error
 

@@ -1,8 +1,9 @@
-"""Defines anchors, the records of `audit.anchor`: a chain over the ends of all chains. Pure.
+"""Defines anchors, the records of `audit.anchor`, which cover the chains of all runs. Pure.
 
-A run's own chain cannot show that its last records were removed, or that all of its records were.
-An anchor names the last record, with its hash, of each run that got records since the anchor
-before. So every record up to the last anchor is covered by that anchor's hash alone.
+A run's own chain cannot show that the last records of the run, or all of them, were removed. An
+anchor names the last record and its hash for each run that got records since the previous anchor.
+The anchors are a chain, too. So the hash of the last anchor covers every record that was written
+before this anchor.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from penstock_approvals.audit.chain import Link, keyed, linked
 
-MAX_HEADS: Final = 2_000  # runs of one anchor, 260 KiB
+MAX_HEADS: Final = 2_000  # the greatest number of runs in one anchor, which then has 260 KiB
 
 Head = tuple[int, str]  # the number and the hash of a run's last record
 
@@ -29,13 +30,10 @@ def anchor(
 ) -> Link:
     """Return the anchor that follows `last`.
 
-    Args:
-        heads: the last record of each run that has records after the anchor before.
-        through: the stream sequence up to which the anchor covers all records.
-        at: the time, RFC 3339.
-        day: the day whose daily anchor this is; None for an anchor on demand.
-        last: the last record of the chain of anchors.
-        keys: the keys of the setting `audit_key`; the first one signs.
+    Args: heads: the last record of each run that got records since the previous anchor. through:
+    the stream sequence up to which the anchor covers all records. at: the time, RFC 3339. day: the
+    day whose daily anchor this is; None for an anchor on demand. last: the last record of the chain
+    of anchors. keys: the keys of the setting `audit_key`; the first one signs.
     """
     said = {
         "event": "anchor",
@@ -50,9 +48,9 @@ def anchor(
 def loss(
     stands: int, known: int, found_at: str, at: str, last: Link | None, keys: Sequence[bytes]
 ) -> Link:
-    """Return the record that says that NATS has lost the end of the stream AUDIT.
+    """Return the record of the fact that NATS has lost the end of the stream AUDIT.
 
-    `stands` is the last stream sequence that was left, `known` the highest that had existed.
+    `stands` is the last stream sequence after the loss, and `known` the last one before the loss.
     """
     said = {
         "event": "lost",

@@ -28,14 +28,14 @@ SUBJECT = audit(ANCHOR)
 
 
 class Anchors:
-    """The chain of anchors. Several processes may write to it at the same time."""
+    """Writes the chain of anchors. Several processes may write at the same time."""
 
     def __init__(self, bus: Bus, keys: tuple[bytes, ...] = ()) -> None:
         self._bus = bus
         self._keys = keys
 
     async def daily(self) -> bool:
-        """Write the anchor of the present day, unless any process has written it; return whether.
+        """Write today's anchor; return False if today's anchor exists already.
 
         A day on which no run got a record has no anchor.
 
@@ -49,7 +49,7 @@ class Anchors:
         return await self._write(day)
 
     async def now(self) -> Link | None:
-        """Write an anchor if any run got a record since the last anchor; return the last anchor.
+        """Return the last anchor, after a new one was written if any run got records since.
 
         Raises:
             BusError: the bus does not answer; call again.
@@ -66,7 +66,7 @@ class Anchors:
         return (await self._last())[0]
 
     async def lost(self, losses: Sequence[Loss]) -> None:
-        """Write down these losses of AUDIT, unless the chain of anchors names them.
+        """Add a record for each of these losses of AUDIT that the chain does not name yet.
 
         Raises:
             BusError: the bus does not answer; call again.
@@ -91,10 +91,11 @@ class Anchors:
         return [each for each in losses if _facts(each) not in named]
 
     async def _write(self, day: str | None) -> bool:
-        """Cover all records that no anchor covers yet; return whether this process did it.
+        """Cover all records that no anchor covers yet; return whether this process wrote anchors.
 
-        Each anchor has at most `MAX_HEADS` runs, so there may be several. Only the last one is the
-        anchor of the day: a process that ends in between leaves the day without its anchor.
+        An anchor has at most `MAX_HEADS` runs, so several anchors may be needed. Only the last of
+        these gets the `day`. So if the process ends in between, the day counts as not anchored, and
+        another process continues.
         """
         while True:
             last, sequence = await self._last()
@@ -111,9 +112,9 @@ class Anchors:
                     return True
 
     async def _heads(self, after: int) -> tuple[dict[str, Head], int, bool]:
-        """Return the last records after a sequence, the sequence covered, and if more follow.
+        """Return each run's last record after a sequence, the end of the read, and if more follow.
 
-        A message that was changed is left out; `verify` finds it by the hashes around it.
+        A message that cannot be parsed is left out; `verify` reports it.
         """
         heads: dict[str, Head] = {}
         through = after
@@ -132,7 +133,7 @@ class Anchors:
             message = Message(SUBJECT, record.payload, {})
             await fence.append(self._bus, SUBJECT, [message], sequence)
         except (FenceConflict, OutcomeUnknown):
-            log.debug("the chain of anchors is read again")  # another process was first
+            log.debug("the chain of anchors is read again")  # another process has written an anchor
             return False
         return True
 
@@ -144,7 +145,8 @@ class Anchors:
         try:
             return parse(stored.payload), stored.sequence
         except Malformed as error:
-            # `verify` reports the place. The next anchor gets the next number, and covers all runs.
+            # `verify` reports the damaged anchor. The next anchor gets the next number, and covers
+            # all runs.
             log.error("AUDIT, sequence %d: the last anchor: %s", stored.sequence, error)
             n = sum([1 async for _ in direct.replay(self._bus, AUDIT, SUBJECT)])
             return Link(n, GENESIS, {}), stored.sequence

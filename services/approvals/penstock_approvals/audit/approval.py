@@ -22,7 +22,7 @@ from penstock_approvals.audit.verify import Finding, Verifier
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The records of an approval, and what is wrong with the chain of its run."""
+    """The audit records of an approval, and the findings about the chain of its run."""
 
     records: list[Link]
     head: str | None  # the hash of the last record of the run
@@ -35,11 +35,10 @@ class ApprovalAudit:
     def __init__(self, bus: Bus, *, with_details: bool = False, keys: Sequence[bytes] = ()) -> None:
         """Take the settings of the audit.
 
-        Args:
-            bus: the bus with the stream AUDIT.
-            with_details: whether records have arguments, values and notes, not only digests.
-            keys: the keys of the audit. The first one makes the hashes of IP addresses; without a
-                key there are none, because every IP address could be guessed from its hash.
+        Args: bus: the bus with the stream AUDIT. with_details: whether records have arguments,
+        values and notes, not only digests. keys: the keys of the audit. The first key makes the
+        hashes of IP addresses. Without a key, no such hashes are written, because an IP address can
+        be guessed from a hash without a key.
         """
         self.trail = Audit(bus)
         self._keys = keys
@@ -47,7 +46,7 @@ class ApprovalAudit:
         self._with_details = with_details
 
     async def follow(self, record: ApprovalRecord) -> None:
-        """Write all that the record implies and that the audit lacks. Raises BusError."""
+        """Write the entries of the record that the audit does not have yet. Raises BusError."""
         await self.trail.append(record.run_id, *entries.entries_of(record, self._with_details))
 
     async def sent(self, record: ApprovalRecord) -> None:
@@ -57,10 +56,10 @@ class ApprovalAudit:
             await self.trail.append(record.run_id, entry)
 
     async def ran(self, record: ApprovalRecord) -> None:
-        """Write which approved calls ran, as the run's events tell.
+        """Write which approved calls ran, according to the run's events.
 
-        This is called when the run ends or pauses again, so that the service need not read the
-        tool events of all runs. Raises BusError.
+        Call this when the run ends or pauses again. So the service does not need to follow the tool
+        events of all runs. Raises BusError.
         """
         if not approved_calls(record):
             return
@@ -74,7 +73,7 @@ class ApprovalAudit:
         await self.trail.append(record.run_id, *ran(record, bodies))
 
     async def undocumented(self, run_id: str) -> set[str]:
-        """Return the approvals of the run that were decided and of which no call is known to run.
+        """Return the run's decided approvals for which the audit has no call that ran.
 
         Raises BusError.
         """
@@ -85,10 +84,10 @@ class ApprovalAudit:
         return {str(key) for key, seen in found.items() if "decided" in seen and "ran" not in seen}
 
     async def viewed(self, record: ApprovalRecord, who: Decider, ip: str | None) -> None:
-        """Write that somebody else than the requester has seen the approval.
+        """Write that a person who is not the requester has seen the approval.
 
-        Only the first time of each person and way is written, so that an open page which asks every
-        few seconds does not fill the audit. Raises BusError.
+        Only the first view by each person and channel is written, so that an open page, which reads
+        the approval every few seconds, does not fill the audit. Raises BusError.
         """
         if who.name == record.user_id and who.on_behalf_of is None and who.token_id is None:
             return

@@ -1,8 +1,8 @@
 """Defines the records of the audit and their chain. Pure.
 
 The records of a run are numbered from 1. Each record contains the hash of the record before it, and
-its own hash is `SHA-256(prev || canonical JSON of the record)`. So nobody can change, remove or
-insert a record without a change of all hashes that follow.
+its own hash is `SHA-256(prev || canonical JSON of the record)`. So a change, removal or insertion
+of a record changes all hashes that follow.
 
 The stored form of a record is its canonical JSON with its hash as the additional member `hash`. The
 stored form of an anchor may also have the member `mac`, the HMAC-SHA-256 of the hash.
@@ -32,10 +32,10 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a record says, before the record has its place in the chain.
+    """The content of a record, before the record has a number and a hash.
 
-    `which` tells apart several entries of one event of an approval, such as the votes. An entry
-    whose approval, event and `which` are in the chain already is not written again.
+    Approval, event and `which` identify an entry, and an entry in the chain is not written again.
+    `which` distinguishes entries with the same event, such as the votes on an approval.
     """
 
     approval_id: str
@@ -49,7 +49,7 @@ class Entry:
     token_id: str | None = None
     ip_hash: str | None = None
     policy: Mapping[str, Any] | None = None
-    digest: str | None = None  # of what was asked, sent, or run
+    digest: str | None = None  # the digest of what was asked, sent, or run
     decision: str | None = None
     items: Mapping[str, str] | None = None  # the decision of each item
     note_hash: str | None = None
@@ -68,7 +68,7 @@ class Link:
     n: int
     hash: str
     record: Record  # without its hash
-    mac: str | None = None  # of an anchor, if a key is set
+    mac: str | None = None  # the signature of an anchor, if a key is set
 
     @property
     def key(self) -> str:
@@ -81,13 +81,13 @@ class Link:
         return canonical(self.shown())
 
     def shown(self) -> dict[str, Any]:
-        """Return the record with its hash, for a reader."""
+        """Return the record with its hash, as clients see it."""
         mac = {} if self.mac is None else {MAC: self.mac}
         return {**self.record, HASH: self.hash, **mac}
 
 
 def canonical(value: Any) -> bytes:
-    """Return the value as JSON in one form: sorted keys, no blanks, ASCII."""
+    """Return the value as canonical JSON: with sorted keys, without blanks, in ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -102,7 +102,7 @@ def digest(value: Any) -> str:
 
 
 def keyed(text: str, key: bytes) -> str:
-    """Return the HMAC-SHA-256 of a text, from which nobody can guess the text without the key."""
+    """Return the HMAC-SHA-256 of a text. Without the key, nobody can guess the text."""
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
@@ -115,7 +115,7 @@ def link(run_id: str, entry: Entry, last: Link | None) -> Link:
 
 
 def linked(said: Record, last: Link | None) -> Link:
-    """Return what is said as the record that follows `last`."""
+    """Return the record with this content that follows `last`."""
     n, prev = (last.n + 1, last.hash) if last is not None else (1, GENESIS)
     record = {**said, "n": n, "prev": prev}
     return Link(n, hash_of(record), record)

@@ -1,8 +1,8 @@
-"""Makes the entries of the audit from an approval's record and from what happened to it. Pure.
+"""Makes the entries of the audit from an approval's record. Pure.
 
-The record says all that people and the policy did, so `entries_of` gives the same entries at any
-later time, also in another process. So an entry that was not written before a process ended is
-written by the next call that handles the approval.
+The record keeps everything that people and the policy did. So `entries_of` gives the same entries
+at any later time, also in another process. If a process ends before it has written an entry, the
+next call that handles the approval writes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HIDDEN: Final = "(hidden)"
 
 
 def entries_of(record: ApprovalRecord, with_details: bool = False) -> list[Entry]:
-    """Return the entries that the record implies: requested, who was asked, and how it ended."""
+    """Return the entries that follow from the record: request, escalations, votes and end."""
     policy = record.policy.model_dump() if record.policy is not None else None
     made = [
         _requested(record, with_details),
@@ -70,7 +70,7 @@ def _requested(record: ApprovalRecord, with_details: bool) -> Entry:
         event="requested",
         at=record.requested_at,
         by=record.user_id,
-        # A vote that changes arguments changes the digest, and the request had another one.
+        # A vote that changes arguments changes `digest`, so the request's digest is kept apart.
         digest=record.requested_digest or record.digest,
         items={item["item_id"]: str(item.get("kind")) for item in record.items},
         details=_limited({"items": _arguments(record)}) if with_details else None,
@@ -89,7 +89,7 @@ def _escalated(record: ApprovalRecord, number: int) -> Entry:
 
 
 def _voted(record: ApprovalRecord, with_details: bool) -> list[Entry]:
-    """Return the entries of the votes, without the vote that decided: it is the decision."""
+    """Return the entries of the votes, except the deciding vote, whose entry is the decision."""
     decision = record.decision
     by_vote = decision is not None and not decision.automatic
     votes = record.votes[:-1] if by_vote else record.votes
@@ -151,7 +151,7 @@ def _answers(record: ApprovalRecord, note: str | None, items: Sequence[Decided])
 
 
 def _who(decider: Decider | None) -> dict[str, Any]:
-    """Return the members that say who acted; none for the decision of an older version."""
+    """Return the members that name who acted; empty for a decision of an older version."""
     if decider is None:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Completes the audit after NATS has lost its end, and writes down that this happened."""
+"""Completes the audit after NATS has lost the end of AUDIT, and records the loss."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class AuditLosses:
         self._handled = 0
 
     async def after_losses(self) -> None:
-        """Write the lost records again, as far as the approvals imply them, and name the loss.
+        """Write the lost records that follow from the approvals again, then record the loss.
 
-        The loss is named last, so that a process which ends in between repeats all of it.
+        The loss is recorded last, so that everything is repeated if the process ends in between.
 
         Raises:
             BusError: the bus does not answer; call again.

@@ -20,7 +20,7 @@ ATTEMPTS = 100
 
 
 class Audit:
-    """The audit of all runs. Several processes may append to a run at the same time."""
+    """Appends to the chains of all runs. Several processes may append at the same time."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -50,7 +50,7 @@ class Audit:
                 log.debug("run %s: its audit is read again", run_id)
 
     async def chain(self, run_id: str) -> list[Link]:
-        """Return the records of a run. A message that was changed is a record without content.
+        """Return the records of a run. A message that cannot be parsed is a record without content.
 
         Raises:
             BusError: the bus does not answer.
@@ -58,14 +58,15 @@ class Audit:
         return (await self._read(run_id))[0]
 
     async def _read(self, run_id: str) -> tuple[list[Link], int]:
-        """Return the records of a run, and the stream sequence of the last message; 0 if none."""
+        """Return the records of a run, and the stream sequence of its last message or 0."""
         found = await self.stored(audit(run_id))
         chain: list[Link] = []
         for stored in found:
             try:
                 chain.append(parse(stored.payload))
             except Malformed as error:
-                # `verify` reports the place. The records that follow get the numbers that follow.
+                # `verify` reports the damaged record. It keeps its number, so the next record gets
+                # the next number.
                 log.error("run %s: AUDIT, sequence %d: %s", run_id, stored.sequence, error)
                 chain.append(Link(len(chain) + 1, GENESIS, {}))
         return chain, found[-1].sequence if found else 0
@@ -88,5 +89,5 @@ async def complete(bus: Bus, stream: str, subject: str) -> list[Stored]:
         found = [each async for each in direct.replay(bus, stream, subject)]
         if found and found[-1].sequence >= last.sequence:
             return found
-        await asyncio.sleep(LAG_S)  # a lagging replica has answered
+        await asyncio.sleep(LAG_S)  # the answer came from a replica that lags behind
     raise BusUnavailable(f"{stream}: no server answers with the last message of {subject}")

@@ -1,12 +1,12 @@
 """Verifies the chains of all runs and the chain of anchors. Pure.
 
 `Verifier.take` gets the stored messages of AUDIT in the order of the stream. `Verifier.findings`
-then says what is wrong: which run, which record, and what was done to it.
+then returns each problem with its run and record.
 
-What no verification can find: a writer who replaces *all* records after some point, with all hashes
-and anchors that follow. Against that writer, compare the hash of an anchor that was kept elsewhere
-(`anchor`), or sign the anchors with a key that the writer does not have (`keys`). A record after
-the last anchor is covered by its chain alone.
+Hashes alone cannot show that somebody has replaced *all* records after some point, with all hashes
+and anchors that follow. To find this, keep the hash of an anchor elsewhere and pass it as `anchor`,
+or sign the anchors with a key that the writer does not have (`keys`). A record after the last
+anchor is covered by its chain alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ANCHOR = "anchor"  # the second token of the subject of anchors
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong. `chain` is a run id, or `anchor`; `n` the number of the record, 0 for none."""
+    """A problem. `chain` is a run id or `anchor`, `n` the number of the record or 0."""
 
     chain: str
     n: int
@@ -35,11 +35,11 @@ class Finding:
 
 @dataclass(slots=True)
 class _Chain:
-    """How far a chain was read: `hashes` are those of the records from number `first` on."""
+    """The state of reading a chain. `hashes` has the hashes of the records from `first` on."""
 
     first: int = 1
     hashes: list[str] = field(default_factory=list)
-    broken: bool = False  # an error was found, so that later comparisons would only repeat it
+    broken: bool = False  # whether an error was found, which later comparisons would only repeat
 
     @property
     def n(self) -> int:
@@ -67,14 +67,13 @@ class Verifier:
     ) -> None:
         """Take what is expected.
 
-        Args:
-            keys: the keys that may have signed the anchors; the signatures are verified if given.
-            anchor: the hash of an anchor that must exist.
-            only: the only run whose records are taken; None for all runs.
+        Args: keys: the keys that may have signed the anchors; without keys, signatures are not
+        verified. anchor: the hash of an anchor that must exist. only: the only run whose records
+        are taken; None for all runs.
         """
         self.records = 0
         self.newer = 0  # records after the last anchor
-        self.losses: list[str] = []  # what the anchors say that NATS has lost
+        self.losses: list[str] = []  # the losses of NATS that the anchors name
         self._keys = keys
         self._wanted = anchor
         self._only = only
@@ -86,12 +85,12 @@ class Verifier:
 
     @property
     def runs(self) -> int:
-        """How many runs have records."""
+        """The number of runs with records."""
         return len(self._chains)
 
     @property
     def anchors(self) -> int:
-        """How many records the chain of anchors has."""
+        """The number of records in the chain of anchors."""
         return self._anchors.n
 
     @property
@@ -111,7 +110,7 @@ class Verifier:
             link = parse(payload)
         except Malformed as error:
             self._say(chain, state.n + 1, f"{error} (stream sequence {sequence})")
-            # The record is counted, so that its successor is not reported, too.
+            # Count the record, so that the next record is not reported, too.
             state.hashes.append("")
             state.broken = True
             return None
@@ -127,7 +126,7 @@ class Verifier:
         return link
 
     def findings(self) -> list[Finding]:
-        """Return what is wrong, after all messages were taken."""
+        """Return the problems. Call this after all messages were taken."""
         found = list(self._findings)
         if self._wanted is not None and self._wanted not in self._anchors.hashes:
             found.append(

@@ -1,1 +1,1 @@
-"""One-time links: a page on which a person decides one approval, without an account."""
+"""Makes and serves one-time links: pages on which a person decides without an account."""

@@ -14,7 +14,7 @@ from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
 
 MAX_NOTE: Final = 2000
 MAX_FIELDS: Final = 1000
-VALUE: Final = "value-"  # the name of an item's field is this and the item's number
+VALUE: Final = "value-"  # the prefix of the name of an item's field, before the item's number
 
 
 _NUMBER: Final = re.compile(r"[0-9]{1,6}")
@@ -34,7 +34,7 @@ class Form:
     values: Mapping[int, str]
 
     def fields(self) -> dict[str, str]:
-        """Return what the person wrote, by the names of the form's fields."""
+        """Return the values that the person entered, by the names of the form's fields."""
         values = {f"{VALUE}{number}": text for number, text in self.values.items()}
         return {**values, "note": self.note or ""}
 
@@ -74,7 +74,7 @@ def parse(body: bytes) -> Form:
 
 
 def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:
-    """Return the decision of each item: the same for all, with the values of the form."""
+    """Return the decision on each item: the form's decision, with the item's value."""
     return [
         Decided(
             item_id=item["item_id"],
@@ -91,7 +91,7 @@ def can_reject(items: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _value(item: Mapping[str, Any], text: str | None) -> Any:
-    """Return the value of an item's field: JSON, or the text itself where a text is wanted."""
+    """Return the value of an item's field: the text itself for texts, else the parsed JSON."""
     if item.get("kind") not in NEEDS_VALUE or not text:
         return None
     if (item.get("input_schema") or {}).get("type") == "string":

@@ -1,4 +1,4 @@
-"""A link as it is stored, and what it is good for now. Pure."""
+"""Defines the stored form of a link, and whether a link can be used now. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class LinkRecord(Record):
     def decider(self) -> Decider:
         """Return the person who holds the link.
 
-        All links of a group count as one person: otherwise somebody who has two of them could vote
-        twice.
+        All links of a group count as one person. Otherwise somebody with two links of the group
+        could vote twice.
         """
         return Decider(
             name=self.user or f"{ROLE_PREFIX}{self.role}",
@@ -50,15 +50,15 @@ class LinkRecord(Record):
     def signature(self) -> str:
         """Return the value that a form of this link must send.
 
-        A page of another origin cannot know the value, and a form that was shown before the request
-        changed has another one.
+        A page of another origin cannot know the value. The value depends on the request, so a form
+        that was shown before the request changed has an outdated value and is refused.
         """
         text = f"{self.approval_id}.{self.digest}"
         return hmac.new(bytes.fromhex(self.form_key), text.encode(), hashlib.sha256).hexdigest()
 
 
 class State(Enum):
-    """What a link is good for."""
+    """Whether a link can be used, and if not, why."""
 
     OPEN = "open"
     USED = "used"
@@ -80,7 +80,7 @@ _ENDED: Final[Mapping[str, State]] = {
 
 
 def state_of(link: LinkRecord, record: ApprovalRecord | None, now: datetime) -> State:
-    """Return what the link is good for; `now` is the server's time."""
+    """Return the state of the link at `now`, the time of the NATS server."""
     if record is None:
         return State.GONE
     if link.used_at is not None:

@@ -32,8 +32,9 @@ HEADERS: Final[Mapping[str, str]] = {
         )
     ),
     "cache-control": "no-store",
-    # The address contains the secret, so no request may name it. With `no-referrer`, browsers would
-    # send `Origin: null` with the form, and the check of the origin would refuse the form.
+    # The address contains the secret, so the browser must not send the address to other sites.
+    # `no-referrer` cannot be used: browsers would then send `Origin: null` with the form, and the
+    # check of the origin would refuse the form.
     "referrer-policy": "strict-origin",
     "cross-origin-opener-policy": "same-origin",
     "x-robots-tag": "noindex",
@@ -43,18 +44,18 @@ _OUTCOMES: Final = {"approved": "approved", "rejected": "rejected", "mixed": "de
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that a page of a link shows. `problem`: why a form was not accepted."""
+    """All that a page of a link shows. `problem` says why a form was not accepted."""
 
     link: LinkRecord
     state: State
     record: ApprovalRecord | None
     lines: Sequence[Line] = ()
     problem: str | None = None
-    form: Mapping[str, str] | None = None  # what the person had written
+    form: Mapping[str, str] | None = None  # the values of the refused form
 
 
 def page(view: View) -> str:
-    """Return the page. Only a link that is open shows the request and the form."""
+    """Return the page. It shows the request and the form only while the link can be used."""
     record = view.record
     if view.state is not State.OPEN or record is None:
         title, text = _said(view)
@@ -85,7 +86,7 @@ def page(view: View) -> str:
 
 
 def message(title: str, text: str) -> str:
-    """Return a page that says one thing."""
+    """Return a page with only a title and a text."""
     return _document(title, f'<div class="panel notice" role="alert"><p>{visible(text)}</p></div>')
 
 
@@ -99,7 +100,7 @@ def _document(title: str, body: str) -> str:
 
 
 def _said(view: View) -> tuple[str, str]:
-    """Return the title and the text, as HTML, of a link that is not open."""
+    """Return the title and the text, as HTML, for a link that cannot be used."""
     record, link = view.record, view.link
     decision = record.decision if record is not None else None
     outcome = _OUTCOMES[decision.outcome] if decision is not None else "still open"
@@ -215,7 +216,7 @@ def _field(number: int, item: Mapping[str, Any], given: str) -> str:
 
 
 def _time(stamp: str) -> str:
-    """Return a time for people, to the minute; a text that is no time as it is."""
+    """Return a time for people, to the minute. A text that is no time is returned unchanged."""
     try:
         return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except ValueError:

@@ -1,4 +1,4 @@
-"""Answer the core requests of other services for links."""
+"""Answer requests for links that other services send over core NATS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class LinkRequests:
-    """The handler of `link.<approval>`. The rights of the request's maker count."""
+    """Handles requests on `link.<approval>`, with the rights of the person who wants the link."""
 
     def __init__(self, bus: Bus, approvals: Approvals, public_url: str | None) -> None:
         self._bus = bus

@@ -1,4 +1,4 @@
-"""The routes of links: the page on which a person decides, and the making of links."""
+"""Serve the routes of links: the page of a link, and the routes that make and revoke links."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ _LINK["properties"] |= {"user": NULLABLE, "role": NULLABLE}
 
 
 class LinkPages:
-    """The handlers of the page of a link. A GET shows and never acts."""
+    """Handles the page of a link. A GET never decides, so that a mail scanner cannot decide."""
 
     def __init__(self, bus: Bus, approvals: Approvals, decide: Decide) -> None:
         self._bus = bus
@@ -131,7 +131,7 @@ class LinkPages:
         )
     )
     async def act(self, request: Request) -> Response:
-        """Decide as the form says, and lead the browser back to the page."""
+        """Decide as the form says, and redirect the browser to the page."""
         link = await self._link(request)
         _check_site(request)
         sent = await _form(request)
@@ -157,7 +157,7 @@ class LinkPages:
         return _html(after, reply.status)
 
     async def _link(self, request: Request) -> LinkRecord:
-        """Return the link of the path. Raises Problem: 404 if unknown, 429 for many unknown."""
+        """Return the link of the path. Raises Problem 404, or 429 after many unknown links."""
         secret = request.path_params["secret"]
         link = None
         if SECRET.fullmatch(secret):
@@ -181,8 +181,8 @@ class LinkPages:
         try:
             await self._links.used(link, sent.decision)
         except BusError as error:
-            # The decision is taken, so the link is of no use any more. Only its page cannot say by
-            # whom the link was used.
+            # The decision is taken, so the link cannot be used again. Without the note, the page of
+            # the link only cannot show that this link was used.
             log.warning("approval %s: a link's use is not noted: %s", link.approval_id, error)
 
 
@@ -190,7 +190,7 @@ class LinkMaking:
     """The handlers that make and revoke links, for administrators."""
 
     def __init__(self, bus: Bus, approvals: Approvals, public_url: str | None) -> None:
-        """`public_url`: the address of this service for people; without one, links are paths."""
+        """`public_url` is the address of this service for people. Without it, links are paths."""
         self._links = Links(bus)
         self._approvals = approvals
         self._public_url = public_url
@@ -258,7 +258,7 @@ class LinkMaking:
 
 
 def url_of(public_url: str | None, secret: str) -> str:
-    """Return the address of a link's page; only the path if this service's host is not known."""
+    """Return the address of a link's page; without `public_url`, only its path."""
     return f"{(public_url or '').rstrip('/')}{PATH}{secret}"
 
 

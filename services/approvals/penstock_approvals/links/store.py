@@ -15,9 +15,11 @@ from penstock.bus.records import ApprovalRecord, Decider
 from penstock_approvals.links.model import LinkRecord
 from penstock_approvals.policy import may_decide
 
-KEPT_S: Final = 30 * 86_400.0  # how long the page of a link that has expired says so
+# seconds for which the record of an expired link is kept, so that its page can say so
+KEPT_S: Final = 30 * 86_400.0
 _ID_CHARS: Final = 32
-# The prefix lets logs, and scanners of repositories, recognise a secret.
+# The prefix of a link's secret, by which tools that search logs and repositories for secrets
+# recognise it.
 PREFIX: Final = "pln_"
 SECRET: Final = re.compile(r"pln_[A-Za-z0-9_-]{43}")
 _ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -33,7 +35,7 @@ class LinkRefused(Exception):
 
 
 class Links:
-    """The links of all approvals. Times are the server's."""
+    """Makes and finds the links of all approvals. Times come from the NATS server."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -50,7 +52,7 @@ class Links:
         """Return the secret of a new link, and its record. The link ends with the deadline.
 
         Raises:
-            LinkRefused: the maker may make no links, or such a link could decide nothing.
+            LinkRefused: the maker may not make links, or nobody could decide with this link.
             BusError: the bus does not answer.
         """
         if "administer" not in maker.scopes:

@@ -9,12 +9,12 @@ from typing import Any, Final
 from penstock_approvals.links.visible import visible
 
 LONG: Final = 600  # a text with more characters is folded; the whole text is on the page
-MAX_DEPTH: Final = 30  # what is deeper is written as JSON
+MAX_DEPTH: Final = 30  # values that are nested more deeply are written as JSON
 MAX_CHARS: Final = 1_000_000
 
 
 class TooLarge(ValueError):
-    """The value cannot be shown whole on a page, so a person must not decide it there."""
+    """The value is too large to be shown completely, so a person must not decide on the page."""
 
 
 def tree(value: Any) -> str:

@@ -7,10 +7,12 @@ import re
 import unicodedata
 from typing import Final
 
-# Characters that are not seen, or that change the order of what is seen: control, format,
-# unassigned and private characters, surrogates, and separators of lines and paragraphs.
+# The categories of characters that are invisible or change the order of visible characters:
+# control, format, unassigned and private characters, surrogates, and separators of lines and
+# paragraphs.
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-# Default_Ignorable_Code_Point of Unicode outside of these categories, and BRAILLE PATTERN BLANK.
+# Invisible characters outside of these categories: Unicode's Default_Ignorable_Code_Point, and
+# BRAILLE PATTERN BLANK.
 _IGNORABLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U000e0100-\U000e01ef]"
@@ -21,8 +23,8 @@ _PLAIN: Final = re.compile(r"[ -~\n]*")
 def visible(text: str, *, lines: bool = True) -> str:
     """Return the text as HTML. Each character that cannot be seen becomes a mark with its code.
 
-    A space other than U+0020 becomes a mark, too, because it looks like a space and is none. With
-    `lines`, line breaks stay; otherwise a line break becomes a mark.
+    A space character other than U+0020 becomes a mark, too, because people cannot tell it from a
+    space. With `lines`, line breaks are kept; otherwise a line break becomes a mark.
     """
     if _PLAIN.fullmatch(text) and (lines or "\n" not in text):
         return html.escape(text)

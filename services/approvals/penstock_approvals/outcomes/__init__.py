@@ -1,1 +1,1 @@
-"""What becomes of a request: votes are counted, and the policy or the deadline decides. Pure."""
+"""Computes the outcome of a request from votes, the policy and the deadline. Pure."""

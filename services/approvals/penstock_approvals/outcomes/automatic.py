@@ -1,8 +1,9 @@
-"""Make the decisions that nobody takes: by a rule of the policy, or at the deadline. Pure.
+"""Make decisions without people: by a rule of the policy, or at the deadline. Pure.
 
-A deadline holds by the clock of the NATS server, also while nothing runs that could notice it: each
-decision is compared with it. The record of an approval whose deadline passed is `expired`, never
-`decided`, also if the policy then rejects or approves: nobody has decided.
+Each decision is compared with the deadline, by the clock of the NATS server. So the deadline holds
+even if no service runs when it passes. The status of an approval whose deadline has passed is
+`expired`, never `decided`. This is so even if the policy then rejects or approves the items,
+because no person has decided.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ CANCEL_REASON: Final = "approval_expired"
 class Consequence(StrEnum):
     """What happens to the run when the deadline has passed."""
 
-    REJECT = "reject"  # it continues, with all items rejected
-    APPROVE = "approve"  # it continues, with all items approved
-    CANCEL = "cancel"  # it is cancelled, since an item can only be answered
-    LEAVE = "leave"  # it stays paused until somebody cancels it
+    REJECT = "reject"  # the run continues, with all items rejected
+    APPROVE = "approve"  # the run continues, with all items approved
+    CANCEL = "cancel"  # the run is cancelled, because an item cannot be rejected
+    LEAVE = "leave"  # the run stays paused until somebody cancels it
 
 
 def consequence(record: ApprovalRecord) -> Consequence:
-    """Return what the end of the approval's deadline means for its run."""
+    """Return what happens to the run when the approval's deadline has passed."""
     if record.on_deadline == "leave":
         return Consequence.LEAVE
     kinds = {item["kind"] for item in record.items}
@@ -60,7 +61,7 @@ def expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
 
 
 def ruled(record: ApprovalRecord, now: str) -> ApprovalRecord:
-    """Return the record of a pause that the policy decides by itself, without a question."""
+    """Return the record of a pause that the policy decides without people."""
     items = [
         Decided(item_id=each.item_id, decision=_decision(each), note=each.note)
         for each in record.rulings

@@ -12,7 +12,7 @@ from jsonschema.exceptions import SchemaError
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
 
-MAX_BYTES = 512 * 1024  # a decision is sent in one message
+MAX_BYTES = 512 * 1024  # the greatest size of a decision, which is sent in one message
 
 
 class Unfit(ValueError):

@@ -1,10 +1,10 @@
 """Count the votes on an approval. Pure.
 
-Each person's decision is a vote in the approval's record. The first vote that rejects an item
-rejects it; an item is approved when as many people as the policy needs have approved it. The
-approval is decided when each item is rejected or approved, so with one item the first reject, or
-the last approve that is needed, decides. A vote that changes what is to be approved (arguments, or
-the value of an answer) makes the earlier votes void, because they approved something else.
+Each person's decision is a vote in the approval's record. One vote that rejects an item is enough
+to reject the item. An item is approved when as many people as the policy requires have approved it.
+The approval is decided when each item is rejected or approved. A vote may change what is to be
+approved: the arguments, or the value of an answer. Such a vote makes the earlier votes void,
+because these approved something else.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from penstock_approvals.policy import NotEditable, check_edit, may_decide, perso
 from penstock_approvals.policy.edits import is_same
 from penstock_approvals.policy.kinds import NEEDS_VALUE
 
-# People who decide in these ways see the digest, and must send it. An upstream's protocol cannot
+# The channels whose clients get the digest and must send it back. The protocols of upstreams cannot
 # carry a digest.
 SENDS_DIGEST: Final[frozenset[Channel]] = frozenset({"api", "link", "page", "cli"})
 
-MAX_VOTES: Final = 1000  # people who change the arguments in turns would vote forever
+# a limit, because people who change the arguments in turns could vote for ever
+MAX_VOTES: Final = 1000
 
 
 class Refused(Exception):
@@ -47,7 +48,8 @@ def cast(
 ) -> ApprovalRecord:
     """Return the pending record with one more vote, and with the decision if the vote decides.
 
-    A vote that the person repeats with the same idempotency key gives the record unchanged.
+    If the vote repeats an earlier vote with the same idempotency key, the record is returned
+    unchanged.
 
     Raises:
         Refused: the person may not decide, has voted before, or the vote does not fit.
@@ -67,7 +69,7 @@ def cast(
     except (Unfit, NotEditable) as error:
         raise Refused(422, str(error)) from None
     _check_rulings(record, request)
-    # An edge of an older version sends no decider; its clients cannot carry a digest.
+    # An edge of an older version sends no decider, and its clients do not know the digest.
     saw_it = request.decider is not None and decider.channel in SENDS_DIGEST
     if require_digest and saw_it and request.digest is None:
         raise Refused(422, "digest: send the `digest` of the approval that was shown")
@@ -86,7 +88,7 @@ def _repeats(vote: Vote, request: DecideRequest) -> bool:
 
 
 def said_the_same(record: ApprovalRecord, request: DecideRequest) -> bool:
-    """Return whether a request says the same as the vote, or the decision, with its key."""
+    """Return whether a request equals the vote or decision with its idempotency key."""
     key = request.idempotency_key
     votes = [vote for vote in record.votes if vote.idempotency_key == key]
     said: list[Vote | Decision | None] = [*votes] or [record.decision]
@@ -103,9 +105,10 @@ def _is_same(given: Vote | Decision, request: DecideRequest) -> bool:
 
 
 def _is_same_item(given: Decided, item: Decided) -> bool:
-    """Return whether a person says the same of an item.
+    """Return whether two decisions on an item are the same.
 
-    Edited arguments may have come as the value, and a value may be that of an earlier vote.
+    The recorded decision may differ in form from the request: edited arguments may have been sent
+    as the value, and a missing value may have been taken from an earlier vote.
     """
     said = item.value if item.args is None else item.args
     kept = given.value if given.args is None else given.args
@@ -118,7 +121,7 @@ def _is_same_item(given: Decided, item: Decided) -> bool:
 
 
 def _check_number(record: ApprovalRecord, earlier: Vote | None) -> None:
-    """Raise Refused if the person has voted, or nobody may vote any more."""
+    """Raise Refused if the person has voted, or if there are too many votes."""
     if earlier is not None:
         text = f"{earlier.by} has decided this already, at {earlier.at}; another person must decide"
         raise Refused(409, text)
@@ -127,7 +130,7 @@ def _check_number(record: ApprovalRecord, earlier: Vote | None) -> None:
 
 
 def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
-    """Raise Refused unless the request is about what the record asks now."""
+    """Raise Refused unless the request has the digest of what the record asks now."""
     if request.digest is not None and request.digest != record.digest:
         text = "the request is not the one that was shown: its digest differs; look at it again"
         raise Refused(409, text)
@@ -137,11 +140,11 @@ def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
 
 
 def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
-    """Return the request with the value of the earlier votes where it agrees without a value.
+    """Return the request with the earlier votes' values for items approved without a value.
 
-    In AG-UI, the value of a confirmation is the arguments that it changes. So nobody agrees to such
-    a value without sending it: the digest and the arguments do not show it. The page of a link does
-    not show the values of earlier votes either.
+    Two kinds of votes get no value from earlier votes, because the person has not seen it. In
+    AG-UI, the value of a confirmation has changed arguments, which neither the digest nor the shown
+    arguments include. And the page of a link does not show the values of earlier votes.
     """
     proposed = _proposed(record) if request.made_by.channel != "link" else {}
     asked = {item["item_id"]: item for item in record.items}
@@ -171,7 +174,7 @@ def _proposed(record: ApprovalRecord) -> dict[str, Any]:
 
 
 def _edited(record: ApprovalRecord, request: DecideRequest) -> ApprovalRecord:
-    """Return the record with what the request changes, and the votes on something else as void.
+    """Return the record with the request's changes; votes on the earlier content become void.
 
     Raises:
         NotEditable: the request changes what the policy or the agent's server does not allow.
@@ -225,10 +228,10 @@ def _edited_item(
 def _check_value(
     asked: Mapping[str, Any], value: Any, original: Mapping[str, Any], allowed: Sequence[str]
 ) -> None:
-    """Raise NotEditable if the value of a confirmation may change arguments that may not change.
+    """Raise NotEditable if a confirmation's value could change arguments that must not change.
 
-    Agno's AG-UI interface takes new arguments as `values`. What else a server makes of a value is
-    not known, unless its request has a schema for it.
+    Agno's AG-UI interface takes new arguments as `values`. For other values, it is not known what
+    the server does with them, unless the request has a schema for the value.
     """
     values = value.get("values") if isinstance(value, dict) else None
     if isinstance(values, dict):
@@ -280,7 +283,8 @@ def _counted(record: ApprovalRecord, request: DecideRequest, now: str) -> Approv
 def decided_items(record: ApprovalRecord) -> list[Decided] | None:
     """Return the decision on each item; None while an item is still open.
 
-    A rejection counts also in a void vote: whoever rejects an item does not approve its successor.
+    A rejection in a void vote still counts: a person who rejected an item has not approved the
+    changed item either.
     """
     decided = []
     for asked in record.items:
@@ -301,13 +305,16 @@ def _item_of(vote: Vote, item_id: str) -> Decided:
 
 
 def _rejected(vote: Vote, item: Decided, last: Vote) -> Decided:
-    """Return the rejection with its note. The last vote's note is the note of the decision."""
+    """Return the rejection with the note of its vote.
+
+    The last vote's note is not added, because it is the note of the whole decision.
+    """
     if vote is last or item.note is not None:
         return item
     return item.model_copy(update={"note": vote.note})
 
 
 def _approved(asked: Mapping[str, Any], item: Decided) -> Decided:
-    """Return the approval with the arguments that were edited, perhaps by an earlier vote."""
+    """Return the approval with the edited arguments, which may come from an earlier vote."""
     edited = asked["args"] if "requested_args" in asked else None
     return item.model_copy(update={"args": edited})

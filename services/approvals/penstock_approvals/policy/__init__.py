@@ -1,4 +1,4 @@
-"""The approvals policy: who decides what, on which terms, and what is decided without people. Pure.
+"""Reads and applies the policy: who decides, on which terms, and what is automatic. Pure.
 
 `parse` reads a policy, `Policy.outcome_of` applies the policy to a pause, and `may_see` and
 `may_decide` apply the terms that an approval's record keeps.

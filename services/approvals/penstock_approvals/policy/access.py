@@ -1,10 +1,11 @@
 """Decide who may see an approval, and who may decide it. Pure.
 
-A person counts under the own name. Whoever has the scope `act-as` may name another user, and still
-counts as one person: otherwise one caller could cast the votes of several. A service token speaks
-for the person that it names, since an operator made it for that purpose. A rule of automations
-speaks for its owner: otherwise a person could cast several votes by several rules. Without
-authentication nobody is known, so the named user counts.
+Every caller counts as one person, under one name. A caller with the scope `act-as` may name another
+user, but still counts under the caller's own name. Otherwise one caller could cast the votes of
+several people. A service token counts as the person that the caller names, because an operator made
+the token for this purpose. A rule of automations counts as its owner. Otherwise a person could cast
+several votes with several rules. Without authentication, callers are not known, so the named user
+counts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from penstock.web.auth.identity import ANONYMOUS_USER
 from penstock_approvals.policy.model import DEFAULT_ID
 
 REQUESTER: Final = "requester"
-# Who has one of these scopes may do what the requester may: `act-as` as the requester.
+# A caller with one of these scopes may do what the requester may.
 _FOR_REQUESTER: Final = frozenset({"act-as", "administer"})
 
 
@@ -52,7 +53,7 @@ def may_see(record: ApprovalRecord, who: Decider) -> bool:
     and the people who have voted.
     """
     if _beyond_limits(record, who) is not None:
-        return False  # also for a token that decides on behalf of the requester
+        return False  # the limits also apply to a token that decides on behalf of the requester
     if record.user_id in (who.name, person_of(who)) or _FOR_REQUESTER & set(who.scopes):
         return True
     if may_decide(record, who) is None:
@@ -61,7 +62,7 @@ def may_see(record: ApprovalRecord, who: Decider) -> bool:
 
 
 def _beyond_limits(record: ApprovalRecord, who: Decider) -> str | None:
-    """Return which limit of a service token the approval is beyond; None if it is within all."""
+    """Return which limit of a service token excludes the approval; None if no limit does."""
     limits = who.limits
     if limits is None:
         return None
@@ -79,17 +80,17 @@ def _beyond_limits(record: ApprovalRecord, who: Decider) -> str | None:
 
 
 def _reached(record: ApprovalRecord, group: int) -> list[Deciders]:
-    """Return who may decide in place of a group by now.
+    """Return the deciders of a group's escalations that were reached.
 
-    The escalation of one item lets nobody decide what other items ask of others. Otherwise an agent
-    could ask for two items together, and so get around the rule of the stricter one.
+    An escalation counts only for the group of its own item. Otherwise an agent could ask for two
+    items together, and the escalation of one item would get around the stricter rule of the other.
     """
     reached = record.escalations[: record.escalated]
     return [each.to for each in reached if each.group in (None, group)]
 
 
 def _unfit(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str | None:
-    """Return why the person is none of these deciders; None if it is one."""
+    """Return why the person is not among these deciders; None if the person is."""
     excluded = _named(deciders.excluded, record)
     if excluded & {who.name, who.on_behalf_of}:
         is_requester = record.user_id in (who.name, who.on_behalf_of)

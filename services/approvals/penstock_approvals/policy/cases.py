@@ -1,4 +1,4 @@
-"""Cases to try a policy with: a pause, and what the policy should say of it. Pure."""
+"""Defines test cases of a policy: a pause, and the ruling that is expected for it. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Case(Strict):
         )
 
     def differences(self, ruling: Ruling) -> list[str]:
-        """Return what the policy says otherwise than expected."""
+        """Return the differences between the ruling and what is expected."""
         said = {"outcome": ruling.outcome, "rule": ruling.rule_id, "need": ruling.need}
         wanted = self.expect.model_dump(exclude_none=True)
         return [

@@ -20,7 +20,7 @@ MAX_BYTES: Final = 512 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is wrong in a policy. `line` counts from 1; it is 0 where the text is not known."""
+    """A mistake in a policy. `line` counts from 1; it is 0 for a policy without a text."""
 
     field: str
     reason: str
@@ -130,11 +130,11 @@ def _is_key(key: Node, step: int | str) -> bool:
 
 
 def _duplicates(root: Node) -> Iterator[Mistake]:
-    """Yield the keys that a mapping has twice: YAML would take the last one in silence."""
+    """Yield a mistake for each repeated key, of which YAML would silently use the last one."""
     nodes, seen = [root], set[int]()
     while nodes:
         node = nodes.pop()
-        if id(node) in seen:  # an alias repeats a node
+        if id(node) in seen:  # a YAML alias refers to a node that was checked already
             continue
         seen.add(id(node))
         if isinstance(node, SequenceNode):

@@ -11,13 +11,14 @@ MAX_PATHS: Final = 10_000
 
 
 class NotEditable(ValueError):
-    """A decision changes what the policy does not let it change. The text names the argument."""
+    """A decision changes an argument that the policy does not allow to be edited."""
 
 
 def check_edit(asked: Mapping[str, Any], edited: Mapping[str, Any], allowed: Sequence[str]) -> None:
     """Raise NotEditable unless only allowed arguments differ, and each keeps its JSON type.
 
-    `allowed` has paths such as `args.memo`, which allows also what is below, or `args.*`.
+    `allowed` has paths such as `args.memo`. A path also allows everything below it, and `args.*`
+    allows all arguments.
     """
     patterns = [tuple(pattern.removesuffix(".*").split(".")[1:]) for pattern in allowed]
     for path, before, after in _differences(asked, edited):

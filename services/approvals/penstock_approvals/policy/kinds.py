@@ -1,4 +1,4 @@
-"""What each kind of item allows. Pure."""
+"""Defines the kinds of items that cannot be rejected. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, get_args
 from penstock.dialects.base import PauseKind
 
 KINDS: Final = frozenset(get_args(PauseKind))
-# An upstream's protocol has no form for the rejection of these kinds of items, so a person can only
-# answer them.
+# The kinds of items that a person can only answer, because the upstreams' protocols have no form
+# for a rejection.
 ANSWERED_ONLY: Final = frozenset({"input", "feedback", "selection", "credential"})
 NEEDS_VALUE: Final = ANSWERED_ONLY | {"external", "long_running"}

@@ -177,7 +177,8 @@ class Document(Strict):
 
 
 Source = Literal["builtin", "file", "kv"]
-# Without a policy, the user whose run asks decides, and may edit, as in releases up to 0.1.
+# The policy that applies if there is no other: the user of the run decides, and may edit the
+# arguments, as in releases up to 0.1.
 BUILTIN: Final = Document.model_construct(
     version=0,
     default=Terms(edit=["*"]),

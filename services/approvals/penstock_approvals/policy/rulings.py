@@ -1,10 +1,11 @@
-"""Apply a policy to a pause: what is decided automatically, and who is asked. Pure.
+"""Apply a policy to a pause: decide it automatically, or find who is asked. Pure.
 
-Each item gets the first rule that matches. A condition with an error never decides: the item is
-asked, by the next rule that asks, so that an argument that a condition cannot read is no way around
-the rule. A pause is automatic only if each of its items is. Otherwise the strictest terms of all
-items hold together: a decider must fit the terms of each item, the largest number must approve, and
-the earliest deadline holds.
+The first rule that matches an item applies to the item. If the condition of a rule cannot be
+evaluated, people are asked: the item gets the next rule that asks people. So nobody can get around
+a rule with an argument that its condition cannot read. A pause is decided automatically only if all
+of its items are. Otherwise the strictest terms of all items apply to the pause: a decider must fit
+the terms of each item, the largest required number of people must approve, and the earliest
+deadline counts.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Matched(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rule says of an item, and why. `applies`: the rule decides the item."""
+    """Whether a rule matches an item, and why. `applies` marks the rule that counts."""
 
     rule_id: str
     match: Matched
@@ -95,7 +96,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """The terms that hold for an item, and what each rule up to the deciding one said."""
+    """The terms of an item, and the verdict of each rule up to the rule that applies."""
 
     item_id: str
     rule_id: str
@@ -111,7 +112,7 @@ class ItemResult:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a policy says of a pause."""
+    """The result of applying a policy to a pause."""
 
     outcome: Literal["approve", "reject", "mixed", "ask"]
     rule_id: str
@@ -128,7 +129,7 @@ class Ruling:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether the policy decides, so that nobody is asked."""
+        """Whether the policy decides the pause automatically, so that nobody is asked."""
         return self.outcome != "ask"
 
     def fields(self) -> dict[str, Any]:
@@ -145,9 +146,9 @@ class Ruling:
 
 
 class Policy:
-    """A policy that can be applied. Raises ExpressionError for a wrong condition when it is made.
+    """Applies a policy. The constructor raises ExpressionError for a wrong condition.
 
-    `Policy.problems` of the module `document` says where a document is wrong.
+    The module `document` finds the place of each mistake in a document.
     """
 
     def __init__(self, document: Document = BUILTIN, source: Source = "builtin") -> None:
@@ -160,7 +161,7 @@ class Policy:
 
     @property
     def version(self) -> int:
-        """The document's version; 0 for the policy that holds without a document."""
+        """The document's version; 0 for the built-in policy."""
         return self.document.version
 
     def reads(self, variable: str) -> bool:
@@ -169,7 +170,7 @@ class Policy:
         return any(rule.when and name.search(rule.when) for rule in self.document.rules)
 
     def outcome_of(self, question: Question) -> Ruling:
-        """Return what the policy says of a pause."""
+        """Return the ruling of the policy on a pause."""
         results = [self._result(question, item) for item in question.items]
         kinds = {str(item["item_id"]): str(item.get("kind")) for item in question.items}
         automatic = all(_may_be_automatic(each.outcome, kinds[each.item_id]) for each in results)
@@ -235,7 +236,7 @@ class Policy:
             groups.append(asked)
             deciders.append(_deciders(each.deciders))
             for step in each.escalate:
-                # Whom a rule excludes, its escalation does not let in.
+                # People whom a rule excludes are excluded from its escalations, too.
                 to = _deciders(step.to, each.deciders.excluded)
                 at = _stamp(question.now, step.after)
                 escalate.append(Escalation(at=at, to=to, group=len(groups) - 1))
@@ -266,7 +267,7 @@ class Policy:
 
 
 def digest_of(document: Document) -> str:
-    """Return the SHA-256 of a policy's content, the same for files that differ in layout only."""
+    """Return the SHA-256 of a policy's content, which does not depend on the file's layout."""
     content = document.model_dump(mode="json", by_alias=True)
     canonical = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
     return f"sha256:{hashlib.sha256(canonical).hexdigest()}"
@@ -289,7 +290,7 @@ def _together(results: Sequence[ItemResult]) -> Literal["approve", "reject", "mi
 
 
 def _first(document: Document, asking: Sequence[ItemResult]) -> str:
-    """Return the rule of the highest priority among those that ask."""
+    """Return the id of the rule with the highest priority among the rules that ask people."""
     asked = {each.rule_id for each in asking}
     return next((rule.id for rule in document.rules if rule.id in asked), DEFAULT_ID)
 
@@ -360,6 +361,6 @@ def _bound(question: Question, item: Mapping[str, Any]) -> Bound | ExpressionErr
 
 
 def _stamp(now: datetime, after_s: int) -> str:
-    """Return the first whole second after the time: the scheduler knows whole seconds only."""
+    """Return `now` plus `after_s` seconds, rounded up to a whole second for the scheduler."""
     at = math.ceil((now + timedelta(seconds=after_s)).timestamp())
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
