@@ -56,6 +56,15 @@ def test_durables_are_made_where_they_shall_begin_and_a_repeat_changes_nothing(
     assert ("a", "EVENTS") not in listed(nats)
 
 
+def test_a_durable_that_takes_other_events_is_named_and_not_changed(nats: NatsServer) -> None:
+    said(nats, "make", "a", "--event", "llm.*")
+    again = ["subscribers", "make", "a", "--event", "approval.*", "--nats", nats.url]
+    result = CliRunner().invoke(app, again)
+    assert result.exit_code == 1
+    assert "the durable a exists, takes llm.*.*, and was not changed; delete it" in result.output
+    assert said(nats, "make", "a", "--event", "llm.*") == []
+
+
 async def test_a_new_shard_gets_the_durables_of_the_first_from_its_first_event(
     nats: NatsServer,
 ) -> None:
@@ -82,6 +91,7 @@ def test_the_permissions_of_the_user_are_shown(nats: NatsServer) -> None:
         (["make", "a.b"], "a name has letters"),
         (["make", "a", "--event", "llm.>"], "no category.action"),
         (["make", "a", "--event", "a.b.c.d"], "no category.action"),
+        (["make", "a", "--event", "aproval.*"], "there are no events 'aproval.*'; the categories"),
         (["make", "a", "--from", "yesterday"], "write beginning, now, or a time"),
         (["make", "a", "--from", "2026-01-01T00:00"], "needs a time zone"),
     ],

@@ -326,7 +326,8 @@ class Deliverer:
         timeline = _timeline(job, record)
         type_, data = outcome(job, record)
         if timeline is None:
-            log.info("%s: rule %s: %s: %s", job.about, job.rule, type_, data["result"])
+            if record.status != "failed" or not job.can_be_repeated:  # else `_settle` logs it
+                log.info("%s: rule %s: %s: %s", job.about, job.rule, type_, data["result"])
             return True
         if job.run_id is None:
             # This attempt has started the run, so `automation.triggered` can be written only now.

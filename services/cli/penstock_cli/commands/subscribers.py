@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.bus.admin.subscribers import PLACES, Durable, Start
+from penstock.events.catalogue import CATEGORIES
 from penstock_cli.commands.options import DATA, AsJson, Data, Nats, operate
 from penstock_cli.operations import subscribers
 from penstock_cli.terminal.output import Output
@@ -61,6 +62,12 @@ def make_subscriber(
     for each in event or ():
         if not _TYPE.fullmatch(each):
             raise typer.BadParameter(f"{each!r} is no category.action", param_hint="--event")
+        if each.partition(".")[0] not in ("*", *CATEGORIES):
+            categories = ", ".join(sorted(CATEGORIES))
+            raise typer.BadParameter(
+                f"there are no events {each!r}; the categories are {categories}",
+                param_hint="--event",
+            )
     durable = Durable(name, tuple(event or ()), _start(begin))
     output = Output(as_json)
     operate(lambda bus: subscribers.make(bus, output, durable), output, nats, data)

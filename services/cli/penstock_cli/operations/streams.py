@@ -6,7 +6,6 @@ from penstock.bus import Bus
 from penstock.bus.admin import configuration, migrate, subscribers
 from penstock.bus.admin.configuration import Difference
 from penstock.bus.admin.ensure import ensure, shards_of
-from penstock.bus.admin.permissions import SUBSCRIBER
 from penstock.bus.admin.repartition import partitions as partitions_now
 from penstock.bus.admin.repartition import repartition
 from penstock.bus.admin.resharding import reshard
@@ -51,7 +50,7 @@ async def make(bus: Bus, output: Output) -> int:
     before = [name for name in _names(bus) if await bus.has(name)]
     await ensure(bus, bus.settings.retention)
     made = [name for name in _names(bus) if name not in before]
-    made += [f"the durable {SUBSCRIBER} of {name}" for name in await subscribers.ensure(bus)]
+    made += await subscribers.ensure(bus)
     for name in made:
         if output.as_json:
             output.json_line({"made": name})

@@ -44,18 +44,20 @@ async def make(bus: Bus, output: Output, durable: Durable) -> int:
         return FAILED
     for stream in made:
         _say(output, "made", f"the durable {durable.name} of {stream}")
+    infos = [info for info in await subscribers.listed(bus) if info["name"] == durable.name]
     if not made:
-        output.notice(f"the durable {durable.name} exists, and was not changed")
+        taken = infos[0]["config"].get("filter_subjects") or [] if infos else []
+        text = f"the durable {durable.name} exists, takes {_cell(taken)}, and was not changed"
+        if durable.events and set(taken) != set(durable.config()["filter_subjects"]):
+            output.notice(f"{text}; delete it first, or choose another name")
+            return FAILED
+        output.notice(text)
     if not output.as_json:
         output.notice("its NATS user in the account SUBSCRIBERS must be allowed to publish to")
-        for info in await subscribers.listed(bus):
-            if info["name"] == durable.name:
-                stream = info["stream_name"]
-                output.notice(json.dumps(f"$JS.{DOMAIN}.API.CONSUMER.INFO.{stream}.{durable.name}"))
-                output.notice(
-                    json.dumps(f"$JS.{DOMAIN}.API.CONSUMER.MSG.NEXT.{stream}.{durable.name}")
-                )
-                output.notice(json.dumps(f"$JS.ACK.{stream}.{durable.name}.>"))
+        for stream in (info["stream_name"] for info in infos):
+            output.notice(json.dumps(f"$JS.{DOMAIN}.API.CONSUMER.INFO.{stream}.{durable.name}"))
+            output.notice(json.dumps(f"$JS.{DOMAIN}.API.CONSUMER.MSG.NEXT.{stream}.{durable.name}"))
+            output.notice(json.dumps(f"$JS.ACK.{stream}.{durable.name}.>"))
     return DONE
 
 
