@@ -70,7 +70,7 @@ def start(
     LOGS[name] = log
     with log.open("ab") as output:
         popen = subprocess.Popen(
-            [sys.executable, _SUPERVISOR, str(owner_pid), *command],
+            [sys.executable, "-I", "-S", _SUPERVISOR, str(owner_pid), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
