@@ -71,7 +71,9 @@ def read_tests(path: str, source: bytes) -> Iterator[Test]:
     for node in body:
         if isinstance(node, Function) and node.name.startswith("test_"):
             skipped = none_runs or any(
-                _skips(each) for each in (*node.decorator_list, node.body[0])
+                _skips(each)
+                for each in (*node.decorator_list, node.body[0])
+                if not isinstance(each, ast.If)  # a condition, as that of `skipif`
             )
             yield Test(path, node.name, skipped, _is_by_hand(path, node))
 

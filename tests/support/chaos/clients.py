@@ -136,7 +136,8 @@ class Story:
             self.arrivals.append((asyncio.get_running_loop().time(), name))
             self._react(event, name)
         waits = name == "lifecycle.paused" and self.plan.decision == "none"
-        view.finished = name in ENDS or waits
+        # Events of automations may follow a pause, which remains the last event of the run itself.
+        view.finished = view.finished or name in ENDS or waits
 
     def _react(self, event: dict[str, Any], name: str) -> None:
         if name == "approval.requested":
