@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock_approvals.outcomes.rules import Unfit, check, outcome
+from penstock_approvals.outcomes.schemas import misfit
 
 SCHEMA = {
     "type": "object",
@@ -116,3 +121,80 @@ def test_a_schema_that_is_none_is_left_to_the_upstream() -> None:
 def test_items_together_make_the_outcome(decisions: list[str], together: str) -> None:
     items = [(str(number), decision) for number, decision in enumerate(decisions)]
     assert outcome(request(*items).items) == together
+
+
+@pytest.fixture
+def asked_for() -> Iterator[tuple[str, list[str]]]:
+    """Yield the address of a server, and the paths of the requests that it gets."""
+    paths: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"type": "object"}')
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Write nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", paths
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef", "$schema"])
+def test_the_schema_of_an_agent_s_server_makes_no_requests(
+    asked_for: tuple[str, list[str]], keyword: str
+) -> None:
+    url, paths = asked_for
+    assert misfit({keyword: f"{url}/latest/meta-data"}, {"a": 1}) is None
+    assert misfit({"properties": {"a": {keyword: f"{url}/x"}}}, {"a": 1}) is None
+    assert paths == []
+
+
+DOUBLING: dict[str, Any] = {
+    "$ref": "#/$defs/0",
+    "$defs": {
+        str(number): {"allOf": [{"$ref": f"#/$defs/{number + 1}"}] * 2} for number in range(40)
+    }
+    | {"40": {}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"pattern": "(a+)+$"}, "a" * 60 + "b"),
+        ({"pattern": "((a|aa){1,30}){1,30}b"}, "a" * 400_000),
+        ({"patternProperties": {"(a+)+$": False}}, {"a" * 60 + "b": 1}),
+        (DOUBLING, 1),
+        ({"$ref": "#"}, 1),
+        ({"$ref": "#/nowhere"}, 1),
+    ],
+    ids=["pattern", "large pattern", "names", "doubling", "circle", "nowhere"],
+)
+def test_no_schema_of_an_agent_s_server_takes_long(schema: dict[str, Any], value: Any) -> None:
+    started = time.process_time()
+    misfit(schema, value)
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value", "fits"),
+    [
+        ("^[a-z]+$", "abc", True),
+        ("^[a-z]+$", "a1", False),
+        ("b", "abc", True),
+        ("(?=a)b", "c", True),
+        ("^a", 5, True),
+    ],
+)
+def test_a_text_has_the_pattern_that_its_schema_asks_for(
+    pattern: str, value: Any, fits: bool
+) -> None:
+    assert (misfit({"pattern": pattern}, value) is None) is fits

@@ -5,7 +5,13 @@ it is compiled if it could take much time or memory; see `limits`. The module `t
 with values from data; its placeholders are paths, not CEL.
 """
 
-from penstock.expressions.condition import Bound, Condition, Conditions, VariableType
+from penstock.expressions.condition import (
+    Bound,
+    Condition,
+    Conditions,
+    VariableType,
+    is_found,
+)
 from penstock.expressions.errors import ExpressionError, MissingField, Position
 from penstock.expressions.template import Template
 
@@ -18,4 +24,5 @@ __all__ = [
     "Position",
     "Template",
     "VariableType",
+    "is_found",
 ]

@@ -112,6 +112,25 @@ class Condition:
         raise kind(_plain(reason))
 
 
+def is_found(pattern: str, text: str) -> bool | None:
+    """Return whether a text has a part that a pattern of RE2 matches.
+
+    The result is None for a pattern that RE2 does not know, and for one that would take long. In
+    contrast to Python's, a pattern of RE2 takes time proportional to the text.
+    """
+    if not limits.is_quick(pattern, text):
+        return None
+    try:
+        found = _FOUND.eval(_TEXTS.Activation({"pattern": pattern, "text": text})).value()
+    except (RuntimeError, ValueError):
+        return None
+    return found if isinstance(found, bool) else None
+
+
+_TEXTS: Final = cel.NewEnv(variables={"pattern": cel.Type.STRING, "text": cel.Type.STRING})
+_FOUND: Final = _TEXTS.compile("text.matches(pattern)")
+
+
 def _compile_error(text: str) -> ExpressionError:
     found = _WHERE.search(text)
     if found is None:

@@ -113,6 +113,13 @@ def max_data_bytes(text: str) -> int:
     return weights.max_data_bytes()
 
 
+def is_quick(pattern: str, text: str) -> bool:
+    """Return whether a search for the pattern takes about a second at most."""
+    if len(pattern) > MAX_CHARACTERS:
+        return False
+    return len(text) * size_of(pattern) <= _PATTERN_BYTES // 4  # a character has up to 4 bytes
+
+
 def _weigh(weights: _Weights, tokens: Sequence[_Token], at: int) -> None:
     """Add what the name at a place reads: a variable, a function or a field."""
     name = tokens[at].text

@@ -191,17 +191,26 @@ async def test_a_browser_that_sends_the_form_twice_decides_once(penstock: Secure
 
 
 async def test_a_group_s_links_count_as_one_person(penstock: Secured) -> None:
-    _, approval_id = await paused(penstock, need=2)
+    _, approval_id = await paused(penstock)
     first, second = [
         await linked(penstock, approval_id, user=None, role="finance") for _ in range(2)
     ]
     assert (await act(penstock, first)).status_code == 303
     shown, signature = await opened(penstock, second)
-    assert "You have decided this" in shown
+    assert "Already decided" in shown
     assert not signature
-    assert (await record(penstock, approval_id)).status == "pending"
+
+
+async def test_where_several_people_decide_a_link_names_one_of_them(penstock: Secured) -> None:
+    """Otherwise one member of the group could vote by its link, and again under the own name."""
+    _, approval_id = await paused(penstock, need=2)
+    path = f"/v1/approvals/{approval_id}/links"
+    refused = await penstock.http.post(path, headers=ROOT, json={"role": "finance"})
+    assert (refused.status_code, "2 people" in refused.text) == (422, True), refused.text
     assert (await act(penstock, await linked(penstock, approval_id))).status_code == 303
-    assert (await record(penstock, approval_id)).status == "decided"
+    shown, _ = await opened(penstock, await linked(penstock, approval_id))
+    assert "You have decided this" in shown
+    assert (await record(penstock, approval_id)).status == "pending"
 
 
 async def test_an_answer_that_does_not_fit_is_kept_in_the_form(penstock: Secured) -> None:

@@ -61,6 +61,11 @@ class Links:
             raise LinkRefused(409, f"the approval is {record.status}, so a link decides nothing")
         if not user and not role:
             raise LinkRefused(422, "user or role: name who decides with the link")
+        if not user and record.need > 1:
+            # Otherwise a member of the group could vote by the link, and again under the own name.
+            raise LinkRefused(
+                422, f"user: {record.need} people must decide, so a link must say who decides"
+            )
         secret = PREFIX + secrets.token_urlsafe(32)
         hashed = hash_of(secret)
         now = self._bus.clock.time()

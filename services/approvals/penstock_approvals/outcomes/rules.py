@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
+from penstock_approvals.outcomes.schemas import misfit
 from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
 
 MAX_BYTES = 512 * 1024  # the greatest size of a decision, which is sent in one message
@@ -54,14 +52,9 @@ def _check_schema(schema: dict[str, Any], item: Decided) -> None:
 
     An answer that does not fit would make the session unusable for ever on an ADK server.
     """
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError:
-        return  # the upstream's schema is not valid, so only the upstream can judge the value
-    errors = sorted(Draft202012Validator(schema).iter_errors(item.value), key=str)
-    if errors:
-        where = "".join(f"[{step!r}]" for step in errors[0].absolute_path)
-        raise Unfit(f"item {item.item_id}: value{where}: {errors[0].message}")
+    reason = misfit(schema, item.value)
+    if reason is not None:
+        raise Unfit(f"item {item.item_id}: value{reason}")
 
 
 def outcome(items: Sequence[Decided]) -> Literal["approved", "rejected", "mixed"]:

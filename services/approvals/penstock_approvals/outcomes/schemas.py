@@ -1,0 +1,84 @@
+"""Check a value against the JSON Schema of an agent's server, without trusting the schema. Pure.
+
+A schema may name other schemas by URL, refer to itself without end, or have a pattern that takes
+hours. So nothing is fetched, references are counted, and patterns are those of RE2. What cannot be
+judged here fits, since the agent's server judges the value again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, ValidationError
+from jsonschema.validators import extend
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from penstock.expressions import is_found
+
+MAX_REFERENCES: Final = 1000
+# Their patterns are read in several places of the library, by Python's slow expressions.
+_UNREADABLE: Final = "patternProperties"
+_extended: Final[Any] = extend  # the library has no types for it
+
+
+class _TooMuch(Exception):
+    """The schema refers to schemas too often."""
+
+
+def misfit(schema: dict[str, Any], value: Any) -> str | None:
+    """Return where and why the value does not fit the schema; None if it fits, or is not judged."""
+    try:
+        Draft202012Validator.check_schema(schema)
+        if _has_key(schema, _UNREADABLE):
+            return None
+        validator = _validator()(schema, registry=Registry())
+        errors = sorted(validator.iter_errors(value), key=str)
+    except (SchemaError, Unresolvable, _TooMuch, RecursionError):
+        return None
+    if not errors:
+        return None
+    where = "".join(f"[{step!r}]" for step in errors[0].absolute_path)
+    return f"{where}: {errors[0].message}"
+
+
+_Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
+
+
+def _validator() -> Any:
+    """Return a class of validators for one value."""
+    left = MAX_REFERENCES
+
+    def counted(keyword: _Keyword) -> _Keyword:
+        def follow(validator: Any, ref: Any, value: Any, schema: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise _TooMuch
+            return keyword(validator, ref, value, schema)
+
+        return follow
+
+    known = Draft202012Validator.VALIDATORS
+    own = {name: counted(known[name]) for name in ("$ref", "$dynamicRef")}
+    return _extended(Draft202012Validator, {**own, "pattern": _pattern})
+
+
+def _pattern(_: Any, pattern: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if isinstance(value, str) and is_found(pattern, value) is False:
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _has_key(schema: Any, name: str) -> bool:
+    values = [schema]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            if name in value:
+                return True
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return False
