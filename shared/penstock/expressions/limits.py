@@ -8,9 +8,10 @@ no macro `map`, and no map or message literal, and a list literal may have only 
 allowed condition therefore never makes a value that is larger than the data.
 
 An operation takes time proportional to its operands: `event.l.all(a, event.l == event.l)` takes two
-minutes on a MB. So each condition has a limit of the size of its data, with which an evaluation
-takes about a second at most. The parts of an element that a macro reads are together no larger than
-the data; what its body reads from elsewhere is read again for each element, and weighs much more.
+minutes on 1 MB of data. So each condition gets a limit for the size of its data, with which an
+evaluation takes about one second at most. If the body of a macro reads only its own element, all
+evaluations of the body together read at most the whole data once. Other data in the body is read
+again for each element, so such reads lower the limit much more.
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ from penstock.expressions.errors import ExpressionError, Position
 from penstock.expressions.patterns import pattern_of, size_of
 
 MAX_CHARACTERS = 2000
-# The greatest size of the data in bytes, by how deeply the condition's macros are nested: without
-# macros, one level, two levels, three levels. Each further level multiplies the time of an
-# evaluation by up to the size of the data, so deeper nesting gets less data.
+# The greatest size of the data in bytes for conditions without macros, and with macros nested one,
+# two and three deep. Each further level can multiply the time by the size of the data.
 MAX_DATA_BYTES = (1024 * 1024, 1024 * 1024, 64 * 1024, 8 * 1024)
 MAX_NESTED = len(MAX_DATA_BYTES) - 1
 
 MACROS = frozenset({"all", "exists", "exists_one", "filter"})
 
-# With these many bytes of data, an evaluation takes about a second (measured).
-_READ_BYTES: Final = 100 * 1024 * 1024  # divided by how often the condition reads data
+# The sizes of data with which an evaluation takes about one second, as measured. Each size is
+# divided by a number that depends on the condition.
+_READ_BYTES: Final = 100 * 1024 * 1024  # divided by the number of reads of data
 _PATTERN_BYTES: Final = 150 * 1024 * 1024  # divided by the size of its patterns
-_SEARCH_BYTES: Final = 600 * 1024  # divided by the root of its searches for texts of the data
-_AGAIN_BYTES: Final = 16 * 1024  # divided by the root of what is read for each element
+# divided by the square root of the number of searches for texts from the data
+_SEARCH_BYTES: Final = 600 * 1024
+# divided by the square root of the number of reads for each element
+_AGAIN_BYTES: Final = 16 * 1024
 
 _TOKEN = re.compile(
     r"""(?P<blank>\s+|//[^\n]*)
@@ -59,17 +62,18 @@ class _Token:
 
 @dataclass(slots=True)
 class _Weights:
-    """How often a condition reads its data, by how much time that may take."""
+    """Counts what a condition reads, by how much time the reads may take."""
 
     nested: int = 0  # how deeply macros are nested
     reads: int = 0
-    again: int = 0  # reads of data from outside of a macro for each of its elements
-    searches: int = 0  # `contains` with a text that is no literal
-    patterns: int = 0  # the size of all patterns
+    # the reads of other data in the body of a macro, which are repeated for each element
+    again: int = 0
+    searches: int = 0  # the number of `contains` whose argument is no literal text
+    patterns: int = 0  # the sum of the sizes of all patterns
     names: list[str] = field(default_factory=list)  # the elements' names in the open macros
 
     def max_data_bytes(self) -> int:
-        """Return the size of the data with which an evaluation takes about a second at most."""
+        """Return the greatest size of the data with which an evaluation takes at most about 1 s."""
         again = self.again + (self.patterns + self.searches if self.again else 0)
         return min(
             MAX_DATA_BYTES[self.nested],
@@ -121,7 +125,7 @@ def is_quick(pattern: str, text: str) -> bool:
 
 
 def _weigh(weights: _Weights, tokens: Sequence[_Token], at: int) -> None:
-    """Add what the name at a place reads: a variable, a function or a field."""
+    """Count the reads of the name at a place: a variable, a function or a field."""
     name = tokens[at].text
     argument = _argument(tokens, at)
     if argument is None:
@@ -163,7 +167,7 @@ def _argument(tokens: Sequence[_Token], at: int) -> str | None:
 
 
 def _is_variable(tokens: Sequence[_Token], at: int) -> bool:
-    """Return whether a name is that of a variable: `.event` is one, too, but `x.event` is not."""
+    """Return whether a name is a variable, such as `event` and `.event`, but not `x.event`."""
     return not _is_field(tokens, at)
 
 

@@ -21,7 +21,7 @@ File = Annotated[Path, typer.Argument(help="A YAML file with a policy.")]
 
 @contextmanager
 def _files() -> Iterator[None]:
-    """End the command with the mistakes and exit code 2 if a file has some."""
+    """If a file has mistakes, print them and end the command with exit code 2."""
     try:
         yield
     except policies.InvalidFile as error:

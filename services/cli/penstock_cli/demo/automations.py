@@ -1,7 +1,7 @@
-"""The rules of the demo: a signed webhook for each run that completes, and a hook that starts runs.
+"""Makes the rules of the demo: a webhook for each completed run, and a hook that starts runs.
 
-The rules are a file in the data folder, as an operator would write it. They are left out if the
-operator has a file of rules of their own (`PENSTOCK_RULES`).
+The rules are written to a file in the data folder, as an operator would do. The demo has no rules
+if the operator has a file of rules (`PENSTOCK_RULES`).
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class DemoRules:
 
 
 def are_wanted() -> bool:
-    """Return whether the demo has its rules: the operator has none."""
+    """Return whether the demo makes its rules, because the operator has no file of rules."""
     return RULES not in os.environ
 
 
 def rules_of(url: str, secret: str, token: str) -> list[dict[str, Any]]:
-    """Return the rules as YAML has them."""
+    """Return the rules in the form of a YAML file of rules."""
     return [
         {
             "id": COMPLETED,

@@ -66,7 +66,7 @@ class Receiver:
 
 
 def line(body: dict[str, Any], webhook_id: str) -> str:
-    """Return what the terminal shows of a webhook: its rule, its type and its run."""
+    """Return the line that the terminal shows for a webhook: its rule, its type and its run."""
     rule = webhook_id.partition(".")[0]
     run = body["data"].get("run_id")
     return f"webhook of rule {rule}: {body['type']}, run {run}, signature valid"

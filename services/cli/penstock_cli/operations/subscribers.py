@@ -36,7 +36,7 @@ async def show(bus: Bus, output: Output) -> int:
 
 
 async def make(bus: Bus, output: Output, durable: Durable) -> int:
-    """Make a durable in each shard that lacks it, and show what its NATS user must be allowed."""
+    """Make a durable in each shard that lacks it, and show the permissions of its NATS user."""
     try:
         made = await subscribers.make(bus, durable)
     except ApiError as error:
@@ -62,7 +62,7 @@ async def make(bus: Bus, output: Output, durable: Durable) -> int:
 
 
 async def delete(bus: Bus, output: Output, name: str) -> int:
-    """Delete a durable in each shard; its place is lost."""
+    """Delete a durable in each shard. The durable's place in the stream is lost."""
     deleted = await subscribers.delete(bus, name)
     for stream in deleted:
         _say(output, "deleted", f"the durable {name} of {stream}")

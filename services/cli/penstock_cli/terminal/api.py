@@ -21,16 +21,17 @@ from penstock.sse import Frame, Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 REQUEST_TIMEOUT_S = 30.0
-STREAM_READ_TIMEOUT_S = 45.0  # in this time, three keep-alive comments should come
+# seconds without bytes after which a stream counts as broken; three keep-alive comments would come
+STREAM_READ_TIMEOUT_S = 45.0
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the last pause is repeated
 GIVE_UP_S = 120.0
 CALL_GIVE_UP_S = 10.0
-# The approvals service records by this that a decision came from the command line.
+# The `User-Agent`, by which the approvals service records the channel `cli` for decisions.
 USER_AGENT = f"penstock-cli/{version('penstock-cli')}"
 _TRY_AGAIN = frozenset({502, 503, 504})
 CONFLICT, GONE = 409, 410
 NO_CONTENT = 204
-MAX_PAGE = 1000  # the most entries that the services put on a page
+MAX_PAGE = 1000  # the greatest number of entries that the services put on a page
 _ADVICE = {
     401: ". Set PENSTOCK_TOKEN to a token for it; with its PENSTOCK_AUTH_JWT_SECRET in the "
     "environment, `penstock token` makes one for development",
@@ -83,7 +84,7 @@ class Api:
         self._http.close()
 
     def start(self, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
-        """Start a run and return its record. A key makes sure that a retry starts no second run."""
+        """Start a run and return its record. With its key, a retry starts no second run."""
         body = {"agent": agent, "message": message, "idempotency_key": str(uuid.uuid4())}
         if session_id is not None:
             body["session_id"] = session_id
@@ -120,9 +121,9 @@ class Api:
     def decide(
         self, approval: Mapping[str, Any], items: Sequence[Mapping[str, Any]], note: str | None
     ) -> dict[str, Any]:
-        """Decide the items of this record; the service refuses if the request has changed.
+        """Decide the items of a record. The service refuses if the request has changed since.
 
-        A key makes sure that a retry gets the answer of the first try.
+        With its key, a retry gets the answer of the first try.
         """
         body = {
             "items": items,
@@ -134,7 +135,7 @@ class Api:
         return self.call("POST", path, body={k: v for k, v in body.items() if v is not None})
 
     def make_service_token(self, **rights: object) -> dict[str, Any]:
-        """Make a service token and return it. The call is not repeated: each try makes a token."""
+        """Make a service token and return it. No retries, because each try would make a token."""
         return self.call("POST", "/v1/service-tokens", body=rights, repeat=False)
 
     def service_tokens(self) -> list[dict[str, Any]]:
@@ -223,7 +224,7 @@ class Api:
     def pages(
         self, path: str, name: str, cursor: str, limit: int, filters: Mapping[str, object]
     ) -> tuple[list[dict[str, Any]], bool]:
-        """Read pages of a list; `cursor` is the parameter that takes `next` of the page before."""
+        """Read pages of a list. `cursor` is the parameter that gets `next` of the previous page."""
         found: list[dict[str, Any]] = []
         following: str | None = None
         while True:
@@ -243,7 +244,7 @@ class Api:
         *,
         repeat: bool = True,
     ) -> dict[str, Any]:
-        """Send a request and return the answer. `repeat`: whether a failed request is repeated."""
+        """Send a request and return the answer. With `repeat`, a failed request is repeated."""
         given = {k: str(v) for k, v in (params or {}).items() if v is not None}
         patience = _Patience(self.url, self._notice, CALL_GIVE_UP_S)
         while True:

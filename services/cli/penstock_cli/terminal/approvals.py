@@ -21,7 +21,7 @@ _WORDS = {"y": "approve", "yes": "approve", "n": "reject", "no": "reject"}
 
 
 def show_list(api: Api, output: Output, filters: Mapping[str, str | None], limit: int) -> None:
-    """Show up to `limit` approvals; `filters` are parameters of the list, None selects all."""
+    """Show up to `limit` approvals. A filter with the value None selects all."""
     approvals, more = api.approvals(limit, **filters)
     if more:
         output.notice(MORE)
@@ -49,7 +49,7 @@ def show(output: Output, approval: Record) -> None:
 
 
 def waits(approval: Record) -> str | None:
-    """Return how many votes a pending approval has of those it needs; None once it has ended."""
+    """Return how many of the needed votes a pending approval has; None if it has ended."""
     if approval["status"] != "pending":
         return None
     votes = sum(not vote.get("void") for vote in approval.get("votes") or [])

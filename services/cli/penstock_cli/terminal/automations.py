@@ -1,4 +1,4 @@
-"""List, show, apply and try the rules of automations, and make deliveries again."""
+"""List, show, apply and try the rules of automations, and replay deliveries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show_list(api: AutomationsApi, output: Output, limit: int) -> None:
 
 
 def show(output: Output, rule: Record) -> None:
-    """Show one rule, and the secrets that were made with it, if there are any."""
+    """Show one rule, and the secrets that the server has just made for it."""
     if output.as_json:
         output.json_line(rule)
         return
@@ -43,7 +43,7 @@ def show(output: Output, rule: Record) -> None:
 def apply(api: AutomationsApi, output: Output, name: str, rules: Sequence[FileRule]) -> int:
     """Make or change the rules of a file, and return the exit code.
 
-    A rule that is refused does not keep the others from being applied. A repeat changes nothing.
+    If a rule is refused, the other rules are applied all the same. A repeat changes nothing.
     """
     code = DONE
     for rule in rules:
@@ -69,7 +69,7 @@ def apply(api: AutomationsApi, output: Output, name: str, rules: Sequence[FileRu
 
 
 def test(output: Output, tested: Record) -> int:
-    """Show what came of a test request; return the exit code."""
+    """Show the result of a test request; return the exit code."""
     if output.as_json:
         output.json_line(tested)
     else:
@@ -126,7 +126,7 @@ def delivery(output: Output, found: Record) -> None:
 
 
 def replay_each(api: AutomationsApi, output: Output, rule: str, ids: Sequence[str]) -> int:
-    """Make these deliveries again; return the exit code."""
+    """Replay these deliveries; return the exit code."""
     code = DONE
     for id in ids:
         try:
@@ -145,7 +145,7 @@ def replay_each(api: AutomationsApi, output: Output, rule: str, ids: Sequence[st
 def replay_all(
     api: AutomationsApi, output: Output, rule: str | None, selection: Mapping[str, Any]
 ) -> None:
-    """Make all deliveries that are selected again, and show how many there were."""
+    """Replay all selected deliveries, and show their number."""
     replayed = left_out = 0
     after: str | None = None
     while True:
@@ -163,7 +163,7 @@ def replay_all(
 
 
 def endpoints(output: Output, found: Sequence[Record]) -> None:
-    """Show the endpoints that get no requests for now."""
+    """Show the endpoints whose circuit breakers are not closed."""
     if output.as_json:
         for each in found:
             output.json_line(each)
@@ -185,7 +185,7 @@ def _found(api: AutomationsApi, rule_id: str) -> dict[str, Any] | None:
 
 
 def _refusals(rule: FileRule, error: ApiError) -> list[str]:
-    """Return the lines that say what is wrong with a rule: place, id, field and reason."""
+    """Return a line for each mistake in a rule: place, id, field and reason."""
     if not error.errors:
         return [f"{rule.place('id')}: {rule.id}: {error}"]
     return [

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 class AutomationsApi:
     """The routes below /v1/automations.
 
-    A request that would do something twice is not repeated after a lost connection.
+    After a lost connection, a request is repeated only if its repetition has no further effect.
     """
 
     def __init__(self, api: Api) -> None:
@@ -50,7 +50,7 @@ class AutomationsApi:
         return self._api.call("POST", _path(rule_id, "resume"))
 
     def rotate(self, rule_id: str, of: str) -> Json:
-        """Make a new secret beside the present one; return the rule with the new secret."""
+        """Make a new secret beside the current secret; return the rule with the new secret."""
         return self._api.call("POST", _path(rule_id, "secrets"), body={"of": of}, repeat=False)
 
     def end_rotation(self, rule_id: str, of: str) -> Json:
@@ -73,7 +73,7 @@ class AutomationsApi:
     ) -> tuple[list[Json], bool]:
         """Return up to `limit` deliveries, the newest first, and whether there are more.
 
-        Without a rule, those of all rules of the caller.
+        Without `rule_id`, return the deliveries of all rules of the caller.
         """
         path = _path("deliveries") if rule_id is None else _path(rule_id, "deliveries")
         return self._api.pages(path, "deliveries", "after", limit, filters)
@@ -83,18 +83,18 @@ class AutomationsApi:
         return self._api.call("GET", _path(rule_id, "deliveries", delivery_id))
 
     def replay(self, rule_id: str, delivery_id: str) -> Json:
-        """Make a delivery again; a repeat within a short time has no further effect."""
+        """Replay a delivery. A repeat within a short time has no further effect."""
         path = _path(rule_id, "deliveries", delivery_id, "replay")
         return self._api.call("POST", path, repeat=False)
 
     def replay_some(self, rule_id: str | None, selection: Mapping[str, Any]) -> Json:
-        """Make deliveries again; return how many, and from where to continue."""
+        """Replay deliveries; return their number, and the cursor from which to continue."""
         body = {name: value for name, value in selection.items() if value is not None}
         path = _path("replay") if rule_id is None else _path(rule_id, "replay")
         return self._api.call("POST", path, body=body, repeat=False)
 
     def endpoints(self) -> list[Json]:
-        """Return the endpoints that get no requests for now."""
+        """Return the endpoints whose circuit breakers are not closed."""
         found: list[Json] = self._api.call("GET", f"{ROOT}/endpoints")["endpoints"]
         return found
 

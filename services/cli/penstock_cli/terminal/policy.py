@@ -1,4 +1,4 @@
-"""Show a policy, and explain what it says of cases."""
+"""Show a policy, and explain its rulings on cases."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock_approvals.policy import InvalidPolicy, Policy, Ruling, parse
 from penstock_approvals.policy.cases import Case
 from penstock_cli.terminal.output import Output
 
-_DIGEST_SHOWN = 19  # characters of a digest, `sha256:` included
+_DIGEST_SHOWN = 19  # the number of shown characters of a digest, including `sha256:`
 
 
 class InvalidFile(Exception):
-    """A file is no policy, or no case. The text names the file, and the line of each mistake."""
+    """A file is no valid policy or case. The text names the file, and the line of each mistake."""
 
 
 def read_policy(path: Path) -> tuple[Policy, Any]:
@@ -56,7 +56,7 @@ def read_case(path: Path) -> Case:
 
 
 def check(output: Output, policy: Policy, cases: Mapping[str, Case]) -> bool:
-    """Explain what the policy says of each case; return whether it says what was expected."""
+    """Explain the policy's ruling on each case; return whether all rulings are as expected."""
     if not output.as_json:
         digest, rules = policy.digest[:_DIGEST_SHOWN], len(policy.document.rules)
         text = f"policy {policy.version} ({digest}…): no mistake, rules: {rules}\n"
@@ -74,7 +74,7 @@ def check(output: Output, policy: Policy, cases: Mapping[str, Case]) -> bool:
 
 
 def show(output: Output, current: Mapping[str, Any]) -> None:
-    """Show the policy that holds."""
+    """Show the current policy."""
     if output.as_json:
         output.json_line(current)
         return
@@ -147,5 +147,5 @@ def _text(path: Path) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a YAML value as JSON would have it: dates become text."""
+    """Return a YAML value with the types of JSON, in which dates are texts."""
     return json.loads(json.dumps(value, default=str))

@@ -1,6 +1,6 @@
-"""Reads a YAML file of rules, and knows the line of each field. Pure but for the variables.
+"""Reads a YAML file of rules, and remembers the line of each field. Pure.
 
-`${NAME}` is a variable of the environment, so that no secret is in the file.
+`${NAME}` is replaced by an environment variable, so that the file needs no secrets.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Path = tuple[str, ...]
 
 
 class InvalidFile(ValueError):
-    """A file is no file of rules. The text names the line."""
+    """A text is no valid file of rules. The error's text names the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The line of a field, and where the field's text begins; lines and columns count from 1.
+    """The line of a field, and the place where its text begins. Lines and columns count from 1.
 
-    `text` is None if the places within the text are not known, since YAML has folded its lines.
+    `text` is None if YAML has folded the lines of the text, so that places in it are not known.
     """
 
     line: int
@@ -46,7 +46,7 @@ class FileRule:
     def place(self, field: str, line: int | None = None, column: int | None = None) -> str:
         """Return `LINE` or `LINE:COLUMN` of a field such as `action.webhook.url`.
 
-        `line` and `column` are a place within the field's text, such as a condition.
+        `line` and `column` are a place within the field's text, for example within a condition.
         """
         path = tuple(field.split("."))
         while path and path not in self.places:

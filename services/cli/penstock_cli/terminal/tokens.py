@@ -14,7 +14,7 @@ _LIMITS = ("roles", "agents", "tools", "rules", "on_behalf_of")
 def rights(
     given: Mapping[str, Sequence[str] | None], on_behalf_of: Sequence[str]
 ) -> dict[str, object]:
-    """Return the rights of a new token as the API takes them; scopes may be joined by commas."""
+    """Return the rights of a new token in the form of the API. Scopes may be joined by commas."""
     lists: dict[str, object] = {name: list(each) for name, each in given.items() if each}
     scopes = [word for each in given["scopes"] or () for word in each.split(",") if word]
     for_whom: object = "*" if "*" in on_behalf_of else list(on_behalf_of)

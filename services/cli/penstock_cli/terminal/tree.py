@@ -8,26 +8,29 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any, Final
 
-# Characters that are not seen, or that change the order of what is seen: control, format,
-# unassigned and private characters, surrogates, and separators of lines and paragraphs.
+# The categories of characters that are invisible or change the order of visible characters:
+# control, format, unassigned and private characters, surrogates, and separators of lines and
+# paragraphs.
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-# Default_Ignorable_Code_Point of Unicode outside of these categories, and BRAILLE PATTERN BLANK.
+# Invisible characters outside of these categories: Unicode's Default_Ignorable_Code_Point, and
+# BRAILLE PATTERN BLANK.
 _IGNORABLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U000e0100-\U000e01ef]"
 )
-MAX_DEPTH: Final = 30  # what is deeper is written as JSON
+MAX_DEPTH: Final = 30  # values that are nested more deeply are written as JSON
 MAX_CHARS: Final = 100_000
 
 
 class TooLarge(ValueError):
-    """The value cannot be shown whole in a terminal, so a person must not decide it there."""
+    """The value is too large to be shown completely, so a person must not decide in a terminal."""
 
 
 def visible(text: str) -> str:
     """Return the text on one line, with each character that cannot be seen as `\\u{202e}`.
 
-    A space other than U+0020 is written so, too, because it looks like a space and is none.
+    A space character other than U+0020 is written in the same way, because people cannot tell it
+    from a space.
     """
     return "".join(map(_shown, text))
 

@@ -23,11 +23,11 @@ _BATCH: Final = 20
 
 
 class Step(Enum):
-    """What follows an answer."""
+    """The next step after an answer."""
 
-    DONE = auto()  # the approval is decided, or voted on: the next one
-    AGAIN = auto()  # the same approval is asked about again
-    SKIP = auto()  # the approval is not asked about again until it changes
+    DONE = auto()  # the approval is decided or voted on; ask about the next approval
+    AGAIN = auto()  # ask about the same approval again
+    SKIP = auto()  # do not ask about the approval again until it changes
     QUIT = auto()
 
 
@@ -52,7 +52,7 @@ def parse_answer(text: str) -> tuple[str | None, str | None]:
 
 
 def described(approval: Record, now: datetime) -> list[Piece]:
-    """Return what is shown of an approval before its items. Pure."""
+    """Return the text about an approval that is shown before its items. Pure."""
     policy, votes = approval.get("policy"), approval.get("votes") or []
     approvers = [visible(str(vote["by"])) for vote in votes if not vote.get("void")]
     need = int(approval.get("need") or 1)
@@ -107,7 +107,8 @@ class Watch:
         self._api = api
         self._output = output
         self._now = now
-        self._skipped: dict[str, str] = {}  # when a skipped approval was changed last, by its id
+        # by approval id: when a skipped approval was last changed
+        self._skipped: dict[str, str] = {}
 
     def run(self) -> int:
         """Ask until the caller quits; return the exit code.
