@@ -25,6 +25,7 @@ from penstock_automations.rules.secrets import new_secret, new_token
 from penstock_automations.rules.triggers import Hook
 from penstock_automations.triggers import hooks
 from penstock_automations.triggers.hook_request import (
+    NOBODY,
     WINDOW_S,
     HookRequest,
     Refusal,
@@ -117,6 +118,26 @@ def test_a_request_is_accepted_by_its_signature_or_its_token(
     hook: Hook, given: HookRequest, at: float, expected: Refusal | None
 ) -> None:
     assert refusal(hook, given, at) == expected
+
+
+@pytest.mark.parametrize("hook", [NOBODY, Hook(secrets=[NEW]), SIGNED, WITH_TOKEN, IN_URL])
+def test_a_refusal_takes_the_same_work_for_every_rule_and_for_none(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signature of a large body takes a millisecond, which a caller can measure."""
+    signed_bytes = 0
+    sign = Webhook.sign
+
+    def counted(self: Webhook, id: str, at: datetime, text: str) -> str:
+        nonlocal signed_bytes
+        signed_bytes += len(text)
+        return sign(self, id, at, text)
+
+    body = b"[%s]" % (b"0" * 1000)
+    forged = request(OTHERS, body=body)
+    monkeypatch.setattr(Webhook, "sign", counted)
+    assert refusal(hook, forged, AT) is not None
+    assert signed_bytes == 2 * len(body)
 
 
 def test_a_repeat_has_the_same_id_and_another_rule_with_the_id_another_one() -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_cli.terminal.api import DEFAULT_URL
-from penstock_cli.terminal.render import Piece, short
+from penstock_cli.terminal.render import Piece, clean, short
 
 MORE = "there are more than these; show more with --limit"
 
@@ -66,7 +66,7 @@ class Output:
 
     def notice(self, text: str) -> None:
         """Write a message to stderr."""
-        print(text, file=sys.stderr, flush=True)
+        print(clean(text), file=sys.stderr, flush=True)
 
     def ask(self, question: str) -> str | None:
         """Ask the person a question and return the answer; None at the end of the input.
