@@ -14,8 +14,8 @@ _BOUND = ("item_id", "kind", "tool", "args", "description")
 def item_digest(approval_id: str, item: Mapping[str, Any]) -> str:
     """Return the digest of what is asked with an item: the approval, the tool and the arguments.
 
-    The approval's id is a part, so that the digest of one pause decides no other pause that asks
-    for the same.
+    The digest covers the approval's id. So the digest of one pause cannot decide another pause that
+    asks for the same.
     """
     asked = {name: item.get(name) for name in _BOUND}
     return _digest({"approval_id": approval_id, **asked})

@@ -1,4 +1,4 @@
-"""Says in plain words what pydantic found."""
+"""Turns pydantic's errors into plain sentences."""
 
 from __future__ import annotations
 

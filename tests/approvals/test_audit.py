@@ -66,7 +66,7 @@ async def verified(bus: Bus, **expected: Any) -> list[str]:
 
 
 async def events(penstock: Pipeline, run_id: str, count: int) -> list[Link]:
-    """Return the chain of the run when it has this many records."""
+    """Wait until the run's chain has this many records; return the chain."""
 
     async def complete() -> list[Link] | None:
         chain = await Audit(penstock.bus).chain(run_id)
@@ -409,7 +409,8 @@ async def test_an_older_store_of_the_audit_is_completed_and_the_loss_is_named(
         await eventually(named, 30, "the loss is named")
         after = [await events(penstock, each.run_id, 2) for each in (kept, lost)]
         findings = await verified(penstock.bus)
-    # What the approvals imply has the same bytes as before. That it was sent is lost.
+    # The records that follow from approvals have the same bytes as before. The record `sent` is
+    # lost.
     assert [[each.payload for each in chain] for chain in after] == [
         [each.payload for each in chain[:2]] for chain in before
     ]

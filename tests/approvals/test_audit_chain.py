@@ -1,4 +1,4 @@
-"""Whatever is done to the stored records of an audit, its verification names the place."""
+"""The verification names the place of every change of the stored records of an audit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def verified(stored: Sequence[Message], **expected: Any) -> list[str]:
 
 
 def intact() -> list[Message]:
-    """Two runs with three records each, an anchor, a further record, and another anchor."""
+    """Return two runs with three records each, an anchor, a further record, and another anchor."""
     one, two = chain("r1", 3), chain("r2", 3)
     first = anchored(one[-1], two[-1])
     more = chain("r1", 1, one[-1])
@@ -80,7 +80,7 @@ def with_change(payload: bytes, **change: Any) -> bytes:
 
 
 def rewritten(payload: bytes, **change: Any) -> bytes:
-    """Return the record with a change, and with the hash that fits."""
+    """Return the record with a change, and with the correct hash of the changed record."""
     record = {**json.loads(payload), **change}
     del record["hash"]
     return Link(record["n"], hash_of(record), record).payload
@@ -144,7 +144,7 @@ def test_an_inserted_record_is_found() -> None:
     assert verified([*stored[:2], ("r1", forged.payload), *stored[2:]]) == [
         "run r1, record 2: it was inserted: there is a record 2 before it (stream sequence 3)"
     ]
-    # the forger replaces the record, and the record that follows no longer fits
+    # # the forger replaces the record, so the next record no longer matches
     assert verified([stored[0], ("r1", forged.payload), *stored[2:]])[0] == (
         "run r1, record 3: it does not follow record 2: one of the two was replaced "
         "(stream sequence 3)"
@@ -175,7 +175,7 @@ def test_anchors_that_were_written_anew_are_found_by_a_hash_that_was_kept_elsewh
     stored = intact()
     kept = json.loads(stored[-1][1])["hash"]
     assert verified(stored, anchor=kept) == []
-    one = chain("r1", 2)  # the forger cuts both runs and writes an anchor that fits
+    one = chain("r1", 2)  # the forger cuts both runs and writes a matching anchor
     forged = [*messages("r1", one), ("anchor", anchored(one[-1]).payload)]
     assert verified(forged) == []
     assert verified(forged, anchor=kept) == [

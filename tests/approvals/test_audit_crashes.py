@@ -1,4 +1,4 @@
-"""Whichever write a process is killed before, the audit has each thing that happened once."""
+"""If a process is killed before any write, the audit still has each action once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ WITHOUT: Services = (NormalizerService,)
 AGAIN: Services = (ApprovalsService,)
 TWO = "default: {need: 2, deciders: {roles: [ops]}}\n"
 SOON = "default: {deadline: 2s}\n"
-# The writes of the vote that decides are those of a decision: see `test_crashes`. The other counts
-# are: record and audit of a vote; record and audit (expired, decided), two events, command, audit,
-# the outbox; record, audit and event of a withdrawal.
+# The numbers of writes. The deciding vote has the writes of a decision: see `test_crashes`. A vote
+# has: record, audit. An expiry has: record, audit (expired, decided), two events, command, audit,
+# outbox. A withdrawal has: record, audit, event.
 VOTE, DECISION, EXPIRY, WITHDRAWAL = 2, 7, 8, 3
 
 
@@ -37,7 +37,7 @@ def numbers(writes: int) -> range:
 
 
 def mark(is_quick: bool) -> list[pytest.MarkDecorator]:
-    """Return the marks of a case: one case of each kind is always tested."""
+    """Return the marks of a case. One case of each kind is not marked, so it is always tested."""
     return [] if is_quick else [pytest.mark.chaos]
 
 
@@ -60,7 +60,7 @@ async def audited(penstock: Pipeline, approval: ApprovalRecord, *expected: str) 
 
 
 async def asked(penstock: Pipeline, approval: ApprovalRecord, request: DecideRequest) -> int:
-    """Send a decision over NATS; return the status, 0 if nobody answered."""
+    """Send a decision over NATS; return the status of the reply, or 0 without a reply."""
     with suppress(Exception):
         return (await penstock.ask(approval.approval_id, request)).status
     return 0

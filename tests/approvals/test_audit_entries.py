@@ -44,7 +44,7 @@ def test_two_votes_of_which_the_second_decides() -> None:
     )
     assert told(first) == [("requested", "ann", "0"), ("voted", "bob", "1")]
     assert told(both) == [*told(first), ("decided", "eve", "2")]
-    # What is in the audit already is implied again, with the same content.
+    # The entries that are in the audit already are made again, with the same content.
     assert entries_of(both)[:2] == entries_of(first)
     assert all(entry.policy == TWO["policy"] for entry in entries_of(both))
     voted = entries_of(both)[1]

@@ -1,4 +1,4 @@
-"""What the policy decides by itself pauses nothing, asks nobody, and is recorded and announced."""
+"""An automatic decision pauses nothing, asks nobody, and is recorded and announced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ rules:
   - {id: never, when: 'args.path == "/etc"', outcome: reject, note: Not there.}
   - {id: files, match: {tool: delete_file}, outcome: approve}
 """
-WRITES = 7  # of an automatic decision: see `test_crashes`
+WRITES = 7  # the number of writes of an automatic decision: see `test_crashes`
 
 
 async def done(penstock: Pipeline, run_id: str) -> None:

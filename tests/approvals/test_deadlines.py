@@ -1,4 +1,4 @@
-"""A deadline holds by the server's clock: visible by a schedule, and also without one."""
+"""A deadline holds by the server's clock, with and without a scheduled message."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_the_policy_says_what_the_deadline_means(
 async def test_a_decision_after_the_deadline_is_refused_while_no_schedule_fires(
     nats: NatsServer, tmp_path: Path
 ) -> None:
-    """The schedule is removed, as if the scheduler stood still for 5 s after the deadline."""
+    """The scheduled message is removed, as if the scheduler were 5 s late."""
     policy = written(tmp_path, asks("2s"))
     async with pipeline(nats.url, Config(), ONE, policy=policy, outbox_s=0.1) as penstock:
         approval = await pause(penstock)
@@ -242,8 +242,8 @@ async def test_of_the_deadline_and_a_decision_at_the_same_moment_one_wins(
         assert (commands, told) == (1, ends[status, recorded])
 
 
-# The outbox entry, the record, the audit, two events, the command, the audit, and the two removals
-# of the schedule: see `test_crashes`.
+# The writes of an expiry: the outbox entry, the record, the audit, two events, the command, the
+# audit, and the two removals of the schedule. See `test_crashes`.
 EXPIRY_WRITES = 9
 
 

@@ -1,7 +1,7 @@
 """Votes, deadline, cancel and redelivery in any order, with crashes between any two writes.
 
-Each approval ends once. What runs has the votes that the policy needs, or the policy's own decision
-after the deadline; it is sent once, and announced once.
+Each approval ends once. A call that runs has the votes that the policy needs, or the policy's own
+decision after the deadline. The decision is sent once and announced once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EXPECTED = {
 
 
 class Fixed(Policies):
-    """The policies of a test: one that holds."""
+    """The policies of a test, which always have the same current policy."""
 
     @property
     def current(self) -> Any:

@@ -1,4 +1,4 @@
-"""Live changes of approvals: each reaches those who may see it, also after a reconnect."""
+"""Live changes of approvals reach everybody who may see them, also after a reconnect."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Stream:
         return frame.event or "", orjson.loads(frame.data)
 
     async def of(self, *approvals: ApprovalRecord) -> list[tuple[str, str]]:
-        """Return the names of the next changes of these approvals, one for each of them."""
+        """Return the name of the next change of each of these approvals."""
         wanted = [each.approval_id for each in approvals]
         found: list[tuple[str, str]] = []
         while len(found) < len(wanted):

@@ -20,7 +20,7 @@ from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# The policies that records keep: the default, and one that wants another person of finance.
+# The policies that records keep: the default, and one that asks finance except the requester.
 OWN = [Deciders(users=["requester"])]
 FOUR_EYES = [Deciders(roles=["finance"], excluded=["requester"])]
 ITEM = {"item_id": "c1", "kind": "confirmation", "tool": "transfer", "args": {"amount": 5}}
@@ -62,11 +62,11 @@ SURFACES = ("agui", "adk", "agno")
 
 @dataclass(frozen=True)
 class Right:
-    """What a caller gets: of seeing, deciding over HTTP, and answering over the run's surfaces."""
+    """The statuses that a caller gets for seeing, deciding and answering on a surface."""
 
     see: int
     decide: int
-    surface: int  # 200 stands for a decision that is taken
+    surface: int  # 200 means that the decision is taken
 
 
 NONE = Right(404, 404, 404)
@@ -135,7 +135,7 @@ async def test_who_sees_an_approval(
         )
     audit = await penstock.http.get(f"{path}/audit", headers=headers)
     assert audit.status_code == right.see
-    # Whoever sees an approval does not therefore see its run.
+    # A person who may see an approval may not always see its run.
     own = {"the requester", "an administrator", "one who acts for others"}
     for below in ("", "/events?dialect=canonical"):
         of_run = await penstock.http.get(
@@ -168,7 +168,7 @@ async def test_who_finds_an_approval_in_the_list_and_among_the_live_changes(
     # A service token decides for the requester if it says so in `by`, which `YES` does not.
     may = right.decide == 200 or ("act for the requester" in caller and deciders == OWN)
     assert [each["approval_id"] for each in waiting.json()["approvals"]] == [approval_id] * may
-    # The stream itself: its first change after the cursor is of this approval, or of nobody's.
+    # The stream: its first change after the cursor is of this approval, or there is none.
     stream = penstock.http.stream("GET", f"{url}?after={before.json()['next']}", headers=headers)
     async with stream as answer:
         text = ""
@@ -229,7 +229,7 @@ async def test_who_decides_over_the_surfaces_of_runs(
     right: Right,
     surface: Callable[[PretendRun, str], tuple[str, dict[str, Any]]],
 ) -> None:
-    """The answer of these surfaces is the run's next leg, so they serve those who see the run."""
+    """These surfaces respond with the run's next leg, so they serve only people who see the run."""
     run, approval_id = await pause(penstock, deciders)
     headers = await CALLERS[caller](penstock)
     path, body = surface(run, approval_id)
@@ -243,7 +243,7 @@ async def test_who_decides_over_the_surfaces_of_runs(
         await penstock.decision(approval_id)
         await run.completed("done")  # so that the stream of the answer ends
     answer = await sending
-    # The scope is looked at before or after the run is looked for.
+    # The scope is checked before or after the run is read.
     lacks_scope = caller == "an approver without decide"
     assert answer.status_code in ({403, 404} if lacks_scope else {right.surface}), answer.text
     if right.surface != 200:

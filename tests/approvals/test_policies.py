@@ -1,4 +1,4 @@
-"""The stored policy holds, else the file's; a wrong one is refused, and the old one stays."""
+"""The stored policy is used, else the file's. A policy with a mistake is refused."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_wrong_file_ends_the_start(nats: NatsServer, tmp_path: Path, tex
 async def test_with_a_wrong_record_and_nothing_before_it_no_request_is_handled(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
-    """Otherwise the laxer policy of the file would decide."""
+    """If requests were handled, the laxer policy of the file would decide."""
     path = written(tmp_path, "default: {outcome: approve}\n")
     async with pipeline(fresh_nats.url, Config(), (NormalizerService,)) as penstock:
         bucket = penstock.bus.bucket("policies")

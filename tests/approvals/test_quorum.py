@@ -1,4 +1,4 @@
-"""Several people decide one approval, over both ways, at the same moment."""
+"""Several people decide one approval, also at the same moment."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_of_two_hundred_racing_deciders_two_decide(
 
         async def decide(number: int) -> int:
             say = "reject" if number < rejections else "approve"
-            # Each person sends the vote twice, as a client does that got no answer.
+            # Each person sends the vote twice, as a client does after a lost answer.
             request = vote(approval, person(f"p{number % 150}", "ops"), say, key=f"k{number}")
             return (await penstock.ask(approval.approval_id, request)).status
 
@@ -101,7 +101,7 @@ async def test_a_kill_at_any_write_of_a_vote_loses_no_vote_and_sends_one_decisio
             assert await victim.process.wait() == -signal.SIGKILL
         services: Services = (ApprovalsService,)
         async with pipeline(fresh_nats.url, Config(), services, policy=policy, outbox_s=0.1):
-            # Each client that got no answer repeats its vote.
+            # Each client without an answer repeats its vote.
             again = [await penstock.ask(approval.approval_id, each) for each in votes[voter - 1 :]]
             events = await penstock.events_until(approval.run_id, "approval.decided")
 

@@ -1,4 +1,4 @@
-"""Votes: who has voted, when they decide, and what makes earlier votes void."""
+"""Votes: who has voted, when votes decide an approval, and what makes earlier votes void."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_another_answer_makes_earlier_votes_void_and_none_agrees() -> None:
 
 
 def test_nobody_agrees_to_new_arguments_that_came_as_a_value_without_saying_them() -> None:
-    """The value of a confirmation is in no digest, and no page shows it."""
+    """No digest covers the value of a confirmation, and no page shows it."""
     asked = approval({"item_id": "1"})
     value = {"accepted": True, "values": {"memo": "to my own account"}}
     first = cast(asked, says(ADA, ("1", "approve", value)), NOW)

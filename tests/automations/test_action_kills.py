@@ -1,4 +1,4 @@
-"""A process is killed at each write of an action: one run, or one decision, and one outcome."""
+"""After a kill at any write of an action, there is one run or decision, and one outcome."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ agents:
 RUN = {"agent": "assistant", "message": "Run {{ event.run_id }} has begun"}
 
 
-# Of one run: the job, automation.triggered, the plan, the run's record, the command of the start,
-# the record of the delivery, the outcome.
+# The writes of one started run: the job, automation.triggered, the plan, the run's record, the
+# command of the start, the record of the delivery, the outcome.
 @pytest.mark.parametrize("write", range(1, 8))
 async def test_a_kill_at_any_step_of_a_start_leaves_one_run_and_one_outcome(
     fresh_nats: NatsServer, tmp_path: Path, write: int
@@ -60,7 +60,7 @@ async def test_a_kill_at_any_step_of_a_start_leaves_one_run_and_one_outcome(
         assert await made.bus.tail(streams.DELIVERIES, "delivery.>") is None
 
 
-# Of one decision: the job, automation.triggered, (the request), the record, the outcome.
+# The writes of one decision: the job, automation.triggered, (the request), the record, the outcome.
 @pytest.mark.parametrize("write", range(1, 5))
 async def test_a_kill_at_any_step_of_a_decision_leaves_one_decision_and_one_outcome(
     fresh_nats: NatsServer, write: int

@@ -1,4 +1,4 @@
-"""What a delivery says on its run's timeline is said once, whichever processes say it."""
+"""Each event of a delivery is on its run's timeline once, whichever processes write it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_processes_that_say_the_same_at_the_same_time_say_it_once(
 
 
 class Reads:
-    """Counts the looks into RAW."""
+    """Counts the reads of RAW."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0

@@ -71,7 +71,7 @@ async def test_messages_that_wait_come_in_batches_and_a_quiet_subscriber_rarely_
 
         async def handle(batch: Sequence[Taken]) -> None:
             sizes.append(len(batch))
-            await asyncio.sleep(0.05)  # the next batch comes meanwhile
+            await asyncio.sleep(0.05)  # the next batch arrives meanwhile
             for taken in batch:
                 await taken.ack()
 

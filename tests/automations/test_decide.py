@@ -189,7 +189,8 @@ async def test_the_rules_of_one_owner_have_one_vote(
         assert (approval.status, [each.by for each in approval.votes]) == ("pending", ["u1"])
         bob = vote(approval, person("bob", "ops"), key="k")
         assert (await made.penstock.ask(approval_id, bob)).status == 200
-        # Whoever repeats a vote gets the answer of the vote, also when others have decided since.
+        # A caller that repeats a vote gets the answer of the vote, even if others have decided
+        # since.
         [cast] = approval.votes
         again = DecideRequest(
             by="",
@@ -221,7 +222,7 @@ async def approval_of(made: Automations, run_id: str) -> str:
 
 @asynccontextmanager
 async def answering(made: Automations, *statuses: int) -> AsyncIterator[list[DecideRequest]]:
-    """Play an approvals service that answers each decision with the next status, or not (0)."""
+    """Play an approvals service that answers each decision with the next status; 0 is no answer."""
     asked: list[DecideRequest] = []
 
     async def on_decide(msg: Msg) -> None:
@@ -239,7 +240,7 @@ async def answering(made: Automations, *statuses: int) -> AsyncIterator[list[Dec
 async def test_the_decision_carries_the_digest_that_matched_and_one_key(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first requests come before the approvals service has the approval, or get lost."""
+    """The first requests are lost, or come before the approvals service has the approval."""
     monkeypatch.setattr("penstock.runs.decide.ANSWER_S", 0.3)
     monkeypatch.setattr(decide, "LOOKUP_S", 1.0)
     async with automations(nats_server.url) as made, answering(made, 404, 404, 0, 200) as asked:

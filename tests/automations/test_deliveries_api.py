@@ -1,4 +1,4 @@
-"""Deliveries over HTTP: listed, shown and made again, by the owner of their rule only."""
+"""Only the owner of a rule can list, show and replay its deliveries over HTTP."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def listed(api: AutomationsApi, rule: str = "hook", **query: Any) -> list[
 
 
 async def until(api: AutomationsApi, status: str, count: int = 1) -> list[dict[str, Any]]:
-    """Return the deliveries with this status when there are so many."""
+    """Wait until there are this many deliveries with the status; return them."""
 
     async def probe() -> list[dict[str, Any]] | None:
         answer = await api.ask("GET", "/deliveries", status=status)

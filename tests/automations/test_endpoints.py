@@ -19,14 +19,14 @@ from support.real.nats import NatsServer
 
 
 async def used(endpoint: Endpoint, seconds: float, times: int = 60) -> None:
-    """Let turns take so long by a clock that does not wait."""
+    """Advance the clock by the length of each turn, without waiting."""
     for _ in range(times):
         async with endpoint.turn():
             endpoints.time.advance(seconds)  # type: ignore[attr-defined]
 
 
 class Clock:
-    """A clock that moves only when it is told to."""
+    """A clock that moves only by calls of `advance`."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -98,7 +98,7 @@ async def test_turns_are_given_in_order_and_a_cancelled_wait_loses_none() -> Non
 async def test_a_dead_endpoint_does_not_hold_up_the_deliveries_to_another(
     nats_server: NatsServer,
 ) -> None:
-    """The dead one gets no request after its first failures, though many wait for it."""
+    """The dead endpoint gets no request after its first failures, though many deliveries wait."""
     async with automations(nats_server.url) as made, receiver() as other:
         made.receiver.usual["/dead"] = hangs()
         webhook = {"timeout_s": 1}
@@ -145,7 +145,7 @@ async def _is_empty(made: Automations) -> bool:
 async def test_kills_while_a_breaker_is_open_lose_no_delivery_and_use_few_attempts(
     fresh_nats: NatsServer,
 ) -> None:
-    """A process that starts again knows no breaker, and finds out with five more failures."""
+    """A restarted process knows no breaker, so it makes five failing requests again."""
     async with without_service(fresh_nats.url) as made, receiver() as other:
         made.receiver.usual["/hook"] = answers(503)
         limited = {"rate_per_s": 20, "concurrency": 2}

@@ -1,4 +1,4 @@
-"""A webhook's exchange: one request on a new connection, and what counts as a complete answer."""
+"""An exchange sends one request on a new connection, and reads a complete answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which time of a schedule is fired or scheduled, without I/O."""
+"""The choice of the time of a schedule that is fired or scheduled, without I/O."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def firing(at: float = NINE, **fields: Any) -> Firing:
     ("given", "made", "now", "expected"),
     [
         (firing(), rule(), NINE, Due("fired", NINE)),
-        (firing(), rule(), NINE - 1, Due("fired", NINE)),  # this process's estimate is behind
+        # this process's estimate of NATS's time is behind
+        (firing(), rule(), NINE - 1, Due("fired", NINE)),
         (firing(), rule(), NINE + 59, Due("fired", NINE)),
         (firing(), rule(), NINE + 61, Due("caught_up", NINE)),
         (firing(), rule(), NINE + HOUR - 1, Due("caught_up", NINE)),

@@ -1,4 +1,4 @@
-"""A request to a rule's hook fires the rule once; a request that is not allowed learns nothing."""
+"""A request to a hook fires its rule once; a refused caller learns nothing about the rule."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ GOOD_SIGNATURE = signed(NEW, at=NOW)["webhook-signature"]
     ("hook", "given", "at", "expected"),
     [
         (SIGNED, request(), AT, None),
-        (SIGNED, request(OLD), AT, None),  # while one secret replaces the other
+        # signed with the old secret, which is still valid during a rotation
+        (SIGNED, request(OLD), AT, None),
         (SIGNED, request(signature=f"v1,AAAA v2,x {GOOD_SIGNATURE}"), AT, None),
         (SIGNED, request(), AT + WINDOW_S, None),
         (SIGNED, request(), AT - WINDOW_S, None),
@@ -373,7 +374,7 @@ async def test_more_requests_than_the_rule_takes_are_refused_for_a_moment(
         refused = [each for each in answers if each.status_code == 429]
         assert refused
         assert refused[0].headers["retry-after"] == "1"
-        # Requests that are not allowed use up nothing of the rate of those that are.
+        # Refused requests do not count against the rate of accepted requests.
         await asyncio.sleep(1)
         for _ in range(20):
             assert (await post(made, "slow", bearer(NEXT_TOKEN))).status_code == 404
@@ -385,7 +386,7 @@ async def test_a_removed_secret_is_refused_at_once_by_each_process(nats_server: 
         await made.apply(hooked(made, "orders", {"secrets": [NEW, OLD]}))
         for number in range(5):
             given = [NEW, OLD] if number % 2 else [NEW]
-            # Without `settled`: the process that serves the request may not have heard of it yet.
+            # Don't wait until the change is known: the process may not have read it yet.
             await made.store.apply(hooked(made, "orders", {"secrets": given}), Owner(user_id="u1"))
             answer = await post(made, "orders", signed(OLD, id=f"m{number}"))
             assert answer.status_code == (202 if number % 2 else 404)

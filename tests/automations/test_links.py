@@ -1,4 +1,4 @@
-"""A webhook brings one-time links to the approval, made with the rights of the rule's owner."""
+"""A webhook carries one-time links to the approval, made with the rights of the rule's owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The deliveries of an ordered rule follow the order of the stream, whoever reports the events."""
+"""An ordered rule's deliveries follow the stream's order, whichever process reports the events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.real.nats import NatsServer
 
 
 class Log:
-    """The jobs that a run's events make, as reading the stream gives them."""
+    """The jobs of a run's events, in the order of the stream."""
 
     def __init__(self, run_id: str, count: int) -> None:
         self.jobs = [
@@ -37,7 +37,7 @@ class Log:
 
 
 async def drained(order: Order, first: Job) -> list[int]:
-    """Give one job after another its outcome; return their positions."""
+    """Give the jobs their outcomes one after another; return the positions of their events."""
     found, job = [], first
     while True:
         found.append(queue.position(job))

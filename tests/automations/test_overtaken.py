@@ -1,4 +1,4 @@
-"""A process that was too slow to hold its job does not undo what the next process has done."""
+"""A process that has lost its job by slowness does not undo the next process's work."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_an_attempt_that_fails_after_another_process_has_delivered_changes
     async with automations(nats_server.url) as made:
 
         async def overtaken(writer: object, received: Received) -> None:
-            """The other process delivers while this attempt is under way, and this one fails."""
+            """Another process delivers while this attempt is under way; then this attempt fails."""
             source = EventSource(run.run_id, 1, event=1, raw=1)
             job = Job("hook", 1, "u", "lifecycle.started", source)
             done = record(job)

@@ -11,7 +11,7 @@ from support.real.nats import NatsServer
 
 
 async def told(made: Automations, run: DrivenRun, outcomes: int) -> None:
-    """Drive a run with many pieces of text, and wait for its outcomes."""
+    """Publish a run with many pieces of text, and wait for the outcomes of its deliveries."""
     await run.open()
     for number in range(30):
         await run.text(f"word {number} ")
@@ -21,7 +21,7 @@ async def told(made: Automations, run: DrivenRun, outcomes: int) -> None:
 
 
 async def delivered(made: Automations) -> int:
-    """How many messages the server has delivered to the consumer, when all are acknowledged."""
+    """Wait until all messages are acknowledged; return how many the server has delivered."""
 
     async def settled() -> int | None:
         info = await made.bus.api(f"CONSUMER.INFO.{streams.EVENTS}.automations")

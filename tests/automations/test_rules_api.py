@@ -1,4 +1,4 @@
-"""Rules over HTTP: shown without secrets, changed by their version, and only by their maker."""
+"""Over HTTP, rules are shown without secrets, and only their owner changes them, by version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rule with a schedule fires at its times: each time once, whatever is killed, set or changed."""
+"""A rule fires once at each time of its schedule, despite kills, clock changes and rule changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def scheduled(url: str, cron: str = YEARLY, id: str = "", **fields: Any) -> Rule
 
 
 def once_today(moment: datetime) -> str:
-    """A cron expression, by UTC, for the minute of this moment on every day."""
+    """A cron expression in UTC that fires every day at the minute of this moment."""
     return f"{moment.minute} {moment.hour} * * *"
 
 
@@ -53,7 +53,7 @@ def minute_ago(minutes: float = 2) -> datetime:
 
 
 async def in_force_since(store: RuleStore, rule: Rule, seconds_ago: float) -> CompiledRule:
-    """Store a rule as if its schedule had come into force earlier.
+    """Store a rule whose schedule came into force at an earlier time.
 
     A service must not see the rule before. It would schedule the next time, and a time is only
     missed while no time is scheduled.
@@ -86,7 +86,7 @@ def firing_of(rule: CompiledRule, at: float, **fields: Any) -> Firing:
 
 
 async def put(made: Automations, firing: Firing, publish_at: float = 0) -> None:
-    """Store a scheduled message in place of the rule's own, as an earlier time would have been."""
+    """Replace the rule's scheduled message by a message for an earlier time."""
     while True:
         with contextlib.suppress(FenceConflict):  # a service has scheduled the rule's own message
             await put_once(made, firing, publish_at)
@@ -117,7 +117,7 @@ async def pending(made: Automations, rule_id: str) -> Firing | None:
 
 
 async def handled(made: Automations, firing: Firing | None = None) -> None:
-    """Return when the server has published the firing, and no firing waits to be handled."""
+    """Wait until the server has published the firing, and all firings were handled."""
 
     async def probe() -> bool:
         if firing is not None and await pending(made, firing.rule) == firing:
@@ -130,7 +130,7 @@ async def handled(made: Automations, firing: Firing | None = None) -> None:
 async def test_the_next_time_is_scheduled_and_a_missed_one_is_fired_once(
     nats_server: NatsServer,
 ) -> None:
-    """Three processes, and a time two minutes ago: no process ran then."""
+    """There are three processes. No process was running at a time two minutes ago."""
     async with automations(nats_server.url, 3) as made:
         missed = minute_ago()
         rule = scheduled(made.receiver.url(), once_today(missed), name="Daily")
@@ -167,7 +167,7 @@ async def test_the_next_time_is_scheduled_and_a_missed_one_is_fired_once(
 async def test_a_time_that_is_fired_again_and_again_starts_one_delivery(
     nats_server: NatsServer,
 ) -> None:
-    """The same firing comes five times: from processes whose clocks differ, or after kills."""
+    """The same firing is published five times, as after kills or with different clocks."""
     async with automations(nats_server.url, 2) as made:
         rule = await in_force_since(made.store, scheduled(made.receiver.url()), 3600)
         await made.settled()
@@ -238,7 +238,7 @@ async def test_a_changed_rule_fires_no_time_of_before(nats_server: NatsServer, c
         rule = await in_force_since(made.store, scheduled(made.receiver.url()), 3600)
         await made.settled()
         await CHANGES[change](made, rule)
-        # The message of the earlier schedule comes all the same: a change deletes no message.
+        # A change of the schedule deletes no message, so the earlier message is still published.
         firing = firing_of(rule, float(int(made.bus.clock.time())))
         await put(made, firing)
         await handled(made, firing)
@@ -291,7 +291,7 @@ async def test_a_name_that_is_changed_in_the_moment_of_firing_loses_no_time(
 async def test_a_schedule_that_is_changed_in_the_moment_of_firing_is_the_one_that_stays(
     nats_server: NatsServer,
 ) -> None:
-    """Whichever process handles the old time last, the new schedule's time is scheduled then."""
+    """Even if a process handles the old time last, the new schedule's time stays scheduled."""
     async with automations(nats_server.url, 3) as made:
         rule = await in_force_since(made.store, scheduled(made.receiver.url()), 3600)
         await made.settled()
@@ -424,7 +424,7 @@ async def test_a_kill_at_any_write_leaves_one_delivery_for_the_time(
         missed = minute_ago()
         rule = scheduled(received.url(), once_today(missed))
         await in_force_since(made.store, rule, 3600)
-        with contextlib.suppress(RuntimeError):  # it may kill itself before it is ready
+        with contextlib.suppress(RuntimeError):  # the process may be killed before it is ready
             async with automations_process(fresh_nats.url, dies_before=write) as victim:
                 assert await victim.process.wait() == -signal.SIGKILL
         async with automations_process(fresh_nats.url) as other:
@@ -445,5 +445,5 @@ async def test_a_kill_at_any_write_leaves_one_delivery_for_the_time(
         assert {each.id for each in received.requests} == {
             f"{rule.id}.{id_of_time(missed.timestamp())}"
         }
-        # Only a kill between the answer and its record makes another process ask again.
+        # Only after a kill between the answer and its record, the webhook is sent again.
         assert len(received.requests) <= 2

@@ -110,7 +110,7 @@ async def test_a_rule_starts_a_run_of_its_owner_and_says_which(nats_server: Nats
 async def test_a_job_that_is_delivered_again_and_replayed_starts_no_second_run(
     nats_server: NatsServer,
 ) -> None:
-    """The record of the delivery is lost, and so is the idempotency key of 24 hours."""
+    """The record of the delivery and the idempotency key, which is kept for 24 hours, are lost."""
     async with automations(nats_server.url, config=CONFIG) as made:
         await made.apply(rule_with("once", {"run": RUN}, "lifecycle.completed"))
         run = await completed(made)
@@ -139,7 +139,7 @@ async def test_a_job_that_is_delivered_again_and_replayed_starts_no_second_run(
 async def test_a_replay_of_a_delivery_that_has_started_its_run_starts_nothing(
     nats_server: NatsServer,
 ) -> None:
-    """The plan has expired, which is older than the delivery's record."""
+    """The plan is older than the delivery's record, so it has expired first."""
     async with automations(nats_server.url, config=CONFIG) as made:
         await made.apply(rule_with("again", {"run": RUN}, "lifecycle.completed"))
         run = await completed(made)
@@ -295,7 +295,7 @@ async def test_a_rule_does_not_see_the_runs_that_it_started_unless_it_says_loops
             *_, command = await played(made, "loops", number)
             depths.append((await record_of(made.bus, command.run_id)).depth)
         assert depths == [1, 2, 3, 4]
-        # The run of depth 4 triggers nothing, and says so.
+        # The run of depth 4 triggers nothing, and an event on its timeline says so.
         [refusal] = await made.outcomes(command.run_id, 1)
         assert refusal.data["error"]["code"] == "depth"
         assert "4 rules led to this event" in refusal.data["error"]["message"]
@@ -306,7 +306,7 @@ async def test_a_rule_does_not_see_the_runs_that_it_started_unless_it_says_loops
 
 
 async def played(made: Automations, rule_id: str, count: int) -> list[StartCommand]:
-    """Wait for so many starts of the rule; play the connector of the last one."""
+    """Wait for this many starts by the rule; act as the connector of the last run."""
 
     async def enough() -> list[StartCommand] | None:
         found = await started_by(made, rule_id)
@@ -377,7 +377,7 @@ async def test_an_event_of_another_users_run_fills_no_template(nats_server: Nats
 async def test_an_idempotency_key_that_a_user_guessed_changes_nothing_for_the_rule(
     nats_server: NatsServer,
 ) -> None:
-    """The key of a delivery is no secret: receivers and timelines show it."""
+    """The key of a delivery is no secret, because receivers and timelines show it."""
     async with automations(nats_server.url, config=CONFIG) as made:
         await made.apply(rule_with("rule", {"run": RUN}, "lifecycle.completed"))
         run = await made.run()

@@ -1,4 +1,4 @@
-"""A receiver fails in all ways while processes are killed: each event and rule has one outcome."""
+"""While a receiver fails in all ways and processes are killed, each delivery has one outcome."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FULL = Storm(runs=200, calls=50, kills=10, pause_s=8.0, timeout_s=900)
 
 
 async def play(storm: Storm, nats: NatsServer) -> Hostile:
-    """Play a storm with three rules and one whose receiver is gone, and check every run."""
+    """Run a storm with three rules, and a fourth whose receiver answers 410; check every run."""
     settings = {"retry_delays_s": [1] * 20, "deliver_ack_wait_s": 2, "drain_s": 1}
     async with without_service(nats.url) as made, AsyncExitStack() as stack:
         hostile = Hostile(storm.seed, storm.fails)
@@ -105,7 +105,7 @@ async def _events(run: DrivenRun, calls: int, luck: random.Random) -> None:
 
 
 async def _is_done(made: Automations) -> bool:
-    """Return whether all events are matched and nothing is left that could be said again."""
+    """Return whether all events are matched and no job is left."""
     matching = await made.bus.api(f"CONSUMER.INFO.{streams.EVENTS}.automations")
     left = matching["num_pending"] + matching["num_ack_pending"]
     for stream in (streams.DELIVERIES, streams.SCHEDULES):
@@ -114,7 +114,7 @@ async def _is_done(made: Automations) -> bool:
 
 
 async def _check(made: Automations, run: DrivenRun, storm: Storm) -> int:
-    """Check what was said about a run, and what came; return how many webhooks got a 410."""
+    """Check a run's outcomes and requests; return how many webhooks got a 410."""
     said = await made.said(run.run_id)
     triggered = Counter(id for type_, id in said if type_ == "automation.triggered")
     outcomes = Counter(id for type_, id in said if type_ != "automation.triggered")

@@ -1,4 +1,4 @@
-"""Jobs of triggers, which belong to no run: their outcome is in the delivery's record."""
+"""Jobs of triggers belong to no run, so their outcome is in the delivery's record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes are killed while schedules and hooks fire: each time and request starts one thing."""
+"""While processes are killed, each time of a schedule and each hook request acts once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RUN = {"run": {"agent": "assistant", "message": "{{ event.type }}"}}
 
 @asynccontextmanager
 async def without_service(url: str) -> AsyncIterator[Automations]:
-    """A receiver; the test starts the service's processes itself."""
+    """Run a receiver. The test starts the service's processes itself."""
     async with receiver() as made, pipeline(url, Config(agents=[]), ()) as base:
         yield Automations(base, made, RuleStore(base.bus))
         assert made.bad_signatures == []
@@ -81,7 +81,7 @@ async def test_a_kill_at_any_write_starts_one_run_for_a_time(
         assert found is not None
         since = found.record.since - 3600
         await made.store.put(found.record.model_copy(update={"since": since}), found.revision)
-        with contextlib.suppress(RuntimeError):  # it may kill itself before it is ready
+        with contextlib.suppress(RuntimeError):  # the process may be killed before it is ready
             async with automations_process(
                 fresh_nats.url, dies_before=write, config=str(config)
             ) as victim:

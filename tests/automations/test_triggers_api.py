@@ -1,4 +1,4 @@
-"""Schedules and hooks over HTTP: shown with their next times, and with secrets shown once."""
+"""Rules with schedules and hooks over HTTP: next times are shown, and new secrets only once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_rule_with_a_schedule_shows_its_next_times(api: AutomationsApi) 
     assert {each.weekday() for each in times} <= set(range(5))
     shown = (await api.ask("GET", "/morning")).json()
     assert shown["next_times"] == made["next_times"]
-    # What was read can be sent back.
+    # A rule that was read can be sent back unchanged.
     again = await api.ask("PUT", "/morning", caller(), shown)
     assert (again.status_code, again.json()["version"]) == (200, 1)
     paused = await api.ask("POST", "/morning/pause")

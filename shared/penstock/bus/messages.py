@@ -27,7 +27,7 @@ FIRST = "Penstock-First"
 RAW_FIRST = "Penstock-Raw-First"
 # Headers of an edge's answer to a subscriber's request for a large event.
 LARGE_PARTS = "Penstock-Parts"
-LARGE_ERROR = "Penstock-Error"  # gone, invalid or unavailable
+LARGE_ERROR = "Penstock-Error"  # its values: gone, invalid, unavailable
 
 _NAME = re.compile(r"[!-9;-~]+")  # printable ASCII without blanks and without the colon
 _LINE_ENDS = str.maketrans("\r\n", "  ")

@@ -225,7 +225,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "rules": forever,  # automations
         "deliveries": retention.runs_max_age_s,  # attempts and outcomes of automations
         "endpoints": 3600.0,  # the breakers of automations; each key has its own TTL
-        "cursors": retention.runs_max_age_s,  # how far clients with a named cursor have read
+        "cursors": retention.runs_max_age_s,  # the positions of clients with a named cursor
         "tokens": forever,  # stream and service tokens, links, by hash; each key has its own TTL
         "checkpoints": forever,  # how far each partition is processed; how far streams reach
         "leases": forever,  # each key has its own TTL

@@ -156,7 +156,7 @@ def replay_of(service: str, run_id: str) -> str:
 
 
 def of_events(types: Iterable[str]) -> list[str]:
-    """Return the patterns of the stored subjects of events, without those that others cover.
+    """Return the patterns of the subjects of events; leave out patterns that others cover.
 
     A type is `category.action`, in which each part may be `*`; `category` alone means all its
     events. A pattern with a run id, such as `*.*.<run_id>`, is taken as it is.
@@ -189,7 +189,7 @@ def covers(pattern: str, other: str) -> bool:
 
 
 def meet(pattern: str, other: str) -> bool:
-    """Return whether some subject matches both patterns."""
+    """Return whether there can be a subject that matches both patterns."""
     for mine, theirs in zip(pattern.split("."), other.split("."), strict=False):
         if ">" in (mine, theirs):
             return True
@@ -209,12 +209,12 @@ def delivery(rule: str, run_id: str, sequence: int) -> str:
 
 
 def delivery_of(key: str) -> str:
-    """Return the subject of a job of automations; `key` is two tokens: the rule and its trigger."""
+    """Return the subject of a job of automations. `key` has two tokens: rule and trigger."""
     return f"delivery.{key}"
 
 
 def schedule(service: str, key: str) -> str:
-    """Return the subject of a scheduled message of a service; `key` is tokens joined by dots."""
+    """Return the subject of a scheduled message of a service. `key` has tokens joined by dots."""
     return f"schedule.{service}.{key}"
 
 

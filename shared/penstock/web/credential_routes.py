@@ -262,7 +262,7 @@ OPERATIONS: Final = operations_of(Sessions, Tokens, ServiceTokenRoutes)
 
 
 def auth_routes(auth: Auth) -> list[Route]:
-    """Return the routes of credentials; those of tokens only if `auth` has a store for them."""
+    """Return the routes of credentials, with the routes of tokens if `auth` has a store."""
     tokens = routes_of(Tokens(auth.tokens)) if auth.tokens is not None else []
     services = routes_of(ServiceTokenRoutes(auth.services)) if auth.services is not None else []
     return [*routes_of(Sessions(auth)), *tokens, *services]

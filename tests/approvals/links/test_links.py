@@ -1,4 +1,4 @@
-"""One-time links: a GET shows and never acts, a POST decides once, and the page says what is."""
+"""One-time links: a GET never decides, a POST decides once, and the page shows the state."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ async def test_a_group_s_links_count_as_one_person(penstock: Secured) -> None:
 
 
 async def test_where_several_people_decide_a_link_names_one_of_them(penstock: Secured) -> None:
-    """Otherwise one member of the group could vote by its link, and again under the own name."""
+    """Otherwise a member of the group could vote by a link, and again under the member's name."""
     _, approval_id = await paused(penstock, need=2)
     path = f"/v1/approvals/{approval_id}/links"
     refused = await penstock.http.post(path, headers=ROOT, json={"role": "finance"})
@@ -473,7 +473,7 @@ async def test_unknown_links_are_all_alike_and_are_limited(nats_of_links: NatsSe
 async def test_a_decision_whose_mark_was_lost_is_taken_once_and_the_page_says_so(
     penstock: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same holds for a process that is killed between the decision and the mark."""
+    """A process that is killed between the decision and the mark has the same effect."""
 
     async def away(*_: object) -> None:
         raise BusUnavailable("no connection")

@@ -16,7 +16,7 @@ from penstock_approvals.links.visible import visible
 
 
 def read_back(shown: str) -> str:
-    """Return the text that a shown text stands for."""
+    """Return the original of a text that `visible` has written."""
     pieces = re.split(r"<mark>\\u\{([0-9a-f]+)\}</mark>", shown)
     return "".join(
         chr(int(each, 16)) if number % 2 else html.unescape(each)

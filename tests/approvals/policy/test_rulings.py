@@ -1,4 +1,4 @@
-"""What a policy says of a pause: who decides, on which terms, and what needs nobody."""
+"""The ruling of a policy on a pause: who decides, on which terms, and what is automatic."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class System:
             await self.store(each, each.dump())
 
     async def store(self, event: Event, payload: bytes) -> None:
-        """Store a message as this event, with a payload that may be anything."""
+        """Store a message under the event's subject, with any payload."""
         subject = subjects.event_input(event.type, event.run_id)
         await self.bus.publisher.publish(Message(subject, payload, headers(event)))
 
@@ -109,7 +109,7 @@ async def running(subscriber: Subscriber) -> AsyncIterator[Subscriber]:
 
 @asynccontextmanager
 async def burying(bus: Bus) -> AsyncIterator[None]:
-    """Make dead letters of what the server reports, as a normalizer does."""
+    """Make dead letters from the server's advisories, as a normalizer does."""
 
     async def bury(service: str, stored: Stored, error: Exception) -> None:
         await deadletters.bury(bus, deadletters.letter_about(service, "pod", stored, error))
@@ -126,7 +126,7 @@ async def burying(bus: Bus) -> AsyncIterator[None]:
 
 
 async def came(found: list[Any], count: int) -> None:
-    """Wait until there are this many."""
+    """Wait until the list has this many entries."""
 
     async def enough() -> bool:
         return len(found) >= count

@@ -1,4 +1,4 @@
-"""Subscribers get each event, in the order of its run, and no event comes again for ever."""
+"""Subscribers get each event in the order of its run, and give up events that always fail."""
 
 from __future__ import annotations
 
@@ -205,7 +205,8 @@ async def test_events_of_one_run_are_handled_in_order_and_runs_at_the_same_time(
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
-        # The first event of a run takes longest: without lanes, the others would overtake it.
+        # The first event of a run takes longest. Without an order, the other events would overtake
+        # it.
         await asyncio.sleep(0.2 if received.event.sequence == 1 else 0)
         seen[received.run_id].append(received.event.sequence)
         at_once -= 1

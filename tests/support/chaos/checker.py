@@ -418,7 +418,7 @@ def _decision(run: Evidence, harm: Harm) -> Iterator[str]:
 
 
 def _deliveries(run: Evidence, harm: Harm) -> Iterator[str]:
-    """Each event and rule has one outcome, and a run's order is kept where a rule asks for it."""
+    """Check that each delivery has one outcome, and that ordered rules keep the run's order."""
     if run.requests is not None:
         yield from deliveries.check(run.run_id, run.events, run.requests)
 

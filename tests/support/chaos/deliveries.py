@@ -47,7 +47,7 @@ SETTINGS: Final = {
 
 @asynccontextmanager
 async def hooks(folder: Path, seed: int) -> AsyncIterator[tuple[Receiver, dict[str, object]]]:
-    """Run a receiver, and write a file with the rules; yield it and the settings of the service."""
+    """Run a receiver, and write a file of rules; yield the receiver and the service's settings."""
     async with receiver() as made:
         hostile = Hostile(seed, FAILS)
         rules: list[dict[str, Any]] = []
@@ -82,12 +82,12 @@ def expected(run_id: str, events: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def outcomes(events: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the deliveries whose outcome a run's events say, in order."""
+    """Return the deliveries for which the run has an outcome event, in order."""
     return [event["data"]["delivery_id"] for event in events if _type_of(event) in OUTCOMES]
 
 
 def check(run_id: str, events: Sequence[dict[str, Any]], requests: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with the deliveries of a run."""
+    """Yield the problems of a run's deliveries."""
     wanted, said = expected(run_id, events), Counter(outcomes(events))
     if twice := [id for id, times in said.items() if times > 1]:
         yield f"these have more than one outcome: {twice}"

@@ -12,7 +12,7 @@ Kind = Literal["kill", "pause", "cut", "hang", "older"]
 
 # the shares of the targets, of sixteen kills
 _KILLED = {"connector": 4, "normalizer": 4, "approvals": 3, "edge": 3, "broker": 2}
-_AUTOMATIONS = {"automations": 4}  # besides, in a round with this service
+_AUTOMATIONS = {"automations": 4}  # the further service in a round with automations
 # the other faults for each dozen kills: (kind, target)
 _BESIDES: tuple[tuple[Kind, str], ...] = (
     ("cut", "upstream"),

@@ -90,7 +90,7 @@ def _continuity() -> None:
 def _between() -> None:
     """Take out the fix that reads the run's events before it extends a queue of deliveries.
 
-    Without the fix, the order is that in which processes report the events, and an event that is
+    Without the fix, jobs have the order in which processes report the events, and an event that is
     reported late counts as done.
     """
 

@@ -141,7 +141,7 @@ class Automations:
         return found
 
     async def said(self, run_id: str) -> list[tuple[str, str]]:
-        """Return what the services wrote about a run, in order: the type and the delivery's id."""
+        """Return the automation events of a run, in order, as type and delivery id."""
         found = []
         pattern = subjects.raw_stored(run_id, "automations")
         async for stored in direct.replay(self.bus, streams.raw_for(run_id), pattern):

@@ -169,7 +169,7 @@ class Secured:
         return approval_id
 
     async def rule(self, run: PretendRun, user: str = "alice") -> tuple[str, str]:
-        """Make a rule of the user, or make it new, and a delivery; return their ids.
+        """Make or replace a rule of the user, and make a delivery; return their ids.
 
         Nothing answers at the URL of the rule's webhook.
         """

@@ -1,4 +1,4 @@
-"""A receiver of webhooks that fails in all ways, as often as it is told."""
+"""Receives webhooks, and fails for a given share of the requests, in all ways."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class N8n:
             "N8N_DIAGNOSTICS_ENABLED": "false",
             "N8N_VERSION_NOTIFICATIONS_ENABLED": "false",
             "N8N_PERSONALIZATION_ENABLED": "false",
-            # SQLite takes one writer: with more executions at once, Remove Duplicates fails.
+            # SQLite allows one writer. With several executions at once, Remove Duplicates fails.
             "N8N_CONCURRENCY_PRODUCTION_LIMIT": "1",
         }
 

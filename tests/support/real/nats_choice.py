@@ -28,13 +28,13 @@ Choice = Literal["program", "container"]
 
 
 class NotPossible(Exception):
-    """The tests cannot have the servers that the variable asks for. The text says what to do."""
+    """The servers that the variable asks for cannot be used. The text says what to do."""
 
 
 def docker_trouble() -> str:
     """Return why no Docker daemon answers; empty if one answers."""
     with warnings.catch_warnings():
-        # The library leaves the socket open that could not be connected.
+        # After a failed connection, the library leaves its socket open.
         warnings.simplefilter("ignore", ResourceWarning)
         reason = _docker_trouble()
         gc.collect()
@@ -43,9 +43,11 @@ def docker_trouble() -> str:
 
 def _docker_trouble() -> str:
     try:
-        import docker  # noqa: PLC0415  # takes 0.2 s, and only who asks for containers needs it
+        # The import takes 0.2 s, and only tests with containers need it.
+        import docker  # noqa: PLC0415
 
-        # With a version, the client does not ask the daemon before it can be closed.
+        # With a version, the constructor sends no request, whose failure would leave the client
+        # unclosed.
         client = docker.from_env(version=_API_VERSION, timeout=10)
     except Exception as error:  # the library raises errors of many kinds
         return str(error) or repr(error)

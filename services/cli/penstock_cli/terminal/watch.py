@@ -201,7 +201,7 @@ class Watch:
         return self._decide(approval, decided, note) if decided is not None else Step.AGAIN
 
     def _approved(self, approval: Record, edits: Edits) -> list[dict[str, Any]] | None:
-        """Return the approval of all items, with values that are asked for; None without them."""
+        """Ask for the needed values; return the approval of all items, or None without them."""
         values = {}
         for item in approval["items"]:
             if not approvals.wants_value(item):

@@ -188,7 +188,8 @@ def _decide_tool(tool: dict[str, Any], item: Decided) -> None:
 def _confirm(tool: dict[str, Any], item: Decided) -> None:
     tool["confirmed"] = item.decision == "approve"
     if item.decision == "approve" and item.args is not None:
-        tool["tool_args"] = item.args  # Agno runs the call with the arguments of the request
+        # Agno runs the call with the arguments in the continue request
+        tool["tool_args"] = item.args
     if item.note is not None:
         tool["confirmation_note"] = item.note
 

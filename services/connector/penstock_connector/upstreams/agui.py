@@ -88,7 +88,7 @@ class AguiUpstream:
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """The run's first request again, with the messages since then and the answers."""
+        """Return the run's first request, with the messages since then and the answers added."""
         kept, resume = await self._threads.request(command.run_id), pause.resume
         run_id = kept.get("runId") or command.run_id
         body = {
@@ -167,8 +167,8 @@ class AguiUpstream:
     async def closed(self, agent: AguiAgent, call: Call, seen: Attachment) -> None:
         """Keep the leg's messages, for the run if it waits, and for the session.
 
-        The session gets no tool calls without a result. The run that waits for the result adds the
-        call later.
+        The session gets no tool calls without a result. The call without a result is left out here.
+        The run that waits for the result adds it later.
         """
         own, received = call.own, seen.notes
         if not isinstance(own, _Own) or not isinstance(received, _Received):

@@ -1,4 +1,4 @@
-"""Finds the pause of a run, and where its next leg begins."""
+"""Finds the pause of a run, and the position in the stream at which the run's next leg begins."""
 
 from __future__ import annotations
 

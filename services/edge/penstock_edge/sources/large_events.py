@@ -20,14 +20,15 @@ from penstock.bus.write.fence import MAX_MESSAGE_BYTES as PART_BYTES
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 4  # how many requests read the object store at once
+AT_ONCE: Final = 4  # the greatest number of requests that read the object store at once
 MAX_WAITING: Final = 256  # further requests get no answer, and the subscribers ask again
-KEPT_S: Final = 10.0  # how long an event is kept for the requests for its other parts
+# seconds for which an event is kept in memory for requests for its other parts
+KEPT_S: Final = 10.0
 KEPT_BYTES: Final = 64 * 1024 * 1024
 
 
 class LargeEvents:
-    """Answers the requests. All edges share them: each request reaches one edge."""
+    """Answers the requests. The server sends each request to only one of the edges."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -91,7 +92,8 @@ class LargeEvents:
     async def _event(self, name: str) -> bytes:
         """Return the event of this name, `<run id>.<sequence>`. Raises BusError, ObjectGone.
 
-        Only events have names of this form.
+        Commands and dead letters in the object store have other names, so a subscriber cannot read
+        them.
         """
         kept = self._kept.get(name)
         if kept is None:

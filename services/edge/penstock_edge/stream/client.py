@@ -100,7 +100,7 @@ class Driver(Protocol):
 
     @property
     def transport(self) -> asyncio.WriteTransport | None:
-        """The connection, if its system can be asked what the other side has acknowledged."""
+        """The connection; None if this server cannot tell how many bytes were acknowledged."""
         ...
 
     def wake(self) -> None:
@@ -287,11 +287,11 @@ class Client:
         if self.driver is not None:
             self.driver.fail()
 
-    # Looked at for saved cursors, some times a second at most
+    # The following properties are read for saved cursors, at most a few times per second.
 
     @property
     def cursor(self) -> Cursor | None:
-        """The newest position that was given to the connection; None before the first one."""
+        """The newest position that was written to the connection; None before the first frame."""
         next_ = self._next
         if self._phase is STEPPING:
             next_ = max(next_, self.hub.in_step.next_of(self))
@@ -299,7 +299,7 @@ class Client:
 
     @property
     def is_level(self) -> bool:
-        """Whether everything that the hub has was given to the connection."""
+        """Whether all events that the hub has were written to the connection."""
         phase = self._phase
         at_end = isinstance(phase, Live) and self.hub.ring.chunk(phase.at) is None
         return at_end or phase is STEPPING
@@ -311,13 +311,13 @@ class Client:
 
     @property
     def written_bytes(self) -> int | None:
-        """The bytes that were written to the connection; None if unknown."""
+        """The number of bytes that were written to the connection; None if unknown."""
         transport = self.driver.transport if self.driver is not None else None
         return None if transport is None else written(transport)
 
     @property
     def acknowledged_bytes(self) -> int | None:
-        """The bytes that the other side's system has acknowledged; None if unknown."""
+        """The number of bytes that the peer's system has acknowledged; None if unknown."""
         transport = self.driver.transport if self.driver is not None else None
         return None if transport is None else acknowledged(transport)
 
@@ -346,8 +346,8 @@ class Client:
     def expire(self) -> None:
         """End the stream, because the caller's credential is no longer valid.
 
-        The stream says so first: a client such as an EventSource gives up without a word when its
-        next request is refused.
+        The stream's last frame tells the client the reason. Without this frame, a client such as an
+        EventSource would silently give up when its next request is refused.
         """
         self._notices += self.hub.view.notice(
             "token_expired", "the credential has expired or was revoked; connect with another one"

@@ -1,4 +1,4 @@
-"""How many bytes of a connection the other side has acknowledged, as Linux says."""
+"""Asks Linux how many bytes of a connection the peer has acknowledged."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 from typing import Final
 
 _TCP_INFO_BYTES: Final = 256
-_ACKED_AT: Final = 120  # tcpi_bytes_acked, 64 bits
-_TIOCOUTQ: Final = 0x5411  # the number of bytes that were not acknowledged
+_ACKED_AT: Final = 120  # the offset of the 64-bit field tcpi_bytes_acked
+_TIOCOUTQ: Final = 0x5411  # the ioctl that returns the number of unacknowledged bytes
 
 
 def acknowledged(transport: asyncio.WriteTransport) -> int | None:
-    """Return how many bytes the other side's system has acknowledged; None if unknown.
+    """Return how many bytes the peer's system has acknowledged; None if unknown.
 
-    The other side is a proxy, where there is one.
+    If the client connects through a proxy, the peer is the proxy.
     """
     connection = transport.get_extra_info("socket")
     if connection is None or not sys.platform.startswith("linux"):
@@ -41,8 +41,8 @@ def written(transport: asyncio.WriteTransport) -> int | None:
         queue = fcntl.ioctl(connection.fileno(), _TIOCOUTQ, b"\0\0\0\0")
     except OSError:
         return None
-    # Bytes that are acknowledged between the two calls count twice, so the result is too large
-    # rather than too small.
+    # Bytes that are acknowledged between the two calls count twice. So the result may be too large,
+    # but is never too small.
     before = acknowledged(transport)
     if before is None:
         return None

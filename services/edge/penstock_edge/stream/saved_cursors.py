@@ -3,12 +3,13 @@
 A client with a named cursor that connects without `Last-Event-ID` continues at the saved position.
 The server of an event stream does not learn what a client has processed. So a position counts as
 received when `settle_s` seconds have passed since the edge has written it, the connection is still
-open, and the client's system has acknowledged the bytes. A client that restarts therefore gets what
-it got in the last `settle_s` seconds once more, and misses nothing that it did not take from its
-system for that long.
+open, and the client's system has acknowledged the bytes. So a client that restarts gets the events
+of the last `settle_s` seconds once more. A client that reads its connection within `settle_s`
+seconds misses nothing.
 
-Only the newest connection with a cursor saves positions. Otherwise an old connection, which the
-edge does not know to be dead, could move the cursor past events that the new one has not got.
+Only the newest connection with a cursor saves positions. Without this, an old connection that is
+broken, but still looks open to the edge, could move the cursor past events that the new connection
+has not got.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ log = logging.getLogger(__name__)
 
 BUCKET: Final = "cursors"
 MAX_PER_OWNER: Final = 100
-LOOK_S: Final = 1.0  # how often the position of a stream is looked at
-# How often the time is saved although the position is the same, so that a cursor of rare events
-# does not become too old.
+LOOK_S: Final = 1.0  # seconds between two looks at the position of a stream
+# Seconds after which the time is saved again although the position is the same. Without this, the
+# saved time of a cursor of rare events would become too old.
 TIME_EVERY_S: Final = 60.0
 CLOSE_S: Final = 2.0
-LAG_S: Final = 5.0  # how long an event may take from its storage to a stream that has all events
+# the greatest number of seconds between the storage of an event and its arrival in a stream
+LAG_S: Final = 5.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -85,12 +87,12 @@ class Sample(NamedTuple):
     at: float
     unix_s: float
     cursor: str | None  # the newest position that was written
-    level: bool  # whether everything that was stored by then was written
-    written: Sequence[int | None]  # bytes, for each client
+    level: bool  # whether all events that were stored at that time were written
+    written: Sequence[int | None]  # the number of written bytes, for each client
 
 
 class SavedCursors:
-    """The named cursors, in KV `cursors`."""
+    """Opens and saves the named cursors, in KV `cursors`."""
 
     def __init__(self, bus: Bus, settle_s: float) -> None:
         self.bus = bus
@@ -100,8 +102,8 @@ class SavedCursors:
     async def open(self, who: Identity, name: str) -> SavedCursor:
         """Return the caller's cursor of this name.
 
-        The cursor belongs to the user and to the name of the stream token. So a token that replaces
-        another one of the same name goes on, and a token of another name cannot move the cursor.
+        The cursor belongs to the user and to the name of the stream token. So a new token with the
+        same name continues with the cursor, and a token with another name cannot move the cursor.
 
         Raises:
             Problem: 422 for an invalid name; 409 if there are too many cursors.
@@ -123,7 +125,7 @@ class SavedCursors:
         return SavedCursor(self, f"{owner}.{name}", found, entry.revision if entry else 0)
 
     def follow(self, following: asyncio.Task[None]) -> None:
-        """Let `close` wait for a task that saves a last position."""
+        """Register a task that saves a last position, for which `close` waits."""
         self._following.add(following)
         following.add_done_callback(self._following.discard)
 
@@ -134,7 +136,7 @@ class SavedCursors:
 
 
 class SavedCursor:
-    """One cursor, as one connection uses it. `found` is the saved position; None if it is new."""
+    """A cursor of one connection. `found` is the saved position; None for a new cursor."""
 
     def __init__(
         self, cursors: SavedCursors, key: str, found: Position | None, revision: int
@@ -151,7 +153,7 @@ class SavedCursor:
         self._is_taken = False  # whether a newer connection has the cursor
 
     async def begin(self, cursor: str, complete_until: float | None = None) -> None:
-        """Save the position at which the stream begins, and become the one that saves.
+        """Save the position at which the stream begins. From now on, this connection saves.
 
         Raises:
             BusError: the position cannot be saved now.

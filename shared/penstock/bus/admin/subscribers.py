@@ -1,7 +1,8 @@
 """Makes the durable consumers of subscribers, whose NATS users may not make consumers themselves.
 
-A user that may make a consumer chooses the subject of the consumer's deliveries, and the server
-does not check whether the user may publish to this subject.
+A user that may make a consumer could choose any subject for the consumer's deliveries. The server
+does not check whether the user may publish to this subject, so the user could write to every
+subject.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Place = Literal["beginning", "now"]
 Start = Place | datetime
 PLACES: Final[tuple[Place, ...]] = ("beginning", "now")
 
-_MARK: Final = "penstock-subscriber"  # in the metadata of durables that this module has made
-# The fields of a durable that its copies in further shards have, too.
+_MARK: Final = "penstock-subscriber"  # the key in the metadata that marks durables of this module
+# The fields of a durable's configuration that are copied to further shards.
 _KEPT: Final = (
     *("durable_name", "description", "filter_subject", "filter_subjects", "ack_policy"),
     *("ack_wait", "max_deliver", "max_ack_pending", "metadata"),
@@ -135,7 +136,7 @@ def _is_ours(config: dict[str, Any]) -> bool:
 
 
 def _for_shard(config: dict[str, Any], shard: int) -> dict[str, Any]:
-    """Return the configuration for a shard that was made after the durable, so without a start."""
+    """Return the configuration of a durable for a new shard, where it begins at the first event."""
     if not shard:
         return config
     return {name: each for name, each in config.items() if name != "opt_start_time"} | {

@@ -17,7 +17,7 @@ from penstock.bus.errors import BusError
 
 LOOK_AGAIN_S = 2.0
 ASK_AGAIN_S = 0.25  # seconds between requests while no server answers, as during an election
-_NAMED = 3  # how many streams a message names; a server without data lacks all of them
+_NAMED = 3  # how many names a message has at most, because a server without data lacks all streams
 
 _MISSING = (
     "NATS has lost {}: nothing is sent or read until they are there again. Restore the data (a "
@@ -98,7 +98,7 @@ class StreamIdentity:
 
 
 def _names(streams: Iterable[str]) -> str:
-    """Return the names of the streams; of many streams, the first names and how many others."""
+    """Return the names of the streams. If these are many, return the first ones and a count."""
     names = sorted(streams)
     rest = len(names) - _NAMED
     if rest <= 1:

@@ -30,7 +30,7 @@ MAX_SUBJECTS = (
 # server that got the request may be gone. Later waits are longer, since the server may only be
 # slow.
 SILENCES_S = (0.75, 1.5, 3.0)
-LAG_S = 0.05  # before a read is repeated that a lagging replica has answered
+LAG_S = 0.05  # seconds before a read is repeated because a lagging replica has answered
 
 STORED_AT = "Nats-Time-Stamp"  # header of an answer: when the message was stored, RFC 3339
 
@@ -109,9 +109,8 @@ async def between(
 ) -> list[Stored]:
     """Return all messages of the subjects after stream sequence `after` and up to `upto`, in order.
 
-    `upto` is the sequence of a stored message of one of the subjects. Nothing is missing although
-    lagging replicas may answer: an answer that lacks a message that is known to exist is asked for
-    again.
+    `upto` is the sequence of a stored message of one of the subjects. If a lagging replica answers
+    without a message that is known to exist, the request is repeated, so that nothing is missing.
 
     Raises:
         BusUnavailable, OutcomeUnknown: as `read` does.

@@ -19,10 +19,9 @@ LOOK_S = 0.2  # seconds between two checks whether there is room for more messag
 class Fetching:
     """Fetches the messages of a consumer that exists already, ahead of the caller.
 
-    `batch` is the limit of one request. `room` returns how many messages the caller could have now,
-    besides those that it has; the caller calls `more` when there is more room. Without `room`, one
-    batch is fetched while another one is handled. Messages that were fetched and not handled are
-    given back by `stop`.
+    `batch` is the limit of one request. `room` returns how many more messages the caller can take
+    now; the caller calls `more` when this number has grown. Without `room`, the next batch is
+    fetched while a batch is handled. `stop` gives back messages that were fetched and not handled.
     """
 
     def __init__(
@@ -38,7 +37,8 @@ class Fetching:
         self._durable = durable
         self._room = room if room is not None else (lambda: 2 * batch)
         self._fetched: deque[Delivery] = deque()
-        # Messages that were taken and about which the caller has said nothing, by their replies.
+        # By reply subject: the messages that were taken, and for which `handled` was not called
+        # yet.
         self._in_hand: dict[str, Delivery] = {}
         self._came = asyncio.Event()
         what = f"fetching from {durable}"
@@ -50,7 +50,7 @@ class Fetching:
         self._loop = asyncio.create_task(self._pull.run())
 
     async def stop(self) -> None:
-        """Fetch no more, and give back what was not handled."""
+        """Stop fetching, and give back the messages that were not handled."""
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.wait([self._loop])
@@ -67,14 +67,14 @@ class Fetching:
     def take(self, limit: int) -> list[Delivery]:
         """Return up to `limit` messages that were fetched, in the order in which they came.
 
-        They take room until the caller has called `handled`.
+        A message counts against the room until the caller calls `handled`.
         """
         taken = [self._fetched.popleft() for _ in range(min(limit, len(self._fetched)))]
         self._in_hand |= {each.reply: each for each in taken}
         return taken
 
     def handled(self, delivery: Delivery) -> None:
-        """Say that a message that was taken is done, or that `room` counts it."""
+        """Stop counting a message that is done, or that the caller's `room` counts now."""
         self._in_hand.pop(delivery.reply, None)
         self.more()
 
@@ -103,7 +103,7 @@ class Fetching:
         with suppress(NatsError):
             await self._bus.jetstream.connection.publish(delivery.reply, answer)
 
-    # For the loop:
+    # # The interface of the fetching loop:
 
     async def create(self) -> str:
         """Return the consumer's name, if it exists. Raises BusError."""
@@ -120,5 +120,5 @@ class Fetching:
         self._came.set()
 
     async def work(self) -> bool:
-        """Return False: the caller does the work."""
+        """Return False, because the caller handles the messages, not the loop."""
         return False

@@ -48,7 +48,7 @@ async def reschedule(
     last: int,
     due_ttl_s: float | None = None,
 ) -> None:
-    """Schedule a message in place of the message of this subject, which has the sequence `last`.
+    """Replace the scheduled message of a subject, which must have the stream sequence `last`.
 
     A subject has one scheduled message: the server drops the earlier one. `last` is 0 for a subject
     without a message. `due_ttl_s`: after so many seconds, the server deletes the message that it

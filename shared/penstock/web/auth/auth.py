@@ -183,7 +183,7 @@ class Auth:
     def _left_s(self, identity: Identity) -> float:
         if identity.expires_at is None:
             return float("inf")
-        # Our own tokens expire by NATS's clock, JWTs by the clock of this machine.
+        # Penstock's own tokens expire by NATS's clock, JWTs by the clock of this machine.
         ours = self._issuer_of(identity)
         return identity.expires_at - (ours.now() if ours is not None else time.time())
 

@@ -25,7 +25,7 @@ class Grant:
     runs: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
-    name: str = ""  # what the token is called
+    name: str = ""  # the token's name
 
     def reaches(self, user_id: str) -> bool:
         """Return whether `users` names this user or everybody."""
@@ -84,7 +84,7 @@ class ServiceGrant:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the token may decide some approvals only."""
+        """Whether limits exclude some approvals from the token's decisions."""
         return bool(self.agents or self.tools or self.rules)
 
     def acts_for(self, user_id: str) -> bool:

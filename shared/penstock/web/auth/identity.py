@@ -64,7 +64,7 @@ class Identity:
         return frozenset(named or {self.user_id})
 
     def roles_of(self, user_id: str) -> tuple[str, ...]:
-        """Return the user's roles, sorted. A caller that acts for another user knows none."""
+        """Return the user's roles, sorted; empty if the caller acts for another user."""
         return tuple(sorted(self.roles)) if user_id == self.user_id else ()
 
 

@@ -110,11 +110,11 @@ class Guesses:
         burst: int = GUESSES_BURST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`rate`: look-ups a second on average. `burst`: look-ups at once."""
+        """`rate` is the average number of look-ups per second, `burst` the number at once."""
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left = float(burst)
         self._at = clock()
-        self._found: dict[str, None] = {}  # digests, the one that was found longest ago first
+        self._found: dict[str, None] = {}  # digests of found secrets, the oldest first
 
     def take(self, digest: str) -> None:
         """Count the look-up of a secret with this digest. Raises Refused 429 at the limit."""
@@ -129,7 +129,7 @@ class Guesses:
         self._left -= 1
 
     def found(self, digest: str) -> None:
-        """Note that there is a secret with this digest, so that it is not limited from now on."""
+        """Remember that the secret with this digest exists, so that it is no longer limited."""
         self._found.pop(digest, None)
         self._found[digest] = None
         if len(self._found) > MAX_FOUND:

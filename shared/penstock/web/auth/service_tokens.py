@@ -20,12 +20,12 @@ from penstock.web.auth.identity import SERVICE_PREFIX, Identity
 from penstock.web.problems import Problem
 
 PREFIX: Final = "psv_"
-# The rights that a service token can have. It can never act for others in general, nor administer,
-# so it can make no tokens.
+# The scopes that a service token can have. `act-as` and `administer` are left out, so a service
+# token cannot act for any user and cannot make tokens.
 RIGHTS: Final = frozenset({"start", "read", "raw", "decide", "automate"})
 MAX_TOKENS: Final = 1000
 USED_EVERY_S: Final = 60.0  # seconds between two updates of a token's `last_used_at`
-_KEYS: Final = "service"  # keys of stream tokens have no dot
+_KEYS: Final = "service"  # the first token of the keys; keys of stream tokens have no dot
 _ID_CHARS: Final = 32
 _TOKEN = re.compile(r"psv_[A-Za-z0-9_-]{43}")
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -50,7 +50,7 @@ class ServiceTokenStore(Protocol):
     """The bucket `tokens` of `penstock.bus`. `get` returns what the stream's leader has."""
 
     async def get(self, key: str) -> StoredValue | None:
-        """Return the present value; None if there is none."""
+        """Return the current value; None if the key does not exist."""
         ...
 
     async def create(self, key: str, value: bytes, ttl_s: float | None = None) -> int | None:
@@ -60,7 +60,7 @@ class ServiceTokenStore(Protocol):
     async def update(
         self, key: str, value: bytes, revision: int, ttl_s: float | None = None
     ) -> int | None:
-        """Replace that revision and return the new revision; None if the value has changed."""
+        """Replace the value with this revision; return the new revision, None after a change."""
         ...
 
     async def delete(self, key: str) -> bool:
@@ -87,7 +87,7 @@ class ServiceToken:
     created_by: str
     created_at: float
     expires_at: float
-    last_used_at: float | None = None  # with the precision of `USED_EVERY_S`
+    last_used_at: float | None = None  # updated at most every `USED_EVERY_S` seconds
 
     @property
     def user_id(self) -> str:
@@ -200,7 +200,7 @@ class ServiceTokens:
             raise _out_of_reach() from error
 
     async def holds_until(self, token_id: str) -> float | None:
-        """Return the present expiry in Unix seconds; None if the token was revoked.
+        """Return the current expiry in Unix seconds; None if the token was revoked.
 
         Raises Refused 503 if the store cannot be reached.
         """
@@ -218,8 +218,8 @@ class ServiceTokens:
         self._noted[found.token.id] = now
         used = replace(found.token, last_used_at=now)
         left_s = max(1.0, used.expires_at - now)
-        # The update names the revision that was read. So a token that is revoked at the same time
-        # is not written again.
+        # The update has the revision that was read. So if the token is revoked at the same time,
+        # the update fails and does not restore the token.
         with contextlib.suppress(self._unavailable_on):
             written = _written(used, found.digest)
             await self._store.update(_key(used.id), written, found.revision, left_s)
@@ -232,7 +232,7 @@ class ServiceTokens:
         if stored is None:
             return None
         token, digest = _read(stored.value)
-        # The store deletes expired keys with a precision of a second, or not at all.
+        # A store may delete expired keys some time later or never, so check the expiry here.
         return None if token.expires_at <= self.now() else _Found(token, digest, stored.revision)
 
 

@@ -58,7 +58,7 @@ class TokenStore(Protocol):
     async def update(
         self, key: str, value: bytes, revision: int, ttl_s: float | None = None
     ) -> int | None:
-        """Replace that revision and return the new revision; None if the value has changed."""
+        """Replace the value with this revision; return the new revision, None after a change."""
         ...
 
     async def delete(self, key: str) -> bool:

@@ -120,7 +120,7 @@ class Runs:
         decision = DecideRequest(
             by=who.user_id,
             decider=decider_of(who, "agui"),
-            # The client has seen the event, so its answer is about the request before any edit.
+            # The client has only seen the event, so send the digest of the request before any edit.
             digest=approval.requested_digest or approval.digest,
             items=answer.items,
         )

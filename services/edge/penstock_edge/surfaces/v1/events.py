@@ -129,7 +129,7 @@ class EventsOfAllRuns:
         return Prefaced(EventStream(client), cursor)
 
     async def _saved(self, request: Request) -> SavedCursor | None:
-        """Return the saved cursor that the request names; None if it names none, or wants a page.
+        """Return the saved cursor that the request names; None without a name, or for a page.
 
         Raises:
             Problem: 422 for an invalid name, 409 if there are too many cursors.

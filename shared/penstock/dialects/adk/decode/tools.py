@@ -55,7 +55,8 @@ class Tools:
         self._ids = Ids()
         self._requests: dict[str, _Request] = {}
         self._approved: dict[str, JsonObject] = {}  # by `Call.id`: the approved tool and arguments
-        self._expired: set[str] = set()  # the `Call.id` of refused calls that nobody has rejected
+        # the `Call.id` of calls that were refused because the approval expired
+        self._expired: set[str] = set()
 
     def arguments(self, call: FunctionCall, event: Event) -> None:
         """Emits streamed arguments under the id of the first piece.
@@ -108,7 +109,7 @@ class Tools:
     def _is_approved_one(
         self, upstream_id: str | None, name: str, call: FunctionCall, event: Event
     ) -> bool:
-        """Returns whether this is an approved call, which the server repeats before its result.
+        """Returns whether this is an approved call, which the server sends again before the result.
 
         If the repeated call differs from the approved call, emits a warning and the new arguments.
         """
@@ -260,7 +261,7 @@ class Tools:
             )
             for request in state["asks"]
         }
-        # missing in snapshots of older releases
+        # snapshots of older releases do not have this field
         self._approved = dict(state.get("approved", {}))
         self._expired = set(state.get("expired", ()))
 

@@ -90,7 +90,7 @@ class Tools:
             call.decision = string(decision.get("decision"))
             call.value = decision.get("value")
             if (edited := decision.get("args")) is not None:
-                call.args = obj(edited)  # what runs is compared with the edited arguments
+                call.args = obj(edited)  # the arguments that run are compared with these
             if call.decision == "reject":
                 outcome = "expired" if decision.get("expired") else "rejected"
                 note = string(decision.get("note")) or outcome

@@ -55,7 +55,8 @@ class Tools:
         self._editable: set[str] = set()
         # by upstream id: the approved arguments, or None if they are unknown
         self._approved: dict[str, JsonObject | None] = {}
-        self._expired: set[str] = set()  # upstream ids of refused calls that nobody has rejected
+        # the upstream ids of calls that were refused because the approval expired
+        self._expired: set[str] = set()
         self._repeated: dict[
             str, tuple[str, list[str]]
         ] = {}  # name and arguments of a repeated call
