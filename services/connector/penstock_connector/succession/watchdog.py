@@ -1,14 +1,16 @@
-"""The watchdog: finds open runs that no connector, command or person will ever move.
+"""Finds open runs that would never continue by a connector, a command or a person.
 
-Connectors find the legs of dead connectors by the legs' records, and the server delivers commands
-again. Some runs slip through both: a start whose edge ended before it sent the command, a leg whose
-record is lost, a decision whose command is lost. Without the watchdog such a run would wait for
-ever. The watchdog goes through the open runs and moves such a run, or ends it.
+If a connector's process ends, other connectors find its legs by the legs' records, and the server
+delivers its commands again. In three cases this is not enough: an edge ended before it sent the
+command of a start, a leg's record is lost, or the command of a decision is lost. Without the
+watchdog, such a run would wait for ever. The watchdog looks through the open runs and continues or
+ends such a run.
 
-One connector at a time is the watchdog, by the lease `watchdog`. It reads the list of runs once, a
-few pages per look, and then only the changes. It examines some of the open runs in each look. It
-acts on what it has found twice. Each of its writes is fenced, or takes the claim by which another
-connector would begin.
+One connector at a time is the watchdog: the connector with the lease `watchdog`. The watchdog reads
+the list of runs once, a few pages per look, and then only the changes. In each look it examines
+some of the open runs. It acts on a run only if two looks have found the same problem. Each write of
+the watchdog is fenced, or takes the run's claim. So the watchdog and another connector cannot both
+move a run.
 """
 
 from __future__ import annotations
@@ -34,31 +36,34 @@ from penstock_connector.state.stores import Stores
 log = logging.getLogger(__name__)
 
 RUNS_STREAM, PREFIX = "KV_runs", "$KV.runs."
-# Pages of 500 records that each look reads. A million records are read in less than two hours.
+# The number of pages, of 500 records each, that a look reads. So a million records are read in less
+# than two hours.
 PAGES = 10
-EXAMINED = 100  # runs that each look examines
-# Seconds after which a run without a command counts as never started. An edge tries for a shorter
-# time to send the command.
+EXAMINED = 100  # the number of runs that each look examines
+# Seconds after which a run without a command counts as never started. An edge stops trying to send
+# the command before this time.
 UNSTARTED_S = 120.0
 
 
 class Stuck(StrEnum):
-    """Why a run is stuck: nothing will ever move it."""
+    """Why a run is stuck, so that it would never continue."""
 
-    NOBODY_HOLDS = "nobody_holds"  # its leg is open, and the connector is dead
+    NOBODY_HOLDS = "nobody_holds"  # the run's leg is open, and its connector's lease has expired
     NEVER_STARTED = (
         "never_started"  # there is no command, no claim of a live connector, and no `open`
     )
-    NEVER_SENT = "never_sent"  # it is decided, and no command or connector has the decision
+    # the approval is decided, and no command or connector has the decision
+    NEVER_SENT = "never_sent"
 
 
 @dataclass(slots=True)
 class _Watched:
-    """An open run, and what the last look found."""
+    """An open run, and the problem that the last look found."""
 
     revision: int
     since: float
-    found: tuple[Stuck, int] | None = None  # with the sequence of the run's last frame
+    # the problem, and the sequence of the run's last frame then
+    found: tuple[Stuck, int] | None = None
 
 
 class Watchdog:
@@ -84,14 +89,15 @@ class Watchdog:
         self._open: dict[str, _Watched] = {}
 
     async def beat(self) -> bool:
-        """Renew the lease, or take it; False while another connector has it.
+        """Renew or take the lease; return False while another connector has the lease.
 
         Raises:
             BusError: the bus is away.
         """
         held = await (self._lease.renew() if self._lease.held else self._lease.acquire())
         if not held:
-            self._forget()  # another connector acts on the runs, so what is known grows old
+            # another connector acts on the runs now, so the known state becomes outdated
+            self._forget()
         return held
 
     async def look(self) -> None:
@@ -104,7 +110,7 @@ class Watchdog:
         for run_id in tuple(self._open)[:EXAMINED]:
             watched = self._open.pop(run_id)
             self._open[run_id] = (
-                watched  # to the end of the dict, so that every open run gets its turn
+                watched  # at the end of the dict, so that every open run is examined in turn
             )
             try:
                 await self._examine(run_id, watched)
@@ -124,7 +130,7 @@ class Watchdog:
     async def _read(self) -> None:
         last = await self._bus.tail(RUNS_STREAM, f"{PREFIX}>")
         if last is None or last.sequence < self._read_to:
-            self._forget()  # NATS came back with an older store
+            self._forget()  # NATS was restored to an older state
         for _ in range(PAGES):
             found, pending = await direct.read(
                 self._bus, RUNS_STREAM, f"{PREFIX}>", self._read_to + 1
@@ -172,7 +178,7 @@ class Watchdog:
     async def _why(
         self, record: RunRecord, last: Stored | None, watched: _Watched
     ) -> tuple[Stuck | None, str | None]:
-        """Why the run is stuck, and the decision that is not sent; None for each if it is not."""
+        """Return why the run is stuck, and the approval whose decision was not sent, or None."""
         run_id = record.run_id
         if last is None:
             if time.monotonic() - watched.since < UNSTARTED_S or await self._waits(run_id, "start"):
@@ -190,7 +196,7 @@ class Watchdog:
         return Stuck.NEVER_SENT, approval_id
 
     async def _is_on_its_way(self, run_id: str, approval_id: str, leg: int) -> bool:
-        """Whether a paused run still waits for its decision, or the decision is being sent."""
+        """Return whether a paused run waits for its decision, or the decision is being sent."""
         approvals = self._bus.bucket("approvals")
         entry = await approvals.get(approval_id)
         if entry is None or not entry.value:

@@ -1,7 +1,8 @@
-"""Agno AgentOS, 2.3 and 3.x: agents, teams, workflows.
+"""Calls Agno AgentOS 2.3 and 3.x: agents, teams and workflows.
 
-Agents and teams run with `background=true`. In 3.x such a run survives a cut connection and can be
-resumed; 2.3 ignores the field. Our run id is sent as `run_id`, and 2.3.18 and later use it.
+Agents and teams run with `background=true`. In 3.x, such a run survives a broken connection and can
+be resumed; 2.3 ignores the field. Penstock's run id is sent as `run_id`, which 2.3.18 and later
+use.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ class AgnoUpstream:
         return True
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
-        """Note nothing: Agno's headers do not name the run."""
+        """Do nothing, because Agno's headers do not name the run."""
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Note the event's number: 3.x numbers the events of a background run without gaps."""
-        if frame.event == "error":  # /resume answers so for a run that the server does not know
+        """Keep the event's number. Agno 3.x numbers the events of a background run without gaps."""
+        if frame.event == "error":  # the answer of /resume for a run that the server does not know
             seen.refusal = "the agent server does not know the run any more"
             return
         if _EVENT_INDEX not in frame.data:
@@ -91,7 +92,8 @@ class AgnoUpstream:
             event = orjson.loads(frame.data)
         except orjson.JSONDecodeError:
             return
-        # Only the event's own field counts: a tool's arguments may have one of the same name.
+        # Only the event's own field is read, because a tool's arguments may have a field with this
+        # name.
         index = event.get("event_index") if isinstance(event, dict) else None
         if not isinstance(index, int):
             return
@@ -109,9 +111,9 @@ class AgnoUpstream:
     ) -> Call | None:
         """POST …/runs/{run_id}/resume (3.x), after the last complete event.
 
-        If no event has come, a first leg asks for the whole run, and a later leg is not continued.
-        The number of the later leg's first event is not known, since a server that was restarted
-        counts anew.
+        If no event has arrived, a first leg asks for the whole run, and a later leg is not
+        continued. The number of a later leg's first event is not known, because a restarted server
+        counts from the beginning again.
         """
         if call.run_id is None or (call.own == _GOES_ON and seen.last_event_index is None):
             return None
@@ -136,8 +138,8 @@ def _base(agent: AgnoAgent) -> str:
 
 
 def _background(agent: AgnoAgent) -> dict[str, str]:
-    # If a workflow runs in the background and pauses, 3.1.10 ends its stream without an event that
-    # says so.
+    # Workflows run in the foreground: when a background workflow pauses, Agno 3.1.10 ends its
+    # stream without an event about the pause.
     return {} if agent.kind == "workflow" else {"background": "true"}
 
 
@@ -213,7 +215,7 @@ def _execute(tool: dict[str, Any], item: Decided) -> None:
 
 
 _TOOL_MARKS: Mapping[str, Callable[[dict[str, Any], Decided], None]] = {
-    # the most specific mark comes first, as in Agno's own `pause_type`
+    # the most specific field comes first, as in Agno's own `pause_type`
     "external_execution_required": _execute,
     "requires_user_input": _answer,
     "requires_confirmation": _confirm,
@@ -230,7 +232,7 @@ def _decide_requirement(requirement: dict[str, Any], item: Decided) -> None:
 
 
 def _decide_step(step: dict[str, Any], item: Decided) -> None:
-    # A step that has its choices, or its input, may ask once more for a confirmation.
+    # After a step has got its choices or its input, the step may also ask for a confirmation.
     if step.get("requires_route_selection") and step.get("selected_choices") is None:
         step["selected_choices"] = item.value if isinstance(item.value, list) else [item.value]
     elif step.get("requires_user_input") and step.get("user_input") is None:

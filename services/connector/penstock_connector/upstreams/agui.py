@@ -1,9 +1,9 @@
-"""Any AG-UI server: one URL that takes a RunAgentInput and streams one run.
+"""Calls AG-UI servers. A server has one URL, which takes a RunAgentInput and streams one run.
 
-Each leg is a run of its own for the server, in the thread of the session. There is no cancel
-request; closing the connection cancels the run. A cut stream can be continued only at another
-Penstock, which names its run in the response's headers. The answers to a pause take the form that
-the pause asks for (`penstock.dialects.agui.decode.pauses`).
+For the server, each leg is a separate run in the thread of the session. AG-UI has no cancel
+request: the connector closes the connection to cancel the run. A broken stream can be continued
+only if the server is another Penstock, which names its run in the response's headers. The form of
+the answers to a pause depends on the pause (`penstock.dialects.agui.decode.pauses`).
 
 The conversation is kept with ids that are unique in the thread, as AG-UI clients know them
 (`penstock.dialects.agui.ids`). It is sent to the server with the server's own ids.
@@ -34,12 +34,12 @@ from penstock_connector.upstreams.conversations import Thread, Threads
 
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
 _LAST_WORDS = ("RUN_FINISHED", "RUN_ERROR")
-_SURFACE = "/agui/"  # where a Penstock takes runs
+_SURFACE = "/agui/"  # the path under which another Penstock takes runs
 
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """The leg that a call opens: our run, its session, the run's id upstream, and the request."""
+    """The leg that a call opens: the run, its session, its id on the server, and the request."""
 
     run_id: str
     session: str
@@ -50,7 +50,7 @@ class _Own:
 
 @dataclass(slots=True)
 class _Received:
-    """The conversation and the state that a leg's stream has brought so far."""
+    """The conversation and the state that were read from a leg's stream so far."""
 
     chunks: Chunks = field(default_factory=Chunks)
     transcript: Transcript = field(default_factory=Transcript)
@@ -66,7 +66,7 @@ class AguiUpstream:
     async def start(
         self, client: httpx.AsyncClient, agent: AguiAgent, command: StartCommand
     ) -> Call:
-        """Make the request from the client's body, or from the conversation and the message."""
+        """Return the request: the client's body, or the conversation with the new message."""
         session = session_key(command.user_id, agent.id, command.session_id)
         if command.body is not None:
             content = command.body.encode()
@@ -98,7 +98,7 @@ class AguiUpstream:
             "runId": f"{run_id}-{command.leg}",
             "messages": _messages(kept),
         }
-        body.pop("resume", None)  # it belongs to the leg before
+        body.pop("resume", None)  # the field belongs to the previous leg
         decided = {item.item_id: item for item in command.items}
         for item_id, how in resume.get("items", {}).items():
             if item_id in decided:
@@ -112,12 +112,12 @@ class AguiUpstream:
         return False
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
-        """Note the run's id, which another Penstock gives."""
+        """Keep the run's id from the headers, which only another Penstock sends."""
         seen.run_id = headers.get("penstock-run-id") or seen.run_id
         seen.says_when_over = seen.run_id is not None
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Note the frame's id, and its part of the conversation and the state."""
+        """Keep the frame's id, and add the frame to the conversation and the state."""
         seen.last_id = frame.id or seen.last_id
         try:
             event = loads(frame.data)
@@ -133,7 +133,7 @@ class AguiUpstream:
             seen.notes.state.feed(each)
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """Whether the server is another Penstock, which goes on when a client leaves."""
+        """Whether the server is another Penstock, whose run continues when a client leaves."""
         return seen.run_id is not None
 
     async def reattach(
@@ -141,8 +141,8 @@ class AguiUpstream:
     ) -> Call | None:
         """GET …/v1/runs/{run_id}/events of another Penstock, after the last frame with an id.
 
-        Without such a frame, a first leg asks for all events of the run. A later leg is not
-        continued, since nobody knows where its events begin.
+        If no frame had an id, a first leg asks for all events of the run. A later leg is not
+        continued then, because it is not known where the leg's events begin.
         """
         at = urlsplit(agent.url)
         own = call.own
@@ -165,7 +165,7 @@ class AguiUpstream:
         )
 
     async def closed(self, agent: AguiAgent, call: Call, seen: Attachment) -> None:
-        """Keep the leg's messages, for the run if it waits, and for the session.
+        """Keep the leg's messages for the session and, if the run waits, for the run.
 
         The session gets no tool calls without a result. The call without a result is left out here.
         The run that waits for the result adds it later.
@@ -183,7 +183,7 @@ class AguiUpstream:
 
 
 def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
-    """The names of the tools that the client runs: those of the configuration and the request."""
+    """Return the names of the tools that the client runs, from configuration and request."""
     try:
         body = orjson.loads(command.body) if command.body is not None else command.input
     except orjson.JSONDecodeError:
@@ -194,7 +194,7 @@ def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
 
 def _run_input(agent: AguiAgent, command: StartCommand, thread: Thread) -> dict[str, Any]:
     given = command.input or {}
-    # a client that gives messages has the complete conversation
+    # messages from the client are the complete conversation, so the kept ones are not needed
     messages = _messages(given) or list(thread.messages)
     if command.message and not (_messages(given) and _ends_with(messages, command.message)):
         id_ = f"{command.run_id}-user"
@@ -212,15 +212,15 @@ def _run_input(agent: AguiAgent, command: StartCommand, thread: Thread) -> dict[
 
 
 def _empty(agent: AguiAgent) -> dict[str, Any]:
-    """The fields that servers before 1.0 require."""
+    """Return empty values of the fields that servers before 1.0 require."""
     declared = {"protocolVersion": agent.protocol_version} if agent.protocol_version else {}
     return {**declared, "state": {}, "tools": agent.tools, "context": [], "forwardedProps": {}}
 
 
 def _tools(agent: AguiAgent, body: Any) -> list[dict[str, Any]]:
-    """The tools of the configuration and of the request.
+    """Return the tools of the configuration and of the request.
 
-    If both have a tool of the same name, the tool of the request is taken.
+    If both have a tool with the same name, the tool of the request is used.
     """
     given = _objects(body.get("tools")) if isinstance(body, dict) else []
     named = {tool.get("name") for tool in given}
@@ -241,13 +241,13 @@ def _ends_with(messages: list[dict[str, Any]], text: str) -> bool:
 
 
 def _named(own: _Own, before: list[dict[str, Any]], transcript: Transcript) -> list[dict[str, Any]]:
-    """A leg's messages with the ids that clients know. A server may repeat its own ids."""
+    """Return a leg's messages with the ids that clients know, since servers may repeat ids."""
     begun = transcript.begun | ids_of_run(own.run_id, before)
     return Restated(scope_of(own.run_id), begun, transcript.messages, before).messages
 
 
 def _call(agent: AguiAgent, content: bytes, own: _Own) -> Call:
-    """The request, with the server's own ids in its messages."""
+    """Return the request, with the server's own ids in its messages."""
     run_id, thread_id = own.body.get("runId"), own.body.get("threadId", "")
     messages = own.body.get("messages")
     if isinstance(messages, list) and (theirs := own_messages(messages)) != messages:

@@ -184,7 +184,8 @@ class Client:
         self.driver: Driver | None = None
         self.end: End | None = None
         self._on_leave: Callable[[Client], None] | None = on_leave
-        self._releases: tuple[Callable[[], object], ...] = ()  # are called when the client leaves
+        # functions that are called when the client leaves
+        self._releases: tuple[Callable[[], object], ...] = ()
         self._turns = turns
         self._turn: Turn = nullcontext
         self._start = StreamSequence(start.start)

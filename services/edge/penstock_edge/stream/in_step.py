@@ -23,7 +23,7 @@ class Member(Protocol):
     """A client, as its hub sees it."""
 
     def wake(self) -> None:
-        """Look at the ring: the ring has new items, or will get no more items.
+        """Look at the ring, which has new items or will get no more items.
 
         A client in step leaves the group.
         """

@@ -285,7 +285,7 @@ class WorkQueue:
         return max(self._max_deliver, self._max_unfinished) + GIVE_UP_TRIES
 
     def _has_failed(self, stored: Stored) -> bool:
-        """Return whether the message has failed in this process, or is delivered the first time."""
+        """Return False for a repeated delivery of a message that has not failed in this process."""
         if len(self._failed) > MAX_PENDING:
             self._failed.clear()
         return stored.delivered == 1 or stored.sequence in self._failed

@@ -39,7 +39,7 @@ MAX_REST_S: Final = 0.02
 TICK_S: Final = 2.0  # seconds between two reads of the bucket by `run`
 LOOK_S: Final = 30.0  # seconds between two checks of the stream's first and last sequence by `run`
 WAIT_S: Final = 5.0  # how many seconds a list waits for the first reading of the bucket
-FORGOTTEN: Final = 1000  # rows that are dropped in one go
+FORGOTTEN: Final = 1000  # the number of rows that are dropped without a break
 
 
 class Change(NamedTuple):
@@ -231,7 +231,7 @@ class BucketIndex:
             try:
                 value = await unwrap(self._bus, stored.payload)
             except ObjectGone:
-                value = b""  # no record can be read: the rows report it
+                value = b""  # an empty value, which the rows log as a value that is no record
         at = stored.headers.get(STORED_AT, "")
         return Change(key, value, stored.sequence, at)
 

@@ -45,7 +45,7 @@ class Held:
         self._held: Counter[str] = Counter()
 
     def take(self, identity: Identity) -> Callable[[], None]:
-        """Count one more; the returned function undoes it. Raises Refused 429 at the limit."""
+        """Count one more; the returned function uncounts it. Raises Refused 429 at the limit."""
         if identity.kind == "anonymous" or not self._most:
             return lambda: None
         user_id = identity.user_id
@@ -137,7 +137,7 @@ class Guesses:
 
 
 class StreamPlace:
-    """What one request has taken: its connection, and at most one place among the user's streams.
+    """The places of one request: one connection, and at most one of the user's streams.
 
     The places are given back when the request's handler ends, or by the stream that keeps them.
     """
@@ -145,7 +145,7 @@ class StreamPlace:
     def __init__(
         self, streams: Held, identity: Identity, connection: Callable[[], None] = lambda: None
     ) -> None:
-        """`connection`: the function that gives back the place among the user's connections."""
+        """`connection` is the function that gives back the place among the user's connections."""
         self._streams = streams
         self._identity = identity
         self._connection = connection

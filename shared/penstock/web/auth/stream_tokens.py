@@ -48,7 +48,7 @@ class TokenStore(Protocol):
     """The store of tokens: the bucket `tokens` of `penstock.bus`."""
 
     async def get(self, key: str) -> StoredValue | None:
-        """Return the present value; None if there is none."""
+        """Return the current value; None if the key does not exist."""
         ...
 
     async def create(self, key: str, value: bytes, ttl_s: float | None = None) -> int | None:
@@ -89,7 +89,7 @@ class StreamToken:
     runs: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
     users: tuple[str, ...] = ()  # see `Grant.users`
-    last_used_at: float | None = None  # with the precision of `USED_EVERY_S`
+    last_used_at: float | None = None  # updated at most every `USED_EVERY_S` seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +267,13 @@ class StreamTokens:
         if stored is None:
             return None
         record, digest = _read(stored.value)
-        # The store deletes expired keys with a precision of a second, or not at all.
+        # A store may delete expired keys some time later or never, so check the expiry here.
         return None if record.expires_at <= self.now() else _Found(record, digest, stored.revision)
 
     async def _read(
         self, who: Identity, user_id: str | None, after: tuple[float, str], limit: int
     ) -> list[StreamToken]:
-        """Return tokens of a user, or of all users; the reads for `who` are done in turn."""
+        """Return tokens of a user, or of all users; other callers' reads get their turns."""
         async with self._turns.of(who.user_id):
             try:
                 stored = await self._store.page(user_id, after, self.now(), limit)
