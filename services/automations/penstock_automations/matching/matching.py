@@ -21,7 +21,7 @@ from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
 from penstock_automations.matching.facts import Facts
-from penstock_automations.matching.match import depth_of, matches, may_act, too_deep
+from penstock_automations.matching.match import Match, depth_of, matches, may_act, too_deep
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 SLOW_S = 0.1  # an evaluation that takes longer counts as slow
+AT_ONCE = 5  # conditions that are evaluated on one event before other tasks may run
 MAX_SLOW = 5  # after this many slow evaluations a rule is paused, because it delays all other rules
 
 # The errors of an event that the normalizer did not write, or whose object has expired.
@@ -103,7 +104,7 @@ class Matching:
         # Rules that may not act are dropped before their conditions are evaluated. Otherwise one
         # user's rules would use time for every event of all other users.
         allowed = [rule for rule in rules if may_act(rule, facts, body)]
-        found = matches(allowed, body, len(payload), time.perf_counter, self._took)
+        found = await self._found(allowed, body, len(payload))
         jobs = []
         for match in found:
             rule = match.rule
@@ -131,6 +132,21 @@ class Matching:
                 )
             )
         return jobs
+
+    async def _found(
+        self, rules: Sequence[CompiledRule], body: dict[str, Any], size_bytes: int
+    ) -> list[Match]:
+        """Return the rules that match, and let other tasks run between slow conditions.
+
+        Otherwise one user with many slow rules would stop all deliveries and requests meanwhile.
+        """
+        found: list[Match] = []
+        for at in range(0, len(rules), AT_ONCE):
+            begun, part = time.perf_counter(), rules[at : at + AT_ONCE]
+            found += matches(part, body, size_bytes, time.perf_counter, self._took)
+            if time.perf_counter() - begun > SLOW_S:
+                await asyncio.sleep(0)
+        return found
 
     async def _store_jobs(self, jobs: Sequence[Job]) -> None:
         """Store jobs in DELIVERIES, or in the queues of their runs."""
