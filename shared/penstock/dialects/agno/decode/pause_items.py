@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.dialects.agno.decode.agents import Run
 from penstock.dialects.agno.decode.calls import Call, tool_args, tool_name
 from penstock.dialects.agno.decode.pauses import Need
 from penstock.dialects.base import PauseItem, Subrun
+
+_OF_TEAMS: Final = "requirements"  # the section of a pause with the questions of a team
 
 
 def pause_item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
@@ -22,8 +26,9 @@ def pause_item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseIt
         description=need.description,
         input_schema=need.input_schema,
         options=need.options,
-        # The arguments of a confirmed call are editable: if the continue request has other
-        # arguments, Agno runs the call with the other arguments.
-        editable=call is not None and need.kind == "confirmation",
+        # If the continue request of an agent or a workflow has other arguments for a confirmed
+        # call, Agno runs the call with these. A team runs the call with the arguments that it has
+        # stored, so a person would approve arguments with which nothing runs.
+        editable=call is not None and need.kind == "confirmation" and need.path[0] != _OF_TEAMS,
         subrun=subrun,
     )
