@@ -1,13 +1,14 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: n8n n8n-packages n8n-check dist dist-check help setup upstreams bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
+.PHONY: n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
 	services/edge services/normalizer
 DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph
+OLDER_UPSTREAMS := agno_older adk_older
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +20,9 @@ upstreams: ## Make the environments of the real agent servers (demo and tests)
 	@for name in $(UPSTREAMS); do \
 		deploy/venv.sh .penstock/venvs/$$name deploy/upstreams/$$name.txt || exit 1; \
 	done
+
+upstreams-older: ## Make the environments of Agno 2.3 and ADK 1.16, for tests that are skipped without
+	@$(MAKE) --no-print-directory upstreams UPSTREAMS="$(OLDER_UPSTREAMS)"
 
 node: ## Make the Node packages that some tests use, where there is Node
 	@deploy/node.sh .penstock/node/contract tests/contract/node
@@ -128,9 +132,11 @@ COMPILE := CUSTOM_COMPILE_COMMAND="make lock" ../.venv/bin/pip-compile --quiet -
 lock: setup ## Resolve the locks again, with hashes (ARGS=--upgrade for newer versions)
 	@cd deploy && $(COMPILE) $(ARGS) requirements.in
 	@cd deploy && $(COMPILE) $(ARGS) requirements-dev.in
-	@for name in $(UPSTREAMS) bench_naive; do \
+	@for name in $(UPSTREAMS) agno_older bench_naive; do \
 		(cd deploy && $(COMPILE) $(ARGS) upstreams/$$name.in) || exit 1; \
 	done
+# (pip 23 does not find google-api-core[grpc] in a lock without extras.)
+	@cd deploy && $(COMPILE) --no-strip-extras $(ARGS) upstreams/adk_older.in
 
 clean: ## Remove what was made: environments, demo data, caches
 	@rm -rf .venv .penstock .hypothesis .import_linter_cache .ruff_cache build dist

@@ -155,11 +155,25 @@ def agno_agui_server(run_folder: Path) -> Upstream:
     return _upstream(upstreams.AGNO_AGUI, run_folder)
 
 
-def _upstream(recipe: Recipe, folder: Path) -> Upstream:
+@pytest.fixture(scope="session")
+def agno_older_server(run_folder: Path) -> Upstream:
+    """Return the real Agno 2.3.18 AgentOS with the same agents; skip the test without it."""
+    return _upstream(upstreams.AGNO_OLDER, run_folder, made_by="upstreams-older")
+
+
+@pytest.fixture(scope="session")
+def adk_older_server(run_folder: Path) -> Upstream:
+    """Return the real google-adk 1.16.0 server with the same agents; skip the test without it."""
+    return _upstream(upstreams.ADK_OLDER, run_folder, made_by="upstreams-older")
+
+
+def _upstream(recipe: Recipe, folder: Path, made_by: str = "upstreams") -> Upstream:
     if not recipe.python.exists():
-        reason = f"no environment for the real {recipe.name} server: run `make upstreams`"
-        # In CI, a missing environment fails the test: nobody would notice a skip there.
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+        reason = f"no environment for the real {recipe.name} server: run `make {made_by}`"
+        # In CI, a missing environment fails the test: nobody would notice a skip there. The older
+        # servers are no part of `make test`.
+        is_needed = made_by == "upstreams" and os.environ.get("CI") == "true"
+        pytest.fail(reason) if is_needed else pytest.skip(reason)
     # The owner is the process that outlives every worker: the pytest process that the user started.
     owner_pid = os.getppid() if _is_worker() else os.getpid()
     return upstreams.shared(recipe, folder / "upstreams", owner_pid)

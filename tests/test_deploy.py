@@ -28,6 +28,8 @@ LOCKS = [
     "deploy/upstreams/pydantic_ai.txt",
     "deploy/upstreams/agno_agui.txt",
     "deploy/upstreams/bench_naive.txt",
+    "deploy/upstreams/agno_older.txt",
+    "deploy/upstreams/adk_older.txt",
 ]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
@@ -48,8 +50,9 @@ def pins(path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_lock_pins_by_hash_and_names_no_address(lock: str) -> None:
     lines = [line for line in (ROOT / lock).read_text().splitlines() if line[:1] not in {"#", ""}]
+    name = r"[a-z0-9._-]+(\[[a-z0-9,_-]+\])?"
     for line in lines:
-        assert re.match(r"[a-z0-9._-]+==\S+( ; .+)? \\$|    --hash=sha256:[0-9a-f]{64}|    #", line)
+        assert re.match(rf"{name}==\S+( ; .+)? \\$|    --hash=sha256:[0-9a-f]{{64}}|    #", line)
     heads = [number for number, line in enumerate(lines) if not line.startswith(" ")]
     assert all("--hash=" in lines[number + 1] for number in heads)
 

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,19 @@ AGNO_AGUI = Recipe(
 )
 LANGGRAPH = Recipe(
     "langgraph", lambda python: [python, "langgraph_server.py"], lambda folder: {}, "agui"
+)
+
+
+# The same apps on older servers (`make upstreams-older`).
+AGNO_OLDER = replace(AGNO, name="agno_older", home="agno")
+ADK_OLDER = replace(
+    ADK,
+    name="adk_older",
+    home="adk",
+    command=lambda python: [  # sessions and artifacts are in memory without an option
+        python.with_name("adk"),
+        *["api_server", "--host", "127.0.0.1", "--port", "0", "agents"],
+    ],
 )
 
 
