@@ -8,6 +8,7 @@ from agno.agent import Agent
 from agno.db.sqlite import SqliteDb
 from agno.exceptions import RetryAgentRun, StopAgentRun
 from agno.os import AgentOS
+from agno.run import RunContext
 from agno.run.agent import CustomEvent
 from agno.team import Team
 from agno.tools import tool
@@ -24,12 +25,12 @@ VER = md.version("agno")
 V3 = VER.startswith("3.")
 db = SqliteDb(db_file=os.environ.get("AGNO_DB", "agno.db"))
 
-def ran(tool: str, **args) -> None:
+def ran(tool: str, run_context: Optional[RunContext], **args) -> None:
     """Log a line for each run of a tool that needed approval; tests count them. Env: TOOL_LOG."""
     path = os.environ.get("TOOL_LOG")
     if path:
         with open(path, "a") as log:
-            log.write(json.dumps({"tool": tool, "args": args}) + "\n")
+            log.write(json.dumps({"tool": tool, "args": args, "session": run_context and run_context.session_id}) + "\n")
 
 def list_documents() -> dict:
     """List documents."""
@@ -70,19 +71,19 @@ async def custom_tool(n: int):
     yield "custom tool finished"
 
 @tool(requires_confirmation=True)
-def create_document(title: str) -> dict:
+def create_document(run_context: RunContext, title: str) -> dict:
     """Create a document."""
-    ran("create_document", title=title)
+    ran("create_document", run_context, title=title)
     return {"success": True, "result": {"id": "doc-123", "title": title}}
 @tool(requires_confirmation=True)
-def delete_document(doc_id: str) -> str:
+def delete_document(run_context: RunContext, doc_id: str) -> str:
     """Delete a document."""
-    ran("delete_document", doc_id=doc_id)
+    ran("delete_document", run_context, doc_id=doc_id)
     return f"deleted {doc_id}"
 @tool(requires_confirmation=True)
-def confirm_bad(x: int) -> str:
+def confirm_bad(run_context: RunContext, x: int) -> str:
     """Confirm then raise."""
-    ran("confirm_bad", x=x)
+    ran("confirm_bad", run_context, x=x)
     raise ValueError("confirmed tool blew up")
 @tool(requires_user_input=True, user_input_fields=["to_address"])
 def send_email(subject: str, body: str, to_address: str) -> str:
@@ -93,7 +94,8 @@ def send_email(subject: str, body: str, to_address: str) -> str:
         body (str): body
         to_address (str): recipient
     """
-    ran("send_email", subject=subject, to_address=to_address)
+    ran("send_email", None,  # 2.3 would ask the user for a run_context
+        subject=subject, to_address=to_address)
     return f"sent {subject!r} to {to_address}"
 @tool(external_execution=True)
 def run_shell(command: str) -> str:
@@ -115,15 +117,15 @@ try:
     from agno.approval import approval
     @approval(type="required")
     @tool(requires_confirmation=True)
-    def admin_delete(doc_id: str) -> str:
+    def admin_delete(run_context: RunContext, doc_id: str) -> str:
         """Admin-approved delete."""
-        ran("admin_delete", doc_id=doc_id)
+        ran("admin_delete", run_context, doc_id=doc_id)
         return f"admin deleted {doc_id}"
     @approval(type="audit")
     @tool(requires_confirmation=True)
-    def audited_delete(doc_id: str) -> str:
+    def audited_delete(run_context: RunContext, doc_id: str) -> str:
         """Audited delete."""
-        ran("audited_delete", doc_id=doc_id)
+        ran("audited_delete", run_context, doc_id=doc_id)
         return f"audited deleted {doc_id}"
     extra += [admin_delete, audited_delete]
 except Exception as e: print("no approval", e)
@@ -186,6 +188,12 @@ if V3:
             Step(name="last", executor=fn_step)]))
         wfs.append(Workflow(id="input-wf", name="Input WF", db=db, telemetry=False, steps=[
             Step(name="ask", executor=fn_step, human_review=HumanReview(requires_user_input=True, user_input_message="Who?", user_input_schema=[{"name": "who", "field_type": "str", "description": "name", "required": True}]))]))
+        wfs.append(Workflow(id="route-wf", name="Route WF", db=db, telemetry=False, steps=[
+            Router(name="route", choices=[Step(name="r1", executor=fn_step), Step(name="r2", executor=fn_step)],
+                   human_review=HumanReview(requires_user_input=True, user_input_message="Which way?"))]))
+        wfs.append(Workflow(id="review-wf", name="Review WF", db=db, telemetry=False, steps=[
+            Step(name="draft", executor=fn_step, human_review=HumanReview(requires_output_review=True, output_review_message="Is it good?")),
+            Step(name="last", executor=fn_step)]))
     except Exception as e: print("no workflow HITL", repr(e))
 
 kw = {"db": db} if V3 else {}
