@@ -98,7 +98,12 @@ LANGGRAPH = Recipe(
 
 
 # The same apps on older servers (`make upstreams-older`).
-AGNO_OLDER = replace(AGNO, name="agno_older", home="agno")
+AGNO_OLDER = replace(
+    AGNO,
+    name="agno_older",
+    home="agno",
+    env=lambda folder: {"AGNO_DB": str(folder / "agno-older.sqlite")},
+)
 ADK_OLDER = replace(
     ADK,
     name="adk_older",
