@@ -31,7 +31,7 @@ _PREFIX = "outbox."
 class Phase(Enum):
     """The next step for an entry of the outbox."""
 
-    TO_SEND = auto()  # the decision is taken: announce it, and send the continue
+    TO_SEND = auto()  # the decision is taken: announce it, and send the continue command
     UNDECIDED = auto()  # the decision may still be taken: wait
     ABANDONED = auto()  # the decision was not taken within ABANDONED_S: delete the entry
 

@@ -1,7 +1,7 @@
 """Estimates how large a regular expression is when its counted repetitions are written out. Pure.
 
-RE2 takes time proportional to the text and to this size: `(a|aa){1,500}` twice takes 20 µs for each
-byte of the text.
+RE2 takes time proportional to the size of the text and to the size of the expression. For example,
+`(a|aa){1,500}` written twice takes 20 µs for each byte of the text.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import Final
 
 from penstock.expressions.errors import ExpressionError
 
-_PROPERTY_SIZE: Final = 50  # a class such as \pL has many ranges
+_PROPERTY_SIZE: Final = 50  # the size of a class such as \pL, which has many ranges
 _COUNT: Final = re.compile(r"\{([0-9]{1,6})(?:(,)([0-9]{0,6}))?\}")
 _PROPERTY: Final = re.compile(r"\\[pP](?:\{\^?[A-Za-z_]+\}|.)")
 _CLASS: Final = re.compile(r"\[\^?\]?(?:\\.|\[:\^?[a-z]+:\]|[^\]\\])*\]?", re.DOTALL)
-# A text of CEL may write a brace as \x7b, so escapes that could hide one are not read.
+# The escapes that a literal may have. Other escapes are refused, because an escape such as \x7b
+# could hide a brace.
 _PLAIN_ESCAPES: Final = {"\\": "\\", '"': '"', "'": "'", "n": "\n", "t": "\t"}
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 
 
 def pattern_of(literal: str) -> str:
-    """Return the regular expression that a text literal of CEL writes, such as `r"^a"`.
+    """Return the regular expression that a text literal of CEL, such as `r"^a"`, contains.
 
     Raises:
         ExpressionError: the literal has an escape such as \\x7b.
@@ -36,7 +37,7 @@ def pattern_of(literal: str) -> str:
 
 
 def size_of(pattern: str) -> int:
-    """Return about how many instructions the pattern has, with repetitions written out."""
+    """Return the approximate number of RE2's instructions for the pattern."""
     groups, last, at = [0], 0, 0  # the sizes of the open groups, and of the last part
     while at < len(pattern):
         sign = pattern[at]

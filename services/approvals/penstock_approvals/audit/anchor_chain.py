@@ -50,7 +50,8 @@ def loss(
 ) -> Link:
     """Return the record of the fact that NATS has lost the end of the stream AUDIT.
 
-    `stands` is the last stream sequence after the loss, and `known` the last one before the loss.
+    `stands` is the last stream sequence after the loss, and `known` is the last stream sequence
+    before the loss.
     """
     said = {
         "event": "lost",

@@ -94,8 +94,8 @@ class Anchors:
         """Cover all records that no anchor covers yet; return whether this process wrote anchors.
 
         An anchor has at most `MAX_HEADS` runs, so several anchors may be needed. Only the last of
-        these gets the `day`. So if the process ends in between, the day counts as not anchored, and
-        another process continues.
+        these anchors has the `day`. So if the process ends before the last anchor, the anchor of
+        the day is still missing, and another process writes it.
         """
         while True:
             last, sequence = await self._last()

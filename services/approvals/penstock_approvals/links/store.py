@@ -62,7 +62,8 @@ class Links:
         if not user and not role:
             raise LinkRefused(422, "user or role: name who decides with the link")
         if not user and record.need > 1:
-            # Otherwise a member of the group could vote by the link, and again under the own name.
+            # Without this, a member of the group could vote by the link, and again under the
+            # member's name.
             raise LinkRefused(
                 422, f"user: {record.need} people must decide, so a link must say who decides"
             )

@@ -1,8 +1,9 @@
 """Check a value against the JSON Schema of an agent's server, without trusting the schema. Pure.
 
 A schema may name other schemas by URL, refer to itself without end, or have a pattern that takes
-hours. So nothing is fetched, references are counted, and patterns are those of RE2. What cannot be
-judged here fits, since the agent's server judges the value again.
+hours. So this module fetches nothing, limits the number of references, and evaluates patterns with
+RE2. A value that cannot be judged here is accepted, because the agent's server judges the value
+again.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from referencing.exceptions import Unresolvable
 from penstock.expressions import is_found
 
 MAX_REFERENCES: Final = 1000
-# Their patterns are read in several places of the library, by Python's slow expressions.
+# The keyword whose patterns the library evaluates with Python's slow regular expressions, in
+# several places. A schema with this keyword is not judged.
 _UNREADABLE: Final = "patternProperties"
 _extended: Final[Any] = extend  # the library has no types for it
 
 
 class _TooMuch(Exception):
-    """The schema refers to schemas too often."""
+    """The validation has followed more than `MAX_REFERENCES` references."""
 
 
 def misfit(schema: dict[str, Any], value: Any) -> str | None:
-    """Return where and why the value does not fit the schema; None if it fits, or is not judged."""
+    """Return where and why the value does not fit the schema; None if it fits or is not judged."""
     try:
         Draft202012Validator.check_schema(schema)
         if _has_key(schema, _UNREADABLE):

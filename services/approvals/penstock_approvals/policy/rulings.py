@@ -63,7 +63,7 @@ CONDITIONS: Final = Conditions(VARIABLES)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A pause as a policy sees it. `items` are those of approval.requested."""
+    """The facts of a pause that a policy reads. `items` are the items of `approval.requested`."""
 
     agent: str
     user: str

@@ -44,8 +44,9 @@ MAX_DEFERRALS = 10_000
 # The first and the longest wait in seconds of a delivery whose rule is paused.
 PAUSED_S = (10.0, 3600.0)
 
-# How long a job that is due waits in SCHEDULES for a process: as long as records of deliveries are
-# kept by default. A process that ends before it deletes the message leaves it for so long.
+# The TTL in seconds of a job that is due and waits in SCHEDULES for a process: as long as records
+# of deliveries are kept by default. If a process ends before it deletes the message, the server
+# deletes the message after this time.
 DUE_TTL_S = 30 * 86_400.0
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
@@ -274,8 +275,8 @@ class Deliverer:
 
     async def _settle_new(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
         while not await self._persist(partial(self._records.put, job, record)):
-            # The server has delivered the job to another process, since this one did not answer in
-            # time. What that process has written counts.
+            # This process did not answer in time, so the server has delivered the job to another
+            # process. The record that the other process has written is kept.
             found = await self._persist(lambda: self._records.get(job))
             if found is not None and found.has_done(job):
                 record = found
@@ -326,7 +327,8 @@ class Deliverer:
         timeline = _timeline(job, record)
         type_, data = outcome(job, record)
         if timeline is None:
-            if record.status != "failed" or not job.can_be_repeated:  # else `_settle` logs it
+            # in all other cases, `_settle` logs the failure
+            if record.status != "failed" or not job.can_be_repeated:
                 log.info("%s: rule %s: %s: %s", job.about, job.rule, type_, data["result"])
             return True
         if job.run_id is None:

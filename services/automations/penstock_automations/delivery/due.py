@@ -41,14 +41,15 @@ class Due:
                 log.warning("%s is published in %g s: %s", stored.subject, RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
                 await taken.working()
-        # The server reports a message that is deleted before it is acknowledged as terminated.
+        # Acknowledge first: the server reports a message that is deleted before its acknowledgement
+        # as terminated.
         await taken.ack()
         await self._delete(stored)
 
     async def _delete(self, stored: Stored) -> None:
-        """Delete a message that was acknowledged; SCHEDULES has no age limit.
+        """Delete an acknowledged message, because SCHEDULES has no age limit.
 
-        If the process ends before this, the server deletes the message after its TTL.
+        If the process ends before this call, the server deletes the message after its TTL.
         """
         while True:
             try:

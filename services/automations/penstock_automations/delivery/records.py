@@ -54,12 +54,12 @@ class DeliveryRecord(Record):
     next_at: float | None = Field(None, description="When the next attempt is due, Unix seconds")
     job: dict[str, Any] = Field({}, description="The job of this replay's first attempt")
 
-    # Of the stored record; 0 if there is none. A process that has lost its job must not overwrite
-    # what the next one has written.
+    # The revision of the stored record; 0 if there is none. With the revision, a process that has
+    # lost its job cannot overwrite the record of the next process.
     _revision: int = PrivateAttr(0)
 
     def follows(self, earlier: DeliveryRecord | None) -> None:
-        """Have this record replace an earlier one."""
+        """Make this record replace an earlier record."""
         self._revision = earlier._revision if earlier is not None else 0
 
     def has_done(self, job: Job) -> bool:

@@ -12,7 +12,7 @@ from penstock_automations.jobs.job import EventSource, Job
 
 # the greatest number of jobs in a queue; each takes up to 500 bytes of the queue's record
 MAX_WAITING = 1000
-_WHOLE = "whole"  # marks an entry that has all fields of its job
+_WHOLE = "whole"  # the key that marks an entry with all fields of its job
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ NOBODY: Final = Hook(secrets=[new_secret()])
 _ID: Final = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,256}")
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,10}")
 _MAX_SIGNATURES: Final = 10
-# Each request is compared with so many secrets, also for a rule with one secret or with tokens.
+# The number of secrets with which each request is compared, also for a rule with one secret or with
+# tokens, so that the time is the same.
 _SECRETS: Final = 2
 
 Refusal = Literal["id", "timestamp", "signature", "token"]

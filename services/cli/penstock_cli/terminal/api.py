@@ -21,7 +21,8 @@ from penstock.sse import Frame, Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 REQUEST_TIMEOUT_S = 30.0
-# seconds without bytes after which a stream counts as broken; three keep-alive comments would come
+# seconds without bytes after which a stream counts as broken; in this time, the server sends three
+# keep-alive comments
 STREAM_READ_TIMEOUT_S = 45.0
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the last pause is repeated
 GIVE_UP_S = 120.0

@@ -105,10 +105,10 @@ class AdkUpstream:
         return False
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
-        """Note nothing: ADK's headers do not name the run."""
+        """Do nothing, because ADK's headers do not name the run."""
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Note the invocation's id, which every event has."""
+        """Keep the invocation's id, which every event has."""
         if seen.run_id is not None:
             return
         try:

@@ -79,15 +79,15 @@ class Upstream(Protocol[AgentT_contra]):
         ...
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
-        """Note in `seen` what the response's headers tell about how to reattach."""
+        """Keep in `seen` the facts from the response's headers that `reattach` needs."""
         ...
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Note in `seen` what a frame tells about how to reattach."""
+        """Keep in `seen` the facts from a frame that `reattach` needs."""
         ...
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """Whether the run goes on when we close the connection, and can be reattached to."""
+        """Whether the run continues after the connection is closed, so that `reattach` can work."""
         ...
 
     async def reattach(

@@ -20,7 +20,7 @@ from penstock_automations.rules.model import Webhook
 from penstock_automations.rules.records import CompiledRule
 
 MAX_TEST_S = 20.0
-LONG_S = 0.5  # after a longer wait for its turn, a delivery is looked up again
+LONG_S = 0.5  # if a delivery waits longer than this for its turn, its record is read again
 
 
 class WebhookCarrier:
@@ -36,7 +36,7 @@ class WebhookCarrier:
         self._bus = bus
         self._sender = sender
         self._max_bytes = max_bytes
-        self._is_done = is_done  # whether the attempt of a job was made already
+        self._is_done = is_done  # returns whether the attempt of a job was made already
         self.endpoints = Endpoints()
 
     @asynccontextmanager
@@ -64,7 +64,7 @@ class WebhookCarrier:
         endpoint = self.endpoints.of(webhook)
         begun = time.monotonic()
         async with endpoint.turn():
-            # Another process may have got the job meanwhile, if this one was too slow to hold it.
+            # If this process was too slow, the server may have given the job to another process.
             if time.monotonic() - begun > LONG_S and await self._is_done(job):
                 return Later(0.0)
             # The endpoint may have failed while this delivery waited for its turn.

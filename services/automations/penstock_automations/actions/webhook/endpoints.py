@@ -114,7 +114,7 @@ class Endpoints:
     def of(self, webhook: Webhook) -> Endpoint:
         """Return the endpoint of a webhook.
 
-        The concurrency and the rate of the endpoint are those of the webhook that asked last.
+        The endpoint takes the concurrency and the rate of this webhook, in place of earlier ones.
         """
         key = origin(webhook.url)
         endpoint = self._known.get(key)
