@@ -70,7 +70,7 @@ class SessionShards:
                 shard = self.of_new_session()
             if await bucket.create(key, b"%d" % shard) is not None:
                 return shard
-            entry = await bucket.get(key)  # another process was first
+            entry = await bucket.get(key)  # another process has written the shard first
         if entry is None:
             raise BusUnavailable("the shard of the session has just expired; try again")
         return int(entry.value)

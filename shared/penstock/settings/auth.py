@@ -46,7 +46,7 @@ class AuthSettings(BaseSettings):
         env_prefix="PENSTOCK_AUTH_",
         extra="ignore",
         populate_by_name=True,
-        hide_input_in_errors=True,  # the input may be a secret
+        hide_input_in_errors=True,  # an error must not show the value, which may be a secret
     )
 
     jwt_secret: str | None = Field(

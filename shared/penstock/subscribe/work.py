@@ -111,7 +111,7 @@ class Work:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            await asyncio.sleep(0)  # the callbacks of the tasks run
+            await asyncio.sleep(0)  # lets the callbacks of the tasks run, which update `_last`
 
     def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
         self._room.release()

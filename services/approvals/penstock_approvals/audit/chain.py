@@ -53,7 +53,8 @@ class Entry:
     decision: str | None = None
     items: Mapping[str, str] | None = None  # the decision of each item
     note_hash: str | None = None
-    details: Mapping[str, Any] | None = None  # arguments, values and notes, if a setting wants them
+    # arguments, values and notes, if `audit_details` is set
+    details: Mapping[str, Any] | None = None
 
     @property
     def key(self) -> str:

@@ -15,7 +15,7 @@ from penstock_approvals.audit.chain import GENESIS, Entry, Link, Malformed, link
 
 log = logging.getLogger(__name__)
 
-LAG_S = 0.05  # how long a read waits for a replica that lags behind
+LAG_S = 0.05  # seconds that a read waits for a replica that lags behind
 ATTEMPTS = 100
 
 

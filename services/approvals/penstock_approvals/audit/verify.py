@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from penstock_approvals.audit.anchor_chain import is_signed
 from penstock_approvals.audit.chain import GENESIS, Link, Malformed, parse
 
-ANCHOR = "anchor"  # the second token of the subject of anchors
+ANCHOR = "anchor"  # the second token of the anchors' subject, `audit.anchor`
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class Verifier:
         are taken; None for all runs.
         """
         self.records = 0
-        self.newer = 0  # records after the last anchor
+        self.newer = 0  # the number of records after the last anchor
         self.losses: list[str] = []  # the losses of NATS that the anchors name
         self._keys = keys
         self._wanted = anchor
         self._only = only
         self._chains: dict[str, _Chain] = {}
         self._anchors = _Chain()
-        self._unsigned: list[int] = []  # the anchors without a valid signature
+        self._unsigned: list[int] = []  # the numbers of the anchors without a valid signature
         self._signed = False
         self._findings: list[Finding] = []
 

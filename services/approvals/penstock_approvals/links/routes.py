@@ -181,8 +181,8 @@ class LinkPages:
         try:
             await self._links.used(link, sent.decision)
         except BusError as error:
-            # The decision is taken, so the link cannot be used again. Without the note, the page of
-            # the link only cannot show that this link was used.
+            # The decision is taken, so the link cannot be used again. Without the note, the page
+            # still says that the approval was decided, but not that this link was used.
             log.warning("approval %s: a link's use is not noted: %s", link.approval_id, error)
 
 

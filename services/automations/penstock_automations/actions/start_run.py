@@ -110,7 +110,7 @@ class RunCarrier:
             made = await self._made(rule, job, occurrence)
             if await self._plans.create(key, made.dump()) is not None:
                 return made
-            entry = await self._plans.get(key)  # another process was first
+            entry = await self._plans.get(key)  # another process has stored the plan first
         if entry is None:
             raise Problem(503, "the plan of the run has just expired")
         return Plan.model_validate_json(entry.value)

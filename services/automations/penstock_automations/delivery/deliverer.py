@@ -86,7 +86,7 @@ class Deliverer:
         self._announcements = Announcements(bus, pod)
         self._records = Records(bus)
         self._working: set[asyncio.Task[None]] = set()
-        self.on_room: Callable[[], None] = lambda: None  # called when a place is free
+        self.on_room: Callable[[], None] = lambda: None  # called when `room` has grown
 
     def room(self) -> int:
         """Return how many more jobs may be taken."""

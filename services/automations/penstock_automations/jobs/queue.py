@@ -33,7 +33,7 @@ class Queue:
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
-        """Return the queue that `dump` wrote. Raises ValueError, LookupError for another text."""
+        """Return the queue that `dump` wrote. Raises ValueError or LookupError for other bytes."""
         fields = orjson.loads(payload)
         return cls(fields["upto"], tuple(fields["jobs"]), fields.get("same", {}))
 

@@ -208,7 +208,7 @@ def _major(answer: httpx.Response) -> int:
     try:
         return int(answer.json()["version"].partition(".")[0])
     except (ValueError, LookupError, TypeError, AttributeError):
-        return 1  # the server has /version, so it is no 1.16
+        return 1  # the server has the route /version, which 1.16 lacks
 
 
 def _session_url(agent: AdkAgent, user_id: str, session_id: str) -> str:

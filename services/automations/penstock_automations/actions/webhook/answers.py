@@ -12,7 +12,7 @@ from typing import Literal
 from penstock_automations.actions.carrier import Verdict
 from penstock_automations.rules.secrets import HIDDEN
 
-KEPT_BYTES = 1024  # how much of an answer records and dead letters keep
+KEPT_BYTES = 1024  # how many bytes of an answer's body are kept in records and dead letters
 # Statuses with which an endpoint says that it cannot work now, besides 5xx. The circuit breaker
 # counts these answers as failures.
 _OVERLOADED = frozenset({408, 429})

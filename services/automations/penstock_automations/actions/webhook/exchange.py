@@ -16,7 +16,7 @@ import httpx
 
 from penstock_automations.actions.webhook.answers import Answer
 
-READ_BYTES: Final = 64 * 1024  # how much of an answer's body is read
+READ_BYTES: Final = 64 * 1024  # the greatest number of bytes of an answer's body that are read
 MAX_HEAD_BYTES: Final = 64 * 1024
 _CHUNK_BYTES: Final = 64 * 1024
 _NO_VALUE: Final = frozenset("\r\n\0")

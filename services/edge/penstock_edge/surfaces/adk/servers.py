@@ -103,7 +103,8 @@ class AdkServers:
         """Return the server's descriptions of its apps; empty if an older server has only names.
 
         Raises:
-            Problem: 502 and 504, as the class says; 504 already after `DESCRIBED_S`.
+            Problem: 502 and 504, as for all methods of the class. The time limit is only
+                `DESCRIBED_S` here.
         """
         query = {"detailed": "true"}
         answer = await self._send("GET", agent, ["list-apps"], query=query, timeout_s=DESCRIBED_S)
