@@ -50,6 +50,14 @@ export interface ErrorInfo {
   detail?: unknown;
 }
 
+/** The people who may decide, too. Two empty lists mean everybody with the policy's scope. */
+export interface EscalatedTo {
+  /** Roles, of which a person needs one. */
+  roles: string[];
+  /** Users, by name. */
+  users: string[];
+}
+
 /** The type of an event, as category and action. */
 export interface EventName {
   /** The category of the event, such as `lifecycle`, `llm` or `approval`. */
@@ -770,6 +778,24 @@ export interface ApprovalDecided extends Envelope {
   };
 }
 
+/** Nobody decided in time for a step of the policy, so further people may decide now. */
+export interface ApprovalEscalated extends Envelope {
+  event: {
+    category: "approval";
+    action: "escalated";
+  };
+  data: {
+    /** The approval's id. */
+    approval_id: string;
+    /** The number of the step: 1 for the approval's first escalation by time. */
+    step: number;
+    /** The people who may decide from now on, too. */
+    to: EscalatedTo;
+    /** The deadline of the decision: RFC 3339, UTC. */
+    expires_at?: string | null;
+  };
+}
+
 /** The deadline passed without a decision. */
 export interface ApprovalExpired extends Envelope {
   event: {
@@ -1035,6 +1061,7 @@ export interface EventMap {
   "retrieval.result": RetrievalResult;
   "approval.requested": ApprovalRequested;
   "approval.decided": ApprovalDecided;
+  "approval.escalated": ApprovalEscalated;
   "approval.expired": ApprovalExpired;
   "approval.withdrawn": ApprovalWithdrawn;
   "automation.triggered": AutomationTriggered;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,6 +18,7 @@ from penstock_automations.rules.rights import missing_right
 from penstock_normalizer.service import NormalizerService
 from support.drive.automations import automations, rule
 from support.fakes.pauses import confirmation, start_and_pause
+from support.fakes.policies import written
 from support.fakes.receiver import Received, answers
 from support.real.nats import NatsServer
 
@@ -66,6 +68,42 @@ async def test_a_person_decides_by_the_link_that_a_webhook_brings(nats_server: N
         for bucket in ("deliveries", "rules", "tokens"):
             for entry in await made.bus.bucket(bucket).entries():
                 assert secret.encode() not in entry.value
+
+
+async def test_an_escalation_brings_links_to_those_whom_it_lets_decide(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    others = (NormalizerService, ApprovalsService)
+    steps = "[{after: 1s, to: {roles: [leads]}}]"
+    policy = written(tmp_path, f"default: {{deadline: 1h, escalate: {steps}}}\n")
+    async with automations(nats_server.url, others=others, policy=policy) as made:
+        link = {"role": "leads"}
+        asked = with_links(made.receiver.url(), link, subject="approval.escalated")
+        await made.store.apply(asked, ADMIN)
+        await made.settled()
+        run_id = await start_and_pause(made.penstock, confirmation("t1"))
+        [request] = await made.receiver.count(1)
+        assert request.json["type"] == "approval.escalated"
+        assert request.json["data"]["data"]["to"] == {"roles": ["leads"], "users": []}
+        [sent] = request.json["links"]
+        http = made.penstock.http
+        shown = (await http.get(sent["url"])).text
+        signature = re.findall(r'name="csrf" value="([0-9a-f]+)"', shown)[0]
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        body = urlencode({"csrf": signature, "decision": "approve"})
+        acted = await http.post(sent["url"], content=body, headers=form)
+        assert acted.status_code == 303, acted.text
+        events = await made.penstock.events_until(run_id, "approval.decided")
+    assert events[-1].data["outcome"] == "approved"
+    types = [event.type for event in events]
+    assert types.index("approval.escalated") < types.index("approval.decided")
+
+
+def test_a_rule_on_requests_and_escalations_may_have_links() -> None:
+    both = with_links("https://x.example/", {"role": "finance"}, subject=ASKED)
+    subjects = [ASKED, "approval.escalated"]
+    made = Rule.model_validate({**both.model_dump(exclude_none=True), "subjects": subjects})
+    assert made.subjects == subjects
 
 
 @pytest.mark.parametrize(

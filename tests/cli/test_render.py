@@ -112,6 +112,13 @@ def test_an_approval_shows_what_would_run() -> None:
 
 
 def test_a_decision_names_who_took_it_and_why() -> None:
+    to = {"roles": ["leads"], "users": ["chief"]}
+    step = {"approval_id": "a", "step": 1, "to": to}
+    assert said(event("approval.escalated", step)) == (
+        "escalated (step 1): the role leads, chief may decide, too\n"
+    )
+    nobody = {**step, "to": {"roles": [], "users": []}}
+    assert "everybody who decides approvals may decide" in said(event("approval.escalated", nobody))
     data = {"approval_id": "a", "outcome": "rejected", "by": "ann", "note": "not today"}
     assert said(event("approval.decided", data)) == "rejected by ann: not today\n"
 

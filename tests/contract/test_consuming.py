@@ -26,6 +26,7 @@ PRINTED = [
     f"{RUN_ID}.13 llm.tool_result",
     f"{RUN_ID}.8 approval.requested",
     f"{RUN_ID}.10 approval.decided",
+    f"{RUN_ID}.10 approval.escalated",
     f"{RUN_ID}.10 approval.expired",
     f"{RUN_ID}.17 approval.withdrawn",
     f"{RUN_ID}.99 approval.delegated",
@@ -151,6 +152,7 @@ async def test_typed_subscribers_work_under_the_permissions_of_the_document(
     assert sorted(seen) == [
         "approval.decided",
         "approval.delegated",
+        "approval.escalated",
         "approval.expired",
         "approval.requested",
         "approval.withdrawn",

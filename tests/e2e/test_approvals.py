@@ -22,6 +22,10 @@ pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 POLICY = """\
 rules:
   - {id: expires, match: {user: expires}, outcome: ask, deadline: 1s}
+  - {id: rises, match: {user: rises}, outcome: ask, deadline: 1h, escalate: [
+      {after: 1s, to: {roles: [leads]}}, {after: 2s, to: {users: [chief]}}]}
+  - {id: falls, match: {user: falls}, outcome: ask, deadline: 3s, escalate: [
+      {after: 1s, to: {roles: [leads]}}, {after: 2s, to: {users: [chief]}}]}
   - {id: two, match: {user: two}, outcome: ask, need: 2, deciders: {roles: [ops]}}
   - {id: allow, match: {user: auto-yes}, outcome: approve}
   - {id: never, match: {user: auto-no}, outcome: reject, note: Never.}
@@ -122,6 +126,35 @@ async def test_what_nobody_decides_in_time_continues_as_expired(
     assert "approval.expired" in types(events)
     assert types(events)[-1] == "lifecycle.completed"
     assert outcomes(events) == {"expired"}
+
+
+@pytest.mark.parametrize("asks", CONFIRMATIONS[:3:2], ids=str)
+@pytest.mark.parametrize("user", ["rises", "falls"])
+async def test_what_nobody_decides_is_escalated_step_by_step(
+    penstock: Pipeline, asks: Asks, user: str
+) -> None:
+    """A real server waits until the second step's person decides, or until the deadline."""
+    approval = await asked(penstock, asks, user)
+    if user == "rises":
+        early = await penstock.ask(approval.approval_id, vote(approval, person("chief")))
+        assert early.status == 403
+        await penstock.events_until(
+            approval.run_id, lambda e: e.type == "approval.escalated" and e.data["step"] == 2
+        )
+        reply = await penstock.ask(approval.approval_id, vote(approval, person("chief")))
+        assert reply.status == 200
+    events = await penstock.ended(approval.run_id)
+    check(events)
+    steps = [event.data for event in events if event.type == "approval.escalated"]
+    assert [(each["step"], each["to"]) for each in steps] == [
+        (1, {"roles": ["leads"], "users": []}),
+        (2, {"roles": [], "users": ["chief"]}),
+    ]
+    ending = "approval.decided" if user == "rises" else "approval.expired"
+    names = types(events)
+    last = len(names) - 1 - names[::-1].index("approval.escalated")
+    assert last < names.index(ending)
+    assert outcomes(events) == ({"ok"} if user == "rises" else {"expired"})
 
 
 @pytest.mark.parametrize("asks", ANSWERED, ids=str)

@@ -141,6 +141,44 @@ def test_paused_is_said_only_of_the_request_that_is_open_and_once() -> None:
     assert types(fold_all([right, again], one)) == ["lifecycle.paused"]
 
 
+def escalated(frames: Frames, approval_id: str | None, step: object) -> RawFrame:
+    to = {"roles": ["leads"], "users": []}
+    return frames.event("approval.escalated", approval_id=approval_id, step=step, to=to)
+
+
+@pytest.mark.parametrize("ending", ["approval.expired", "approval.decided"])
+def test_escalations_are_taken_once_with_rising_steps_until_the_approval_ends(ending: str) -> None:
+    frames, one = Frames(), fold()
+    assert fold_all([frames.open(), escalated(frames, None, 1)], one)[1:] == []
+    frames, one = Frames(), fold()
+    fold_all(paused(frames), one)
+    asked = one.approval_id
+    steps = [escalated(frames, asked, step) for step in (1, 1, 3, 2, 3, None, "4")]
+    others = [escalated(frames, "other", 4)]
+    over = [frames.event(ending, approval_id=asked), escalated(frames, asked, 4)]
+    told = fold_all([*steps, *others, *over], one)
+    assert [(e.type, e.data.get("step")) for e in told] == [
+        ("approval.escalated", 1),
+        ("approval.escalated", 3),
+        (ending, None),
+    ]
+    resumed = [frames.open_next(asked or "", t1="approve"), escalated(frames, asked, 5)]
+    assert "approval.escalated" not in types(fold_all(resumed, one))
+
+
+def test_a_snapshot_has_the_escalations_and_may_be_of_a_release_without_them() -> None:
+    frames, one = Frames(), fold()
+    fold_all(paused(frames), one)
+    fold_all([escalated(frames, one.approval_id, 1)], one)
+    state = one.snapshot()
+    older = {name: value for name, value in state.items() if name not in ("escalated", "expired")}
+    again = escalated(frames, one.approval_id, 1)
+    for snapshot, expected in ((state, []), (older, ["approval.escalated"])):
+        restored = fold()
+        restored.restore(json.loads(json.dumps(snapshot)))
+        assert types(fold_all([again], restored)) == expected
+
+
 def test_a_decision_resumes_the_run_in_its_next_leg() -> None:
     frames = Frames()
     one = fold()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import orjson
 
@@ -27,7 +27,9 @@ class Announcements:
         self._pod = pod
         self._writes = 0
 
-    async def once(self, run_id: str, leg: int, *events: Event) -> None:
+    async def once(
+        self, run_id: str, leg: int, *events: Event, earlier: Sequence[Event] = ()
+    ) -> None:
         """Write source events of the run's leg, in this order, unless they were written before.
 
         A repeated call reads this service's last event of the run. If this is one of `events`, the
@@ -35,14 +37,21 @@ class Announcements:
         a decision is announced before it is sent, so a later leg begins only after all events of
         this leg were written.
 
+        `earlier` are events that come before the others. A process that ended may have left them
+        unwritten; then they are written, too. They are not written if RAW has no event of this
+        service any more: those of a run that waits for longer than RAW keeps frames were written,
+        and have aged out.
+
         Raises:
             BusError: the bus does not answer; the call may be repeated.
         """
-        payloads = [orjson.dumps({"type": type_, "data": data}) for type_, data in events]
+        new = [_payload(event) for event in events]
+        all_of_them = [*map(_payload, earlier), *new]
         while True:
             last = await tail(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
             if last is not None and int(last.headers[LEG]) > leg:
                 return
+            payloads = all_of_them if last is not None else new
             written = last.payload if last is not None else b""
             missing = payloads[payloads.index(written) + 1 :] if written in payloads else payloads
             if not missing:
@@ -57,3 +66,8 @@ class Announcements:
                 return
             except FenceConflict:
                 log.info("run %s: another instance announced something; look again", run_id)
+
+
+def _payload(event: Event) -> bytes:
+    type_, data = event
+    return orjson.dumps({"type": type_, "data": data})

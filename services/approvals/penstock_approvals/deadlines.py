@@ -26,10 +26,15 @@ class Deadlines:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def schedule(self, record: ApprovalRecord) -> None:
-        """Schedule a message for each escalation and for the deadline. Raises BusError."""
+    async def schedule(self, record: ApprovalRecord, after: datetime | None = None) -> None:
+        """Schedule a message for each escalation and for the deadline, if later than `after`.
+
+        Raises BusError.
+        """
         payload = orjson.dumps({"approval_id": record.approval_id})
         for step, at in _steps(record):
+            if after is not None and at <= after.timestamp():
+                continue
             key = f"{step}.{_name(record)}"
             subject, target = subjects.schedule(SERVICE, key), subjects.due(SERVICE, key)
             await schedule(self._bus, subject, target, at, payload)

@@ -35,7 +35,8 @@ from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.listing import ApprovalList
 from penstock_approvals.outbox import Outbox
-from penstock_approvals.outcomes.automatic import expired, is_late, reached, ruled
+from penstock_approvals.outcomes.automatic import expired, is_late, ruled
+from penstock_approvals.outcomes.escalations import escalations, reached
 from penstock_approvals.outcomes.votes import Refused, cast, said_the_same
 from penstock_approvals.policies import Policies
 from penstock_approvals.policy import Question
@@ -90,18 +91,22 @@ class Approvals:
         await self._on_requested(body, again=True)
 
     async def on_due(self, approval_id: str) -> None:
-        """Record that an escalation or the deadline was reached. A repeated call does nothing.
+        """Note the escalations that were reached, or the end of the deadline, and announce them.
+
+        A repeat changes nothing. After an outage, each escalation that was reached is announced
+        once, in their order. None is announced after the deadline, since nobody can decide then.
 
         Raises:
-            Retry: by the server's clock, it is too early.
             UnreadableRecord, ObjectGone: the record cannot be read.
             BusError: the bus does not answer.
         """
         await self._bus.clock.look()
+        known: int | None = None  # how many escalations the record counted before this call
         while (held := await self._records.find(approval_id)) is not None:
             record, now = held.record, self._bus.clock.now()
             if record.status != "pending":
                 break
+            known = record.escalated if known is None else known
             if is_late(record, now):
                 await self._expire(held)
             elif (escalated := reached(record, now)) > record.escalated:
@@ -110,6 +115,12 @@ class Approvals:
                 log.info("run %s: approval %s was escalated", record.run_id, approval_id)
             else:
                 await self.audit.follow(record)  # writes an entry for the escalation
+                steps = escalations(record)
+                earlier, new = steps[:known], steps[known:]
+                await self._announcements.once(record.run_id, record.leg, *new, earlier=earlier)
+                # The message of a later step may have come too early: by another server's clock.
+                # Without a new one, nothing would notice the step at its time.
+                await self._deadlines.schedule(record, after=now)
                 return
         await self._outbox.send_on(approval_id)
 
@@ -151,7 +162,8 @@ class Approvals:
             for item in kept.items:
                 await self._point_to(kept, run, item["item_id"])
             await self._deadlines.schedule(kept)
-            await self._announcements.once(run_id, kept.leg, ("lifecycle.paused", _paused(kept)))
+            paused = ("lifecycle.paused", _paused(kept))
+            await self._announcements.once(run_id, kept.leg, paused, *escalations(kept))
         elif kept.status == "decided" and kept.decision is not None and kept.decision.automatic:
             await self._outbox.send_on(approval_id)
         last = await tail(self._bus, events_for(run_id), events_of_run(run_id))

@@ -26,7 +26,9 @@ def name_of(record: ApprovalRecord) -> str:
     """Return the name of the SSE event for a record, such as `approval.requested`."""
     if record.status != "pending":
         return f"approval.{record.status}"
-    return "approval.voted" if record.votes else "approval.requested"
+    if record.votes and (not record.escalated or record.votes[-1].at >= record.updated_at):
+        return "approval.voted"
+    return "approval.escalated" if record.escalated else "approval.requested"
 
 
 def page(batch: Batch, shows: Callable[[ApprovalRecord], bool]) -> dict[str, Any]:

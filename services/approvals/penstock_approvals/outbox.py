@@ -19,6 +19,7 @@ from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.hiding import shown_items
 from penstock_approvals.outcomes.automatic import CANCEL_REASON, POLICY, Consequence, consequence
+from penstock_approvals.outcomes.escalations import escalations
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ class Outbox:
         if record is None or record.status not in ENDED:
             return
         await self._audit.follow(record)
-        await self._announcements.once(record.run_id, record.leg, *_events(record))
+        ended, earlier = _events(record), escalations(record)
+        await self._announcements.once(record.run_id, record.leg, *ended, earlier=earlier)
         await self._carry_out(record)
         await self._deadlines.cancel(record)
         await self._bucket.delete(f"{_PREFIX}{approval_id}")

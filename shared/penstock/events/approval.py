@@ -131,6 +131,39 @@ class Decided(Data, title="Approval decided"):
     items: list[DecidedItem] = Field(description="The decision on each item.")
 
 
+class EscalatedTo(Model):
+    """The people who may decide, too. Two empty lists mean everybody with the policy's scope."""
+
+    roles: list[str] = Field(description="Roles, of which a person needs one.")
+    users: list[str] = Field(description="Users, by name.")
+
+
+class Escalated(Data, title="Approval escalated"):
+    """Nobody decided in time for a step of the policy, so further people may decide now."""
+
+    TYPE: ClassVar[str] = "approval.escalated"
+    NOTE: ClassVar[Note] = Note(
+        when="When an escalation of the policy is reached and the run still waits.",
+        times="at most once per `approval_id` and `step`, with rising steps",
+        sequence=10,
+        from_agent=False,
+        example={
+            "approval_id": APPROVAL_ID,
+            "step": 1,
+            "to": {"roles": ["finance-leads"], "users": []},
+            "expires_at": "2025-12-31T11:00:00.000Z",
+        },
+    )
+    approval_id: str = Field(description="The approval's id.")
+    step: int = Field(
+        description="The number of the step: 1 for the approval's first escalation by time."
+    )
+    to: EscalatedTo = Field(description="The people who may decide from now on, too.")
+    expires_at: str | None = Field(
+        default=None, description="The deadline of the decision: RFC 3339, UTC."
+    )
+
+
 class Expired(Data, title="Approval expired"):
     """The deadline passed without a decision."""
 

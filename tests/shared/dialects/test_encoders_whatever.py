@@ -40,6 +40,7 @@ SPARE: dict[str, dict[str, Any]] = {
     "workflow.step_progress": {"step_id": "s"},
     "retrieval.started": {"retrieval_id": "r", "query": "q"},
     "retrieval.result": {"documents": [{"id": "d", "content": ""}]},
+    "approval.escalated": {"approval_id": "a", "step": 1, "to": {"roles": ["r"], "users": []}},
     "approval.expired": {"approval_id": "a", "reason": "late"},
     "approval.withdrawn": {"approval_id": "a", "reason": "over"},
     "automation.triggered": {

@@ -47,6 +47,7 @@ VOCABULARY = {
     "approval.requested": "approval_id digest expires_at? policy? deciders_required items",
     "approval.decided": "approval_id outcome by on_behalf_of? deciders? policy? automatic note?"
     " items",
+    "approval.escalated": "approval_id step to expires_at?",
     "approval.expired": "approval_id reason",
     "approval.withdrawn": "approval_id reason",
     "automation.triggered": "depth? automation trigger delivery_id workflow",

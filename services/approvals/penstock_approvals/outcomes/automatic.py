@@ -46,11 +46,6 @@ def is_late(record: ApprovalRecord, now: datetime) -> bool:
     return record.expires_at is not None and datetime.fromisoformat(record.expires_at) <= now
 
 
-def reached(record: ApprovalRecord, now: datetime) -> int:
-    """Return how many of the approval's escalations were reached."""
-    return sum(datetime.fromisoformat(each.at) <= now for each in record.escalations)
-
-
 def expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
     """Return the record after its deadline, with the decision that follows from it, if any."""
     update: dict[str, Any] = {"status": "expired", "reason": f"not decided by {record.expires_at}"}

@@ -37,6 +37,8 @@ MAX_TIMEOUT_S = 60.0
 
 # the type of the only event that the action `decide` can answer
 DECIDED: Final = "approval.requested"
+# the types of the events that may bring links, because the approval waits for people
+LINKED: Final = frozenset({DECIDED, "approval.escalated"})
 TRIGGERS: Final = ("subjects", "schedule", "hook")
 
 # The words that follow /v1/automations/ in paths of their own.
@@ -160,7 +162,8 @@ class Webhook(_Part):
         [],
         max_length=10,
         description="One-time links to the approval, which the body gets as `links`. Only with the "
-        f"one subject `{DECIDED}`, and for an owner with the scope `administer`.",
+        "subjects `approval.requested` and `approval.escalated`, and for an owner with the scope "
+        "`administer`.",
     )
 
     @field_validator("url")
@@ -264,8 +267,10 @@ class Rule(_Part):
         if action.decide is not None and info.data.get("subjects") not in (None, [DECIDED]):
             raise ValueError(f"only a rule with the one subject {DECIDED} can decide")
         has_links = action.webhook is not None and bool(action.webhook.links)
-        if has_links and info.data.get("subjects") not in (None, [DECIDED]):
-            raise ValueError(f"only a rule with the one subject {DECIDED} can have links")
+        subjects = info.data.get("subjects")
+        if has_links and subjects is not None and not (subjects and LINKED.issuperset(subjects)):
+            text = "approval.requested or approval.escalated"
+            raise ValueError(f"only a rule with no other subjects than {text} can have links")
         return action
 
     @field_validator("order")

@@ -147,6 +147,13 @@ def _decided(data: Data) -> Piece:
     return f"{short(data['outcome'])} by {short(data['by'])}{note}", "yellow"
 
 
+def _escalated(data: Data) -> Piece:
+    to = [f"the role {role}" for role in data["to"].get("roles") or ()]
+    to += data["to"].get("users") or ()
+    whom = short(", ".join(map(str, to)) or "everybody who decides approvals")
+    return f"escalated (step {short(data['step'])}): {whom} may decide, too", "yellow"
+
+
 def _completed(data: Data) -> Piece:
     tokens = (data.get("usage") or {}).get("total_tokens")
     return "completed" + (f" ({tokens} tokens)" if tokens else ""), "dim"
@@ -220,6 +227,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "retrieval.result": lambda d: (f"← {len(d['documents'])} documents", "green"),
     "approval.requested": _requested,
     "approval.decided": _decided,
+    "approval.escalated": _escalated,
     "approval.expired": lambda d: (f"expired: {short(d['reason'])}", "yellow"),
     "approval.withdrawn": lambda d: (f"withdrawn: {short(d['reason'])}", "yellow"),
     "artifact.updated": lambda d: (f"file: {short(d['name'])}", "magenta"),

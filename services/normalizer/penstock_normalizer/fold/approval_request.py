@@ -17,13 +17,28 @@ class PendingApproval:
     """The request that a run waits for, from `approval.requested` until its next leg opens.
 
     The approvals service announces the pause (`lifecycle.paused`) after it has recorded the
-    request, and announces the decision (`approval.decided`) after a person has decided.
+    request, each escalation that is reached (`approval.escalated`), the end of the deadline
+    (`approval.expired`), and the decision (`approval.decided`).
     """
 
     approval_id: str
     resume: JsonObject  # what the connector needs to continue the upstream, verbatim
     pause_announced: bool = False
     decision_announced: bool = False
+    escalated: int = 0  # the last step that was announced
+    expiry_announced: bool = False
+
+    def note(self, type_: str, data: JsonObject) -> None:
+        """Remember an event of the approvals service that the run has taken."""
+        match type_:
+            case "lifecycle.paused":
+                self.pause_announced = True
+            case "approval.escalated":
+                self.escalated = data["step"]
+            case "approval.expired":
+                self.expiry_announced = True
+            case "approval.decided":
+                self.decision_announced = True
 
 
 def pending_approval(run_id: str, leg: int, pause: Pause) -> PendingApproval:

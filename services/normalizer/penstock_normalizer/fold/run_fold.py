@@ -239,10 +239,8 @@ class RunFold:
         if not is_allowed(type_, data, self.pending):
             log.info("run %s: %s of %s is ignored now", self.run_id, type_, frame.writer)
             return
-        if self.pending is not None and type_ == "lifecycle.paused":
-            self.pending.pause_announced = True
-        if self.pending is not None and type_ == "approval.decided":
-            self.pending.decision_announced = True
+        if self.pending is not None:
+            self.pending.note(type_, data)
         if type_ in TERMINAL and self._decoder is not None:
             yield from self._decoded(self._decoder.abort())
         yield Draft(type_, data, event.get("source"))
@@ -362,6 +360,8 @@ class RunFold:
             "resume": approval.resume if approval is not None else None,
             "paused": approval is not None and approval.pause_announced,
             "decided": approval is not None and approval.decision_announced,
+            "escalated": approval.escalated if approval is not None else 0,
+            "expired": approval is not None and approval.expiry_announced,
             "decoder": self._decoder.snapshot(),
         }
 
@@ -371,7 +371,13 @@ class RunFold:
             setattr(self, name, state[name])
         if state["approval_id"] is not None:
             self.pending = PendingApproval(
-                state["approval_id"], state["resume"] or {}, state["paused"], state["decided"]
+                approval_id=state["approval_id"],
+                resume=state["resume"] or {},
+                pause_announced=state["paused"],
+                decision_announced=state["decided"],
+                # Snapshots of releases up to 0.1 have none of the following.
+                escalated=state.get("escalated", 0),
+                expiry_announced=state.get("expired", False),
             )
         self._the_decoder().restore(state["decoder"])
 

@@ -45,6 +45,7 @@ OMITTED: Final[Mapping[str, str]] = {
     "workflow.failed": "run_error of the run that failed with it",
     "approval.requested": "run_interrupted, where a person must decide",
     "approval.decided": "the run goes on; a refused call has a result with is_error",
+    "approval.escalated": "no type of the document",
     "approval.expired": "the run goes on or ends",
     "approval.withdrawn": "session_ended came before",
     "state.snapshot": "no type of the document",

@@ -55,6 +55,7 @@ OMITTED: Final[Mapping[str, str]] = {
     "workflow.failed": "the run fails with it",
     "retrieval.started": "groundingMetadata has what was found",
     "approval.decided": "the call's functionResponse shows it",
+    "approval.escalated": "no event of ADK's",
     "approval.expired": "the call's functionResponse shows it",
     "approval.withdrawn": "the run has ended",
     "automation.triggered": "no event of ADK's",

@@ -40,6 +40,7 @@ OMITTED: Final[Mapping[str, str]] = {
     "workflow.failed": "WorkflowError of the run has its error",
     "retrieval.started": "no event of the document",
     "retrieval.result": "no event of the document",
+    "approval.escalated": "no event of the document",
     "approval.expired": "the run goes on or ends",
     "approval.withdrawn": "the run has ended",
     "automation.triggered": "no event of the document",

@@ -18,6 +18,7 @@ const LINES = {
   "llm.tool_result": (data) => ["tool", `← ${data.tool}: ${short(data.error ?? data.result)}`],
   "approval.requested": () => ["dim", "? a person decides, below"],
   "approval.decided": (data) => ["dim", `${data.outcome} by ${data.by}`],
+  "approval.escalated": () => ["dim", "further people may decide now"],
   "approval.expired": () => ["dim", "nobody decided in time"],
   "approval.withdrawn": () => ["dim", "the decision is not needed any more"],
   "system.warning": (data) => ["dim", `! ${data.message ?? data.code ?? ""}`],
@@ -95,6 +96,8 @@ export function trial({ title, about, message, leaves }, changed) {
       asked.hidden = false;
       asked.scrollTop = 0;
       settle = ask(asked, data);
+      changed();
+    } else if (type === "approval.escalated") {
       changed();
     } else if (type.startsWith("approval.")) {
       settle?.(type === "approval.decided" ? `${data.outcome} by ${data.by}` : LINES[type]()[1]);

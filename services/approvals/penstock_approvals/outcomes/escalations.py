@@ -1,0 +1,35 @@
+"""Say which escalations of an approval were reached, and make the events that tell of them. Pure.
+
+An escalation lets further people decide. The record of the approval counts the escalations that
+were reached (`escalated`), and each of them is announced as `approval.escalated`, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+
+from penstock.bus.records import ApprovalRecord, Deciders
+from penstock_approvals.policy.access import REQUESTER
+
+
+def reached(record: ApprovalRecord, now: datetime) -> int:
+    """Return how many of the approval's escalations were reached."""
+    return sum(datetime.fromisoformat(each.at) <= now for each in record.escalations)
+
+
+def escalations(record: ApprovalRecord) -> list[tuple[str, Mapping[str, object]]]:
+    """Return the events of the steps that the record counts, as type and data, in their order."""
+    steps = enumerate(record.escalations[: record.escalated], 1)
+    return [("approval.escalated", _escalated(record, step, each.to)) for step, each in steps]
+
+
+def _escalated(record: ApprovalRecord, step: int, to: Deciders) -> Mapping[str, object]:
+    asked = {"roles": list(to.roles), "users": _users(record, to.users)}
+    data: dict[str, object] = {"approval_id": record.approval_id, "step": step, "to": asked}
+    return data if record.expires_at is None else {**data, "expires_at": record.expires_at}
+
+
+def _users(record: ApprovalRecord, names: Collection[str]) -> list[str]:
+    """Return the names of users, with the requester's own name."""
+    return [record.user_id if name == REQUESTER else name for name in names]
