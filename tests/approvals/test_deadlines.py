@@ -173,7 +173,10 @@ async def test_a_decision_in_time_removes_the_schedules(nats: NatsServer, tmp_pa
     ]
 
 
-async def test_an_escalation_lets_further_people_decide(nats: NatsServer, tmp_path: Path) -> None:
+async def test_an_escalation_lets_further_people_decide(
+    nats: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "penstock_approvals")
     escalate = "[{after: 1s, to: {roles: [leads]}}]"
     policy = written(tmp_path, asks("1h", escalate=escalate))
     lead = person("lee", "leads")
@@ -187,6 +190,8 @@ async def test_an_escalation_lets_further_people_decide(nats: NatsServer, tmp_pa
         await eventually(escalated, what="the escalation")
         taken = await penstock.ask(approval.approval_id, vote(approval, lead))
     assert (early.status, taken.status) == (403, 200)
+    about = f"run {approval.run_id}: approval {approval.approval_id}"
+    assert caplog.messages.count(f"{about} was escalated to role leads") == 1
 
 
 async def test_a_schedule_that_fires_again_or_too_early_changes_nothing(

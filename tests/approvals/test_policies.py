@@ -86,6 +86,14 @@ async def test_a_file_is_read_again_when_it_changes(nats: NatsServer, tmp_path: 
         path.write_text("version: 3\n")
         await holds(penstock, 3)
         assert service._policies.refused == {}
+        path.rename(tmp_path / "away")
+        await eventually(lambda: _says(service, "No such file"), what="the missing file")
+        (tmp_path / "away").rename(path)
+
+        async def accepted() -> bool:
+            return service._policies.refused == {}
+
+        await eventually(accepted, what="that the same file is no longer refused")
 
 
 async def _says(service: ApprovalsService, words: str) -> bool:

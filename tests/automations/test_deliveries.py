@@ -122,9 +122,10 @@ async def test_an_attempt_that_fails_is_repeated_until_the_receiver_accepts(
             assert [each.code for each in record.attempts] == [code, ""]
 
 
-async def test_a_retry_leaves_no_message_in_schedules_and_no_advisory(
-    fresh_nats: NatsServer,
+async def test_a_retry_is_logged_and_leaves_no_message_in_schedules_and_no_advisory(
+    fresh_nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "penstock_automations")
     async with automations(fresh_nats.url) as made:
         made.receiver.plans["/hook"] = [answers(500), answers(500)]
         await made.apply(rule("hook", made.receiver.url(), "lifecycle.completed"))
@@ -140,6 +141,14 @@ async def test_a_retry_leaves_no_message_in_schedules_and_no_advisory(
         await eventually(gone, what="that SCHEDULES has no message")
         advisories = await made.bus.api(f"STREAM.INFO.{streams.ADVISORIES}")
         assert advisories["state"]["last_seq"] == 0
+        about = f"run {run.run_id}: rule hook: attempt"
+        said = [each for each in caplog.messages if each.startswith(about)]
+        reason = "the receiver answered 500 Internal Server Error; the next in 1 s"
+        assert said == [
+            f"{about} 1 failed: {reason}",
+            f"{about} 2 failed: {reason}",
+            f"{about} 3 was delivered",
+        ]
 
 
 async def test_a_due_message_has_a_ttl_since_a_kill_may_leave_it_in_schedules(

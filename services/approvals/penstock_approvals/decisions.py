@@ -21,6 +21,7 @@ from penstock.bus.records import (
     Decider,
     DecideReply,
     DecideRequest,
+    Deciders,
     Decision,
     PauseRecord,
     RunRecord,
@@ -111,8 +112,12 @@ class Approvals:
                 await self._expire(held)
             elif (escalated := reached(record, now)) > record.escalated:
                 update = {"escalated": escalated, "updated_at": self._bus.clock.stamp()}
-                await self._records.replace(held, record.model_copy(update=update))
-                log.info("run %s: approval %s was escalated", record.run_id, approval_id)
+                if await self._records.replace(held, record.model_copy(update=update)):
+                    steps = record.escalations[record.escalated : escalated]
+                    log.info(
+                        "run %s: approval %s was escalated to %s",
+                        *(record.run_id, approval_id, "; ".join(_names(each.to) for each in steps)),
+                    )
             else:
                 await self.audit.follow(record)  # writes an entry for the escalation
                 steps = escalations(record)
@@ -130,7 +135,10 @@ class Approvals:
         await self._outbox.open(record.approval_id)
         if await self._records.replace(held, expired(record, self._bus.clock.stamp())):
             telemetry.DECISIONS.labels("expired").inc()
-            log.info("run %s: approval %s has expired", record.run_id, record.approval_id)
+            log.info(
+                "run %s: approval %s has expired; on_deadline: %s",
+                *(record.run_id, record.approval_id, record.on_deadline),
+            )
 
     async def _on_requested(self, body: dict[str, object], *, again: bool = False) -> None:
         """Record the request with the policy's ruling; then ask people, or send the decision.
@@ -368,7 +376,11 @@ class Approvals:
             return None
         who = voted.votes[-1].by
         if voted.decision is None:
-            log.info("run %s: %s has voted on %s", record.run_id, who, record.approval_id)
+            votes = sum(not vote.void for vote in voted.votes)
+            log.info(
+                "run %s: %s has voted on %s: %d of %d",
+                *(record.run_id, who, record.approval_id, votes, voted.need),
+            )
             await self.audit.follow(voted)
         else:
             telemetry.DECISIONS.labels(voted.decision.outcome).inc()
@@ -422,6 +434,10 @@ def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
         text = "this idempotency key came with another decision before"
         return DecideReply(status=409, detail=text, approval=record)
     return DecideReply(status=409, detail=_HOW_IT_ENDED[record.status](record), approval=record)
+
+
+def _names(who: Deciders) -> str:
+    return ", ".join([*(f"role {role}" for role in who.roles), *who.users]) or f"scope {who.scope}"
 
 
 _HOW_IT_ENDED: Final[Mapping[str, Callable[[ApprovalRecord], str]]] = {

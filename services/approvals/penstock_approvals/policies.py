@@ -100,7 +100,7 @@ class Policies:
             await asyncio.sleep(LOOK_S)
             try:
                 text = await asyncio.to_thread(self._path.read_text)
-                if text != self._text:
+                if text != self._text or "file" in self.refused:
                     self._text = text
                     self._take(parse(text))
             except (OSError, UnicodeDecodeError, InvalidPolicy) as error:

@@ -73,6 +73,7 @@ class ApprovalsService(Service):
         self._listening: list[Subscription] = []
         self._requests: list[str] = []  # the names of the loops that take requests
         self._sending: set[asyncio.Task[None]] = set()
+        self._waiting: set[str] = set()  # subjects of events that wait until the bus answers
         self._feed = Feed(self.bus, ApprovalRecords(self.bus))
         public_url = self._settings.public_url
         self._link_requests = LinkRequests(self.bus, self._approvals, public_url)
@@ -160,8 +161,11 @@ class ApprovalsService(Service):
         except BusError as error:
             # Without this, the event would become a dead letter although only the bus does not
             # answer.
-            log.warning("%s is tried again in a second: %s", stored.subject, error)
+            if stored.subject not in self._waiting:  # one line for each event, not for each second
+                log.warning("%s is tried again every second: %s", stored.subject, error)
+            self._waiting.add(stored.subject)
             raise Retry(1) from error
+        self._waiting.discard(stored.subject)
 
     async def _decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
         await self._restore.after_losses()  # NATS may have lost an earlier decision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -246,9 +247,13 @@ class Deliverer:
         else:
             record.status, record.next_at = "waiting", now + wait_s
         if meant.outcome != "delivered":
+            following = f"; the next in {wait_s:.0f} s" if record.status == "waiting" else ""
             log.warning(
-                "%s: rule %s: attempt %d failed: %s", job.about, job.rule, job.attempt, meant.text
+                "%s: rule %s: attempt %d failed: %s%s",
+                *(job.about, job.rule, job.attempt, meant.text, following),
             )
+        elif job.attempt > 1:
+            log.info("%s: rule %s: attempt %d was delivered", job.about, job.rule, job.attempt)
         await self._settle_new(job, stored, record)
         if meant.outcome == "gone":
             await self._persist(lambda: self._store.pause(job.rule, meant.text, "penstock"))
@@ -382,12 +387,15 @@ class Deliverer:
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
         """Repeat a step until the bus answers, so that the result of an attempt is not lost."""
-        while True:
+        for tries in itertools.count(1):
             try:
                 return await step()
             except BusError as error:
-                log.warning("a delivery goes on in %g s: %s", RETRY_S, error)
+                # Many deliveries may wait: after the first line, each says so ever more rarely.
+                if tries.bit_count() == 1:
+                    log.warning("a delivery waits, and was tried %d times: %s", tries, error)
                 await asyncio.sleep(RETRY_S)
+        raise AssertionError("unreachable")
 
 
 def _timeline(job: Job, record: DeliveryRecord) -> Timeline | None:
