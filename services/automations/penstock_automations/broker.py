@@ -79,6 +79,14 @@ class Taken:
         """Acknowledge the message. Without this, the server delivers the message again."""
         await self._fetching.ack(self._delivery)
 
+    async def ack_and_wait(self) -> None:
+        """Like `ack`, and wait until the server has it, so that the message may be deleted.
+
+        Raises:
+            BusError: it is unknown whether the server has it.
+        """
+        await self._fetching.ack_and_wait(self._delivery)
+
     async def give_back(self, delay_s: float) -> None:
         """Have the server deliver the message again after `delay_s` seconds."""
         await self._fetching.give_back(self._delivery, delay_s)

@@ -43,7 +43,10 @@ class Due:
                 await taken.working()
         # Acknowledge first: the server reports a message that is deleted before its acknowledgement
         # as terminated.
-        await taken.ack()
+        try:
+            await taken.ack_and_wait()
+        except BusError as error:
+            log.debug("%s may be delivered again: %s", stored.subject, error)
         await self._delete(stored)
 
     async def _delete(self, stored: Stored) -> None:

@@ -91,6 +91,14 @@ class Fetching:
         """Tell the server that the message is done. Without an answer it is delivered again."""
         await self._answer(delivery, b"+ACK")
 
+    async def ack_and_wait(self, delivery: Delivery) -> None:
+        """Like `ack`, and wait until the server has it, so that the message may be deleted.
+
+        Raises:
+            BusError: it is unknown whether the server has it.
+        """
+        await self._bus.jetstream.request(delivery.reply, b"+ACK")
+
     async def working(self, delivery: Delivery) -> None:
         """Tell the server that the message is still being worked on."""
         await self._answer(delivery, b"+WPI")
