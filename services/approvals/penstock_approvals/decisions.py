@@ -113,10 +113,14 @@ class Approvals:
             elif (escalated := reached(record, now)) > record.escalated:
                 update = {"escalated": escalated, "updated_at": self._bus.clock.stamp()}
                 if await self._records.replace(held, record.model_copy(update=update)):
-                    steps = record.escalations[record.escalated : escalated]
+                    reached_now = record.escalations[record.escalated : escalated]
                     log.info(
                         "run %s: approval %s was escalated to %s",
-                        *(record.run_id, approval_id, "; ".join(_names(each.to) for each in steps)),
+                        *(
+                            record.run_id,
+                            approval_id,
+                            "; ".join(_names(each.to) for each in reached_now),
+                        ),
                     )
             else:
                 await self.audit.follow(record)  # writes an entry for the escalation
