@@ -133,6 +133,11 @@ AGNO = [
         runs=(("create_document", {"title": "{}"}),),
         edited=TITLE,
     ),
+    Row(
+        *("agno", "agno-flow-of-team", "teamconfirm"),
+        runs=(("create_document", {"title": "Leader doc"}),),
+        edited=TITLE,
+    ),
     Row("agno", "agno-workflow", "text"),
     Row("agno", "agno-input", "text", **ways_out("input"), value={"who": "Ada"}),
     Row("agno", "agno-route", "text", **ways_out("selection"), value=["r1"]),
@@ -209,13 +214,8 @@ def agents(servers: dict[Server, Upstream]) -> list[dict[str, Any]]:
         given = {"protocol": "agno", "url": agno.url}
         made += [{"id": "agno", "agent": "demo-agent", **given}]
         made += [{"id": "agno-team", "agent": "demo-team", "kind": "team", **given}]
-        flows = {
-            "flow": "simple",
-            "workflow": "hitl",
-            "input": "input",
-            "route": "route",
-            "review": "review",
-        }
+        flows = {"flow": "simple", "flow-of-team": "team", "workflow": "hitl"}
+        flows |= {name: name for name in ("input", "route", "review")}
         made += [
             {"id": f"agno-{name}", "agent": f"{flow}-wf", "kind": "workflow", **given}
             for name, flow in flows.items()

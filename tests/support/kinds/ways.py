@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.bus.records import ApprovalRecord, DecideReply
 from penstock_approvals.audit.trail import Audit
-from support.drive.pipeline import Event, Pipeline, new_run_id
+from support.drive.pipeline import TERMINAL, Event, Pipeline, new_run_id
 from support.drive.waiting import eventually
 from support.fakes.policies import person, vote
 from support.kinds.table import PICK_COLOR, Args, Row, Server, named
@@ -105,7 +105,9 @@ async def paused(
     fields: dict[str, Any] = {"input": {"tools": [PICK_COLOR]}} if row.tools else {}
     message = row.message.replace("{}", mark)
     run_id = await penstock.start_run(row.agent, message, user_id=user, **fields)
-    *_, event = await penstock.events_until(run_id, "lifecycle.paused", 40)
+    ends = {"lifecycle.paused", *TERMINAL}
+    *_, event = await penstock.events_until(run_id, lambda event: event.type in ends, 40)
+    assert event.type == "lifecycle.paused", event.data
     approval = await penstock.approval(event.data["approval_id"])
     assert tuple(item["kind"] for item in approval.items) == row.kinds
     return Trial(penstock, row, server, mark, approval)

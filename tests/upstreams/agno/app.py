@@ -188,6 +188,7 @@ if V3:
             Step(name="last", executor=fn_step)]))
         wfs.append(Workflow(id="input-wf", name="Input WF", db=db, telemetry=False, steps=[
             Step(name="ask", executor=fn_step, human_review=HumanReview(requires_user_input=True, user_input_message="Who?", user_input_schema=[{"name": "who", "field_type": "str", "description": "name", "required": True}]))]))
+        wfs.append(Workflow(id="team-wf", name="Team WF", db=db, telemetry=False, steps=[Step(name="answer", team=team)]))
         wfs.append(Workflow(id="route-wf", name="Route WF", db=db, telemetry=False, steps=[
             Router(name="route", choices=[Step(name="r1", executor=fn_step), Step(name="r2", executor=fn_step)],
                    human_review=HumanReview(requires_user_input=True, user_input_message="Which way?"))]))
