@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from penstock import telemetry
 from penstock.bus import Bus, Retry, Stored
+from penstock.bus.connection.retry import until_answered
 from penstock.bus.read.reader import Reader
 from penstock.settings import ConfigurationError
 from penstock_approvals.policy import InvalidPolicy, Policy, from_value, parse
@@ -76,11 +77,10 @@ class Policies:
         return self._stored
 
     async def load(self) -> None:
-        """Read the file and the record.
+        """Read the file and the record; wait for a server that answers.
 
         Raises:
             ConfigurationError: the file cannot be read, or has a mistake.
-            BusError: the bus does not answer.
         """
         if self._path is not None:
             try:
@@ -88,7 +88,7 @@ class Policies:
                 self._take(parse(self._text))
             except (OSError, UnicodeDecodeError, InvalidPolicy) as error:
                 raise ConfigurationError(f"the policy {self._path}: {error}") from None
-        await self._read_record()
+        await until_answered("reading the policy", self._read_record)
 
     async def follow(self) -> None:
         """Follow the changes of the record until the task is cancelled."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import ClassVar
 
 from pydantic import ValidationError
 
 from penstock.bus import BusError, Msg, ObjectGone, Retry, Stored, Subscription, WorkQueue, streams
+from penstock.bus.connection.retry import until_answered
 from penstock.bus.records import DecideReply, DecideRequest
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.service import Context, Service
@@ -91,7 +93,11 @@ class ApprovalsService(Service):
             ("decide.*", self._on_decide),
             ("link.*", self._link_requests.on_request),
         ):
-            self._listening.append(await self.bus.subscribe(subject, handle, self.name))
+            listening = await until_answered(
+                f"subscribing to {subject}",
+                partial(self.bus.subscribe, subject, handle, self.name),
+            )
+            self._listening.append(listening)
         self.spawn("outbox", self._sweep)
         self.spawn("policy", self._policies.follow)
         self.spawn("policy file", self._policies.watch_file)

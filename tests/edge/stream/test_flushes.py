@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import uvloop
 from prometheus_client import REGISTRY
 
 from penstock_edge.stream import flushes
@@ -40,6 +41,23 @@ async def test_a_hub_that_was_not_flushed_lately_is_flushed_in_this_turn(to: Flu
         to.add(hub)
     await asyncio.sleep(0)
     assert [len(hub.flushed_at) for hub in hubs] == [1, 1, 1]
+
+
+def test_a_time_that_has_nearly_come_is_no_error_with_uvloop() -> None:
+    """For a delay under half a millisecond, uvloop returns a handle that does not know its time."""
+
+    async def add() -> tuple[list[float], list[float]]:
+        to = Flushes(lambda: None)
+        near, next_ = Counted(to), Counted(to)
+        for hub in (near, next_):
+            hub.flush_at = to.time() + 0.0004
+            to.add(hub)
+        async with asyncio.timeout(5):
+            while not (near.flushed_at and next_.flushed_at):
+                await asyncio.sleep(0)
+        return near.flushed_at, next_.flushed_at
+
+    assert [len(times) for times in uvloop.run(add())] == [1, 1]
 
 
 async def test_the_next_flush_waits_until_the_time_is_over(to: Flushes) -> None:

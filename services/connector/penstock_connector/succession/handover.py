@@ -14,6 +14,7 @@ from typing import Final
 import orjson
 
 from penstock.bus import Bus, BusError, Msg, Retry, Subscription
+from penstock.bus.connection.retry import until_answered
 from penstock.bus.subjects import handover
 from penstock_connector.legs.outcome import RELEASED
 from penstock_connector.legs.registry import STOPPED, LegRegistry
@@ -48,12 +49,11 @@ class Handover:
     # Legs of others
 
     async def accept(self) -> None:
-        """Let other connectors offer their legs.
-
-        Raises:
-            BusError: the bus is away.
-        """
-        self._offers = await self._bus.subscribe(handover(), self._on_offer, queue="connectors")
+        """Let other connectors offer their legs; wait for a server that takes the subscription."""
+        self._offers = await until_answered(
+            "subscribing to offers of legs",
+            lambda: self._bus.subscribe(handover(), self._on_offer, queue="connectors"),
+        )
 
     async def refuse(self) -> None:
         """Accept no more offers, and finish what was accepted."""

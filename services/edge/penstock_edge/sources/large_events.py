@@ -13,6 +13,7 @@ import logging
 from typing import Final
 
 from penstock.bus import Bus, BusError, Msg, NatsError, ObjectGone, Subscription
+from penstock.bus.connection.retry import until_answered
 from penstock.bus.messages import LARGE_ERROR, LARGE_PARTS
 from penstock.bus.subjects import is_run_id, large_event
 from penstock.bus.write import objects
@@ -38,13 +39,11 @@ class LargeEvents:
         self._answering: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begin to answer requests.
-
-        Raises:
-            BusUnavailable: the server did not take the subscription.
-        """
+        """Begin to answer requests; wait for a server that takes the subscription."""
         subject = large_event("*", "*", "*")
-        self._listening = await self._bus.subscribe(subject, self._take, "edge")
+        self._listening = await until_answered(
+            f"subscribing to {subject}", lambda: self._bus.subscribe(subject, self._take, "edge")
+        )
 
     async def stop(self) -> None:
         """Answer no more requests."""

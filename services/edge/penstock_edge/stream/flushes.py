@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -53,7 +54,10 @@ class Flushes:
         self._waiting: list[tuple[float, int, Flushable]] = []  # a heap, by the time of the flush
         self._count = count()  # no two entries of the heap are equal, so hubs are not compared
         self._is_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        # The loop's time at which `_timer` calls. The timer does not know it: for a time that has
+        # come already, uvloop returns a handle without `when`.
+        self._timer_at = math.inf
         self._delivered: dict[str, int] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self._reported_at = self.time()
@@ -68,7 +72,7 @@ class Flushes:
             self.again(hub)
             return
         heapq.heappush(self._waiting, (hub.flush_at, next(self._count), hub))
-        if self._timer is None or hub.flush_at < self._timer.when():
+        if self._timer is None or hub.flush_at < self._timer_at:
             self._set_timer()
 
     def again(self, hub: Flushable) -> None:
@@ -119,7 +123,8 @@ class Flushes:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._waiting[0][0], self._on_timer)
+        self._timer_at = self._waiting[0][0]
+        self._timer = self._loop.call_at(self._timer_at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -9,12 +9,18 @@ half second, and the first answer counts, even a late answer to an early request
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from penstock.bus.errors import BusUnavailable
+
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 AGAIN_S = 0.5
+START_AGAIN_S = 1.0  # seconds between two attempts of a step of a start
 
 
 async def first_answer(ask: Callable[[], Awaitable[T]]) -> T:
@@ -37,6 +43,20 @@ async def first_answer(ask: Callable[[], Awaitable[T]]) -> T:
                 return done.pop().result()
     finally:
         _give_up(asked)
+
+
+async def until_answered(what: str, step: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of a step of a service's start; repeat the step while no server answers it.
+
+    A broker may end while a service starts. Without the repetition, the process would end, too.
+    `what` names the step in the log. A repeated call of `step` must do no harm.
+    """
+    while True:
+        try:
+            return await step()
+        except BusUnavailable as error:
+            log.warning("%s is tried again in %g s: %s", what, START_AGAIN_S, error)
+            await asyncio.sleep(START_AGAIN_S)
 
 
 def _give_up(asked: set[asyncio.Future[T]]) -> None:

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from penstock.bus.connection import retry
-from penstock.bus.connection.retry import first_answer
+from penstock.bus.connection.retry import first_answer, until_answered
+from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +90,20 @@ async def test_who_is_cancelled_asks_no_more() -> None:
     await asyncio.sleep(0)
     assert task.cancelled()
     assert ended
+
+
+async def test_a_step_of_a_start_is_repeated_while_no_server_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retry, "START_AGAIN_S", 0.0)
+    left = [BusUnavailable("no server"), OutcomeUnknown("no answer")]
+
+    async def step() -> str:
+        if left:
+            raise left.pop(0)
+        return "taken"
+
+    with pytest.raises(OutcomeUnknown):
+        await until_answered("subscribing", step)
+    assert "subscribing is tried again in 0 s: no server" in caplog.text
+    assert await until_answered("subscribing", step) == "taken"
