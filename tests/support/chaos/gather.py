@@ -290,6 +290,10 @@ def _ran(story: Story, tool_runs: Sequence[dict[str, Any]]) -> int:
     """Return how often a tool that needs approval ran for this run."""
     if story.plan.decision is None:
         return 0
-    if story.plan.agent == "adk":  # whose call does not contain the mark; its session has one run
-        return sum(ran.get("session") == story.plan.session_id for ran in tool_runs)
-    return sum(story.plan.mark in json.dumps(ran["args"]) for ran in tool_runs)
+    # Runs of Agno may share a session, and their calls contain the mark. Some calls of ADK do not.
+    by_session = story.plan.agent != "agno"
+    return sum(
+        story.plan.mark in json.dumps(ran["args"])
+        or (by_session and ran.get("session") == story.plan.session_id)
+        for ran in tool_runs
+    )
