@@ -17,6 +17,9 @@ from starlette.responses import Response
 from penstock.web.server import Server
 from support.fakes.routes import routes
 
+# Seconds for which a token is valid. Modules make tokens when they are imported, and their tests
+# may run a quarter of an hour later.
+VALID_S = 6 * 3600
 SECRET = "a-secret-of-tests-that-is-long-enough"
 ISSUER, AUDIENCE = "https://issuer.example", "penstock"
 
@@ -64,7 +67,7 @@ class Key:
 
 def claims_of(changes: dict[str, Any]) -> dict[str, Any]:
     """Return a plain user's claims with these changes; a value of None removes the claim."""
-    claims = {"sub": "alice", "exp": int(time.time()) + 600, **changes}
+    claims = {"sub": "alice", "exp": int(time.time()) + VALID_S, **changes}
     return {name: value for name, value in claims.items() if value is not None}
 
 
