@@ -22,7 +22,7 @@ from nats.js.api import (
 from penstock.bus import subjects
 from penstock.bus.subjects import CATEGORIES, PARTITIONS, SHARD, shard_of
 
-COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES, AUDIT = (
+COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES, AUDIT, JOURNAL = (
     "COMMANDS",
     "RAW",
     "EVENTS",
@@ -31,6 +31,7 @@ COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES, AUDIT = (
     "DEADLETTERS",
     "ADVISORIES",
     "AUDIT",
+    "JOURNAL",
 )
 
 # How many shards RAW and EVENTS may have. Each process looks after the streams of every shard.
@@ -42,7 +43,7 @@ DAY_S = 24 * HOUR_S
 
 # The version of the declarations below. Increase the version by one with every change of the
 # declarations. Release 0.1 recorded no schema, so the streams of release 0.1 count as schema 1.
-SCHEMA = 4
+SCHEMA = 5
 # The oldest schema whose services can work on streams of this schema.
 OLDEST = 1
 # The oldest schema whose services know shards. Services of an older schema would write the frames
@@ -157,6 +158,16 @@ def streams(retention: Retention) -> list[StreamConfig]:
             # stream, and a message can neither expire by a TTL of its own nor roll up a subject.
             deny_delete=True,
             deny_purge=True,
+        ),
+        stream(
+            name=JOURNAL,
+            description="What happened in each workflow's run, in order: the truth about the run",
+            subjects=["journal.*"],
+            # A full stream must refuse new records. If it dropped old records, the state of runs
+            # that are under way would be lost. A workflow may wait for weeks, so there is no age
+            # limit: the workflows service purges the subject of a run that ended long ago.
+            discard=DiscardPolicy.NEW,
+            allow_atomic=True,
         ),
     ]
 

@@ -31,6 +31,7 @@ CATEGORIES = (
     "custom",
     "system",
 )
+WORKFLOWS = "workflows"  # the service that runs workflows, as a target of commands and in schedules
 # The server reports on these subjects that a message was delivered as often as its consumer allows.
 MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 # The server reports on these subjects that a client terminated a message, with the client's reason.
@@ -140,6 +141,11 @@ def audit(chain: str) -> str:
     return f"audit.{chain}"
 
 
+def journal(run_id: str) -> str:
+    """Return the subject of the records of a workflow's run, which is also their fence pattern."""
+    return f"journal.{run_id}"
+
+
 def alive(pod: str) -> str:
     """Return the subject of core requests that check whether an instance of a service runs."""
     return f"alive.{pod}"
@@ -233,6 +239,8 @@ def run_id_of(subject: str) -> str:
     tokens = subject.split(".")
     if tokens[0] in ("raw", "rawp", "frames"):
         return tokens[-2]
+    if tokens[:2] == ["due", WORKFLOWS]:
+        return tokens[2]  # due.workflows.<run>.<timer>
     if tokens[0] in ("delivery", "due"):
         return tokens[-1].rpartition("-")[0]  # the last token is <run>-<sequence>
     return tokens[-1]

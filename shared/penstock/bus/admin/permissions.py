@@ -28,6 +28,7 @@ from penstock.bus.streams import (
     COMMANDS,
     DELIVERIES,
     EVENTS,
+    JOURNAL,
     MAX_SHARDS,
     RAW,
     SCHEDULES,
@@ -122,6 +123,9 @@ _ALIVE = ["alive.>"]
 # stream's end is detected.
 _MARKS = [*_buckets("checkpoints"), *_keys("checkpoints.marks")]
 
+
+# The kinds of commands that the service `workflows` takes.
+WORKFLOW_COMMANDS: Final = ("start", "cancel", "continue", "called", "replay")
 
 # The permissions to write stream tokens (`tokens.<id>`) and service tokens: every service with
 # routes issues tokens, revokes tokens, and records their use.
@@ -251,6 +255,33 @@ USERS: Final = (
         _keys("leases.automations.*"),
         # A delivery that is replayed over HTTP is marked as replayed among the dead letters, too.
         _keys("letters.automations.*"),
+        _TOKENS,
+        _KEEPS_OBJECTS,
+    ),
+    _service(
+        "workflows",
+        "runs workflows: starts their steps' runs, and is the only one that writes journals",
+        ["journal.*", "raw.*.workflows", "deadletter.workflows.*", "schedule.workflows.>"],
+        # A step may start a run of an agent or of another workflow; a cancelled workflow cancels
+        # the runs of its steps.
+        [
+            f"command.{target}.{kind}.*"
+            for target in ("connector", "workflows")
+            for kind in ("start", "cancel")
+        ],
+        _takes(COMMANDS, *(f"workflows-{kind}" for kind in WORKFLOW_COMMANDS)),
+        # `workflows` gets what happens to runs, `workflows-listen` the events of `listen` steps.
+        _takes(EVENTS, "workflows", "workflows-listen"),
+        _takes(SCHEDULES, "workflows"),
+        # The timers of a step are removed when the step ends, and those that are over when they
+        # were handled. The journal of a run is removed long after the end of the run.
+        [f"{_API}.STREAM.{call}.{SCHEDULES}" for call in ("PURGE", "MSG.DELETE")],
+        [f"{_API}.STREAM.PURGE.{JOURNAL}"],
+        # The service counts the open runs of each user, as the edge does.
+        _follows("KV_runs"),
+        _reads(JOURNAL, EVENTS, RAW, SCHEDULES, COMMANDS),
+        _buckets("runs", "sessions", "aliases", "leases", "tokens"),
+        _keys("runs.*", "aliases.*"),
         _TOKENS,
         _KEEPS_OBJECTS,
     ),

@@ -33,6 +33,7 @@ _STREAMS: Mapping[str, str] = {
     "schedule": "SCHEDULES",
     "due": "SCHEDULES",
     "audit": "AUDIT",
+    "journal": "JOURNAL",
     **dict.fromkeys(CATEGORIES, "EVENTS"),
 }
 _PREFIXES = {"$KV": "KV_", "$O": "OBJ_"}

@@ -27,6 +27,7 @@ MARGIN = {streams.RAW: 10_000, streams.EVENTS: 10_000, streams.COMMANDS: 200}
 _OTHERS = (
     *("KV_runs", "KV_sessions", "KV_claims", "KV_sent", "KV_pauses", "KV_approvals"),
     streams.AUDIT,
+    streams.JOURNAL,
 )
 
 

@@ -41,7 +41,7 @@ async def configs(bus: Bus) -> dict[str, dict[str, Any]]:
 async def test_a_start_makes_every_stream_and_bucket(own_bus: Bus) -> None:
     names = {
         *["COMMANDS", "RAW", "EVENTS", "SCHEDULES", "DEADLETTERS", "AUDIT", "OBJ_payloads"],
-        *["ADVISORIES", "DELIVERIES", "KV_deliveries", "KV_endpoints", "KV_letters"],
+        *["ADVISORIES", "DELIVERIES", "JOURNAL", "KV_deliveries", "KV_endpoints", "KV_letters"],
         *["KV_runs", "KV_sessions", "KV_aliases", "KV_idempotency", "KV_claims", "KV_sent"],
         *["KV_approvals", "KV_policies", "KV_pauses", "KV_threads", "KV_rules", "KV_tokens"],
         *["KV_checkpoints", "KV_cursors", "KV_leases"],
@@ -75,6 +75,10 @@ async def test_the_streams_are_what_the_design_says(own_bus: Bus) -> None:
     schedules = found["SCHEDULES"]
     assert schedules["subjects"] == ["schedule.>", "due.>"]
     assert (schedules["max_age"], schedules["allow_msg_schedules"]) == (0, True)
+    journal = found["JOURNAL"]
+    # A record that is dropped would be lost to its run, whatever its age.
+    assert (journal["subjects"], journal["max_age"]) == (["journal.*"], 0)
+    assert (journal["discard"], journal["allow_atomic"]) == ("new", True)
     letters, advisories = found["DEADLETTERS"], found["ADVISORIES"]
     assert letters["subjects"] == ["deadletter.*.*"]
     assert letters["duplicate_window"] == letters["max_age"] == 30 * DAY_NS
@@ -108,7 +112,7 @@ async def test_many_starts_at_once_agree(fresh_nats: NatsServer) -> None:
         async with connected(fresh_nats.url) as bus:
             return len(await configs(bus))
 
-    assert set(await asyncio.gather(*(start() for _ in range(5)))) == {27}
+    assert set(await asyncio.gather(*(start() for _ in range(5)))) == {28}
 
 
 async def test_what_is_kept_is_not_changed_by_a_start_with_other_settings(
