@@ -1,0 +1,129 @@
+"""Has the automations service call webhooks for workflows, and defines the answer that comes back.
+
+A workflow publishes a `CallJob` with `publish_call`. The automations service makes the attempts,
+with its guard, signatures, retries, limits and circuit breakers, and publishes one `Called` to
+`command.workflows.called.<run>` when the call has its outcome.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Final, Literal
+
+import orjson
+from pydantic import AfterValidator, Field, JsonValue
+
+from penstock.bus import Bus, FenceConflict, Message, subjects
+from penstock.bus.records import Record
+from penstock.bus.write import fence
+
+# This takes the place of a rule's id in subjects and keys of calls. No rule can have this id.
+CALLS: Final = "_call"
+WORKFLOWS: Final = "workflows"
+MAX_BODY_BYTES: Final = 256 * 1024
+
+
+def _is_small(body: JsonValue) -> JsonValue:
+    size = len(orjson.dumps(body))
+    if size > MAX_BODY_BYTES:
+        raise ValueError(f"the body of a call has at most {MAX_BODY_BYTES} bytes; this has {size}")
+    return body
+
+
+class CallJob(Record):
+    """A call that a step of a workflow makes: one POST, repeated until it succeeds or is given up.
+
+    Jobs with the same `run_id` and `call_id` are one call, however often they are published.
+    """
+
+    run_id: str = Field(description="The workflow's run")
+    step_id: str
+    call_id: str = Field(
+        pattern=r"^[A-Za-z0-9_.-]{1,200}$",
+        description="Unique in the run, so another attempt of the step has another id",
+    )
+    workflow: str = Field("", description="The workflow's name, for log lines")
+    url: str = Field(max_length=2000)
+    body: Annotated[JsonValue, AfterValidator(_is_small)] = Field(
+        None, description="The JSON that is sent, at most 256 KiB"
+    )
+    secret: str | None = Field(
+        None,
+        description="The name of a secret of the operator (`PENSTOCK_CALL_SECRETS`), with which "
+        "the call is signed and authenticated. A call without a secret has no signature",
+    )
+    headers: dict[str, str] = Field({}, description="Further headers; they are no secrets")
+    expect: str | None = Field(
+        None, min_length=1, max_length=200, description="A text that a 2xx answer must contain"
+    )
+    timeout_s: float = Field(15.0, ge=1, le=60, description="Seconds that one request may take")
+    retry_delays_s: list[float] | None = Field(
+        None,
+        max_length=20,
+        description="Seconds between the attempts: an empty list for one attempt; none for the "
+        "delays of the automations service",
+    )
+    give_up_at: float | None = Field(
+        None, description="No attempt begins after this time, in Unix seconds"
+    )
+    traceparent: str | None = None
+    depth: int = Field(0, description="How many automation rules led to the run")
+
+    @property
+    def token(self) -> str:
+        """The call's part of subjects and keys, which the run's id begins."""
+        return f"{self.run_id}-{hashlib.sha256(self.call_id.encode()).hexdigest()[:16]}"
+
+    @property
+    def webhook_id(self) -> str:
+        """The call's id that receivers see, the same for all attempts."""
+        return f"call.{self.run_id}.{self.call_id}"
+
+
+class CallError(Record):
+    """Why a call has failed."""
+
+    code: str = Field(
+        description="Such as `http_500`, `timeout`, `connection`, `refused_address`, "
+        "`unexpected_answer`, `unknown_secret`, `not_accepted`, `gave_up`"
+    )
+    message: str
+
+
+class Called(Record):
+    """`command.workflows.called.<run>`: the outcome of a call. It may come more than once."""
+
+    run_id: str
+    step_id: str
+    call_id: str
+    outcome: Literal["delivered", "failed"]
+    status: int | None = Field(None, description="The HTTP status of the last answer")
+    answer: str | None = Field(
+        None, description="The first 64 KiB of the last answer, without secrets"
+    )
+    attempts: int = 0
+    error: CallError | None = Field(None, description="Only of a call that has failed")
+
+
+async def publish_call(bus: Bus, job: CallJob) -> None:
+    """Store a call for the automations service. A repeated call is harmless.
+
+    A call that has its outcome is not made again: its outcome is published again.
+
+    Raises:
+        BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.
+    """
+    subject = subjects.delivery_of(f"{CALLS}.{job.token}")
+    payload = orjson.dumps({"source": "call", "call": job.model_dump(exclude_none=True)})
+    message = Message(subject, payload, {"Nats-Msg-Id": job.webhook_id})
+    try:
+        # The fence refuses a second job while the first one waits, also after the server's window
+        # for repeated messages.
+        await fence.append(bus, subject, [message], 0)
+    except FenceConflict:
+        return
+
+
+def called_subject(run_id: str) -> str:
+    """Return the subject of the outcomes of a run's calls."""
+    return subjects.command(WORKFLOWS, "called", run_id)
