@@ -174,10 +174,12 @@ export interface Envelope {
   leg?: number | null;
   /** The number of the attempt, above 1 where the event was produced again after a failure. */
   attempt?: number | null;
-  /** The id of the run that started this one. */
+  /** The id of the run that started this one: a workflow's run of which this run is a step, or the run whose event led to this run. */
   parent_run_id?: string | null;
-  /** The id of the workflow step that the event belongs to. */
+  /** The id of the workflow step that the event belongs to: a step of the agent server's own workflow, else the step of the parent's workflow that this run carries out. */
   step_id?: string | null;
+  /** How many workflows of Penstock the run is inside of: 1 for a step of an outer workflow. Other runs have none. */
+  workflow_depth?: number | null;
   /** The inner run that the event belongs to. */
   subrun?: Subrun | null;
 }

@@ -471,3 +471,24 @@ def test_whatever_comes_a_run_has_one_order_and_at_most_one_end(
     if ends:
         assert all(is_epilogue(name) for name in said[ends[0] + 1 :])
     assert fold_all(raw, fold(4096)) == events
+
+
+def test_each_event_of_a_workflow_step_names_the_workflow_run_and_the_step() -> None:
+    child: dict[str, Any] = {"parent_run_id": "parent", "step_id": "step_lint", "workflow_depth": 1}
+    frames = Frames(**child)
+    events = fold_all([frames.open(), frames.bytes(agno_text("fine")), frames.end()])
+    assert all(child.items() <= body(event).items() for event in events)
+    other = Frames(parent_run_id="parent")
+    for event in fold_all([other.open(), other.bytes(agno_text("fine")), other.end()]):
+        assert body(event)["parent_run_id"] == "parent"
+        assert body(event).keys().isdisjoint({"step_id", "workflow_depth"})
+
+
+def test_a_step_of_the_agent_servers_own_workflow_keeps_its_id() -> None:
+    frames = Frames(kind="workflow", parent_run_id="parent", step_id="step_lint", workflow_depth=1)
+    step = {"step_id": "inner", "step_name": "Inner", "step_index": 0, "workflow_name": "Own"}
+    started = agno("WorkflowStarted", workflow_name="Own"), agno("StepStarted", **step)
+    events = fold_all([frames.open(), frames.bytes(b"".join(started))])
+    ids = {event.type: body(event)["step_id"] for event in events}
+    assert ids["lifecycle.started"] == "step_lint"
+    assert ids["workflow.step_started"] == "inner"

@@ -16,6 +16,9 @@ Channel = Literal["api", "link", "page", "agui", "adk", "agno", "cli", "automati
 SendingState = Literal["claimed", "done", "refused", "outcome_unknown"]
 PolicyOutcome = Literal["approve", "reject", "ask"]
 OnDeadline = Literal["reject", "approve", "leave"]
+# The services that carry out the commands of runs. `workflows` does so for the runs of workflows.
+Target = Literal["connector", "workflows"]
+ApprovalChange = Literal["asked", "escalated", "decided", "expired", "withdrawn"]
 ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -30,7 +33,7 @@ class Record(BaseModel):
 
 
 class StartCommand(Record):
-    """`command.connector.start.<run>`: open leg 1."""
+    """`command.connector.start.<run>`: open leg 1; `command.workflows.start.<run>`: a workflow."""
 
     run_id: str
     agent: str = Field(description="The agent's id in the configuration")
@@ -44,8 +47,35 @@ class StartCommand(Record):
     )
     idempotency_key: str | None = None
     traceparent: str | None = Field(None, description="W3C trace context, for every event")
-    parent_run_id: str | None = Field(None, description="The run whose event led to this run")
+    parent_run_id: str | None = Field(
+        None, description="The workflow's run of which this is a step, or whose event led here"
+    )
+    step_id: str | None = Field(None, description="The parent's step that this run carries out")
+    workflow_depth: int | None = Field(
+        None, description="How many workflows this run is inside of: 1 for a step of an outer one"
+    )
+    roles: list[str] | None = Field(
+        None, description="For workflows: the user's roles, which the run's children inherit"
+    )
+    automations: list[str] | None = Field(
+        None, description="For workflows: as in the run's record, for the run's children"
+    )
+    depth: int | None = Field(
+        None, description="For workflows: as in the run's record, for the run's children"
+    )
     created_at: str
+
+    def parent_facts(self) -> dict[str, Any]:
+        """Return the facts about the run's parent that the first `open` frame of the run carries.
+
+        The normalizer puts these facts into each event of the run.
+        """
+        facts = {
+            "parent_run_id": self.parent_run_id,
+            "step_id": self.step_id,
+            "workflow_depth": self.workflow_depth,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
 
 
 class Decided(Record):
@@ -78,8 +108,24 @@ class ContinueCommand(Record):
     )
 
 
+class ApprovalNews(Record):
+    """`command.workflows.continue.<run>`: what has become of an approval of a workflow's run.
+
+    `workflows` records the news and publishes `event` as an event of the run. The approvals service
+    publishes no source frames of such a run itself.
+    """
+
+    run_id: str
+    approval_id: str
+    news: ApprovalChange
+    event: dict[str, Any] | None = Field(
+        None, description="The event of the run that tells the news: `type` and `data`"
+    )
+    items: list[Decided] | None = Field(None, description="The decision of each item")
+
+
 class CancelCommand(Record):
-    """`command.connector.cancel.<run>`."""
+    """`command.connector.cancel.<run>`, or `command.workflows.cancel.<run>`."""
 
     run_id: str
     by: str = "anonymous"
@@ -110,7 +156,16 @@ class RunRecord(Record):
     code: str | None = None
     error: str | None = Field(None, description="Without credentials and internal addresses")
     summary: str | None = None
-    parent_run_id: str | None = Field(None, description="The run whose event led to this run")
+    target: Target | None = Field(
+        None, description="The service that takes the run's commands; without it, the connector"
+    )
+    parent_run_id: str | None = Field(
+        None, description="The workflow's run of which this is a step, or whose event led here"
+    )
+    step_id: str | None = Field(None, description="The parent's step that this run carries out")
+    workflow_depth: int | None = Field(
+        None, description="How many workflows this run is inside of: 1 for a step of an outer one"
+    )
     automations: list[str] | None = Field(
         None,
         description="The ids of the automation rules that led to this run, the first one first",
@@ -290,6 +345,9 @@ class ApprovalRecord(Record):
     approval_id: str
     run_id: str
     agent: str
+    target: Target | None = Field(
+        None, description="The service that continues the run; without it, the connector"
+    )
     session_id: str
     user_id: str
     leg: int

@@ -82,10 +82,20 @@ class Event(Model):
         "a failure.",
     )
     parent_run_id: str | None = Field(
-        default=None, description="The id of the run that started this one."
+        default=None,
+        description="The id of the run that started this one: a workflow's run of which this run "
+        "is a step, or the run whose event led to this run.",
     )
     step_id: str | None = Field(
-        default=None, description="The id of the workflow step that the event belongs to."
+        default=None,
+        description="The id of the workflow step that the event belongs to: a step of the agent "
+        "server's own workflow, else the step of the parent's workflow that this run carries out.",
+    )
+    workflow_depth: int | None = Field(
+        default=None,
+        ge=1,
+        description="How many workflows of Penstock the run is inside of: 1 for a step of an outer "
+        "workflow. Other runs have none.",
     )
     subrun: Subrun | None = Field(
         default=None, description="The inner run that the event belongs to."

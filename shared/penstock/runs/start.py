@@ -42,11 +42,15 @@ class Origin:
     `parent_run_id` is the run whose event led to this run. `automations` has the ids of the rules
     that led to this run, beginning with the earliest rule. `depth` is the number of these rules.
     `depth` is greater than the length of `automations` if the ids of some rules are not known.
+    A step of a workflow's run has `step_id`, and `workflow_depth`: the number of workflows that the
+    run is inside of.
     """
 
     parent_run_id: str | None = None
     automations: tuple[str, ...] = ()
     depth: int = 0
+    step_id: str | None = None
+    workflow_depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +238,8 @@ class Starter:
             created_at=command.created_at,
             updated_at=command.created_at,
             parent_run_id=start.origin.parent_run_id,
+            step_id=start.origin.step_id,
+            workflow_depth=start.origin.workflow_depth,
             automations=list(start.origin.automations) or None,
             depth=start.origin.depth or None,
         )
@@ -318,5 +324,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
         idempotency_key=start.key,
         traceparent=start.traceparent or traceparent(),
         parent_run_id=start.origin.parent_run_id,
+        step_id=start.origin.step_id,
+        workflow_depth=start.origin.workflow_depth,
         created_at=created_at,
     )

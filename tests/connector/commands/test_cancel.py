@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -51,18 +52,27 @@ async def the_end(penstock: Pipeline, run_id: str) -> Event:
     return events[-1]
 
 
+# The fields of a run that is a step of a workflow's run.
+CHILD: dict[str, Any] = {
+    "parent_run_id": "01a1f8c3-1007-77dc-be51-6f2ae3b9b92e",
+    "step_id": "step_lint",
+    "workflow_depth": 1,
+}
+
+
 async def test_a_run_cancelled_before_its_start_never_reaches_the_upstream(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
     upstream.script(plays(agno_text("x")))
     async with pipeline(nats_server.url, agents(upstream)) as penstock:
-        command = await penstock.register("agno", "hello")
+        command = await penstock.register("agno", "hello", **CHILD)
         await penstock.cancel(command.run_id, by="ada")
         end = await the_end(penstock, command.run_id)
         await penstock.command("start", command)
         other = await penstock.start_run("agno", "other")
         await penstock.ended(other)
     assert end.data == {"reason": "user_stop", "by": "ada", "confirmed": True}
+    assert end.body.items() >= CHILD.items()
     assert [call.form["run_id"] for call in upstream.calls] == [other]
 
 

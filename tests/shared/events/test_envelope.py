@@ -56,6 +56,7 @@ additive = st.fixed_dictionaries(
         "attempt": st.none() | st.integers(min_value=1),
         "parent_run_id": st.none() | text,
         "step_id": text,
+        "workflow_depth": st.none() | st.integers(min_value=1),
         "subrun": with_unknown(id=text, parent_id=st.none() | text),
     },
 )

@@ -20,7 +20,7 @@ from support.real.nats import NatsServer
 
 AGENT = AgnoAgent(id="assistant", protocol="agno", url="http://127.0.0.1:9", agent="demo")
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-ORIGIN = Origin("019aab00-0000-7000-8000-000000000001", ("first", "second"), 2)
+ORIGIN = Origin("019aab00-0000-7000-8000-000000000001", ("first", "second"), 2, "step_lint", 2)
 
 
 def starter(bus: Bus) -> Starter:
@@ -51,11 +51,13 @@ async def test_a_start_with_a_stored_id_is_repeated_without_a_second_run(
         assert stored is not None
         sent = StartCommand.model_validate_json(await unwrap(bus, stored.payload))
         assert (sent.parent_run_id, sent.traceparent) == (ORIGIN.parent_run_id, TRACE)
+        assert (sent.step_id, sent.workflow_depth) == ("step_lint", 2)
         entry = await bus.bucket("runs").get(run_id)
         assert entry is not None
         record = RunRecord.model_validate_json(entry.value)
         assert (record.automations, record.depth) == (["first", "second"], 2)
         assert record.parent_run_id == ORIGIN.parent_run_id
+        assert (record.step_id, record.workflow_depth) == ("step_lint", 2)
 
 
 async def test_a_run_that_has_begun_is_not_started_again(nats_server: NatsServer) -> None:

@@ -28,6 +28,12 @@ log = logging.getLogger(__name__)
 # Characters of the message that lifecycle.started shows. The `open` carries them, and is one frame.
 MAX_SHOWN_CHARACTERS: Final = 50_000
 
+# The fields of a start command that the run's record has, too.
+_OF_RECORD: Final = {
+    *("run_id", "agent", "session_id", "user_id", "message"),
+    *("parent_run_id", "step_id", "workflow_depth"),
+}
+
 HISTORY_LOST: Final = ending(
     "lifecycle.failed",
     code="history_lost",
@@ -62,8 +68,7 @@ class Context:
             return
         writer = self.stores.runs.writer(run_id)
         command = StartCommand.model_validate(
-            record.model_dump(include={"run_id", "agent", "session_id", "user_id", "message"})
-            | {"created_at": record.created_at}
+            record.model_dump(include=_OF_RECORD) | {"created_at": record.created_at}
         )
         facts = facts_of_open(command, self.config.agent(record.agent))
         await writer.write("open", orjson.dumps(facts), leg=1)
@@ -129,6 +134,4 @@ def facts_of_open(command: StartCommand, agent: AgentConfig | None) -> dict[str,
         facts["idempotency_key"] = command.idempotency_key
     if command.traceparent:
         facts["traceparent"] = command.traceparent
-    if command.parent_run_id:
-        facts["parent_run_id"] = command.parent_run_id
-    return facts
+    return facts | command.parent_facts()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import orjson
 
@@ -13,6 +14,10 @@ from penstock_normalizer.fold.failure_texts import redacted
 
 class NotEncodable(ValueError):
     """The event cannot be encoded as JSON: it is nested too deeply, or a number is out of range."""
+
+
+# The facts that only a step of a workflow has, besides the parent's id.
+_OF_CHILD: Final = ("step_id", "workflow_depth")
 
 
 @dataclass(slots=True)
@@ -55,6 +60,9 @@ def canonical_event(
         body["attempt"] = attempt
     if "parent_run_id" in facts:
         body["parent_run_id"] = facts["parent_run_id"]
+        for name in _OF_CHILD:
+            if name in facts:
+                body[name] = facts[name]
     if draft.step_id is not None:
         body["step_id"] = draft.step_id
     if draft.subrun is not None:

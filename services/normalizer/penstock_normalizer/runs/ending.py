@@ -22,7 +22,11 @@ from penstock_normalizer.runs.run_output import RunOutput
 log = logging.getLogger(__name__)
 
 HISTORY_LOST = "source frames of this run were deleted by age or size before they were read"
-_FACTS = {"agent", "session_id", "user_id", "message"}  # of a record, instead of an `open` frame
+# The fields of a record that replace the facts of a missing `open` frame.
+_FACTS = {
+    *("agent", "session_id", "user_id", "message"),
+    *("parent_run_id", "step_id", "workflow_depth"),
+}
 
 
 class Ending:
@@ -91,4 +95,8 @@ class Ending:
 
 
 def _facts(record: RunRecord | None) -> dict[str, Any]:
-    return record.model_dump(include=_FACTS) if record is not None else {"agent": ""}
+    return (
+        record.model_dump(include=_FACTS, exclude_none=True)
+        if record is not None
+        else {"agent": ""}
+    )

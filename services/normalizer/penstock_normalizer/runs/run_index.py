@@ -139,6 +139,7 @@ def _new_record(run_id: str, fold: RunFold, event: CanonicalEvent) -> RunRecord:
         message=fold.facts.get("message", "")[:200],
         created_at=event.timestamp,
         updated_at=event.timestamp,
+        **_of_child(fold.facts),
     )
 
 
@@ -152,7 +153,12 @@ def _record_of_started(run_id: str, body: Mapping[str, Any]) -> RunRecord:
         message=data.get("message", "")[:200],
         created_at=body["timestamp"],
         updated_at=body["timestamp"],
+        **_of_child(body),
     )
+
+
+def _of_child(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: fields.get(name) for name in ("parent_run_id", "step_id", "workflow_depth")}
 
 
 def _changes(fold: RunFold, event: CanonicalEvent, first_event: int) -> dict[str, Any]:
