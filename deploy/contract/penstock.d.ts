@@ -114,7 +114,7 @@ export interface SessionMetadata {
 export interface Source {
   /** The agent's id in Penstock's configuration, or the upstream's id of it. */
   agent_id: string;
-  /** `agent`, `team` or `workflow` for the outer run, `worker` for an agent inside it. */
+  /** `agent`, `team` or `workflow` for the outer run, `worker` for an agent inside it. In Penstock's workflows also `global_supervisor` and `team_supervisor`. */
   agent_type: string;
   /** The agent's name for people. */
   agent_name: string;
@@ -197,6 +197,8 @@ export interface LifecycleStarted extends Envelope {
     user_id: string;
     /** The message that started the run. */
     message?: string | null;
+    /** The name of the workflow, where the run is one of Penstock's. */
+    workflow?: string | null;
     /** The idempotency key of the start, if it had one. */
     idempotency_key?: string | null;
   };
@@ -243,13 +245,13 @@ export interface LifecycleRetrying extends Envelope {
     action: "retrying";
   };
   data: {
-    /** The number of the retry that begins; the first is 1. */
+    /** The number of the retry that follows; the first is 1. */
     retry_count: number;
     /** The number of retries that are allowed. */
     max_retries: number;
     /** What failed. */
     reason: string;
-    /** The step that is tried again. */
+    /** The name of the step that is tried again. */
     step?: string | null;
   };
 }
@@ -507,6 +509,8 @@ export interface DispatchTeam extends Envelope {
     team_name: string;
     /** The task of the team. */
     task: string;
+    /** The id of the team's inner run, where the team is one run. */
+    subrun_id?: string | null;
   };
 }
 
@@ -593,7 +597,7 @@ export interface WorkflowStepStarted extends Envelope {
     step_id: string;
     /** A description of the step. */
     description: string;
-    /** The kind of the step: step, loop, parallel, condition or router. */
+    /** The kind of the step: step, loop, parallel, condition or router; of Penstock's workflows also workflow, approve, call, listen, wait and set. */
     kind?: string | null;
     /** The number of the loop's iteration. */
     iteration?: number | null;
@@ -603,6 +607,12 @@ export interface WorkflowStepStarted extends Envelope {
     parent_step_id?: string | null;
     /** The id of the run that does the step. */
     child_run_id?: string | null;
+    /** The number of the attempt, from the second one on. */
+    attempt?: number | null;
+    /** The `agent_type` of the run that does the step, as `include=children` shows it: `global_supervisor`, `team_supervisor` or `worker`. */
+    role?: string | null;
+    /** The team that does the step. */
+    team_name?: string | null;
   };
 }
 

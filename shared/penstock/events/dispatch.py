@@ -22,6 +22,9 @@ class Team(Data, title="Team dispatched"):
     )
     team_name: str = Field(description="The name of the team.")
     task: str = Field(description="The task of the team.")
+    subrun_id: str | None = Field(
+        default=None, description="The id of the team's inner run, where the team is one run."
+    )
 
 
 class Worker(Data, title="Worker dispatched"):

@@ -31,7 +31,7 @@ class Source(Model):
     )
     agent_type: str = Field(
         description="`agent`, `team` or `workflow` for the outer run, `worker` for an agent "
-        "inside it."
+        "inside it. In Penstock's workflows also `global_supervisor` and `team_supervisor`."
     )
     agent_name: str = Field(description="The agent's name for people.")
     team_name: str | None = Field(description="The team that the agent works in, or null.")

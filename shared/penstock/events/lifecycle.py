@@ -42,6 +42,9 @@ class Started(Data, title="Run started"):
     agent: str = Field(description="The agent's id in the configuration.")
     user_id: str = Field(description="The user who owns the run.")
     message: str | None = Field(default=None, description="The message that started the run.")
+    workflow: str | None = Field(
+        default=None, description="The name of the workflow, where the run is one of Penstock's."
+    )
     idempotency_key: str | None = Field(
         default=None, description="The idempotency key of the start, if it had one."
     )
@@ -103,10 +106,10 @@ class Retrying(Data, title="Run retried"):
             "step": "fetch",
         },
     )
-    retry_count: int = Field(description="The number of the retry that begins; the first is 1.")
+    retry_count: int = Field(description="The number of the retry that follows; the first is 1.")
     max_retries: int = Field(description="The number of retries that are allowed.")
     reason: str = Field(description="What failed.")
-    step: str | None = Field(default=None, description="The step that is tried again.")
+    step: str | None = Field(default=None, description="The name of the step that is tried again.")
 
 
 class Completed(Data, title="Run completed"):

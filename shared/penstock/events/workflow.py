@@ -42,11 +42,11 @@ class StepStarted(Data, title="Step started"):
     TYPE: ClassVar[str] = "workflow.step_started"
     NOTE: ClassVar[Note] = Note(
         when="When a step begins.",
-        times="once per `step_id`",
+        times="once per `step_id`, and again for each further attempt",
         sequence=3,
         example={
             "run_id": WORKFLOW_RUN_ID,
-            "step_id": "static_analysis",
+            "step_id": "step_static_analysis",
             "description": "Running static analysis...",
             "kind": "step",
         },
@@ -55,7 +55,9 @@ class StepStarted(Data, title="Step started"):
     step_id: str = Field(description="The step's id, unique in the run.")
     description: str = Field(description="A description of the step.")
     kind: str | None = Field(
-        default=None, description="The kind of the step: step, loop, parallel, condition or router."
+        default=None,
+        description="The kind of the step: step, loop, parallel, condition or router; of "
+        "Penstock's workflows also workflow, approve, call, listen, wait and set.",
     )
     iteration: int | None = Field(default=None, description="The number of the loop's iteration.")
     branch: str | None = Field(
@@ -67,6 +69,15 @@ class StepStarted(Data, title="Step started"):
     child_run_id: str | None = Field(
         default=None, description="The id of the run that does the step."
     )
+    attempt: int | None = Field(
+        default=None, description="The number of the attempt, from the second one on."
+    )
+    role: str | None = Field(
+        default=None,
+        description="The `agent_type` of the run that does the step, as `include=children` shows "
+        "it: `global_supervisor`, `team_supervisor` or `worker`.",
+    )
+    team_name: str | None = Field(default=None, description="The team that does the step.")
 
 
 class StepProgress(Data, title="Step progressed"):
@@ -77,7 +88,7 @@ class StepProgress(Data, title="Step progressed"):
         when="While a step runs.",
         times="any number per `step_id`",
         sequence=4,
-        example={"step_id": "static_analysis", "message": "12 of 40 files"},
+        example={"step_id": "step_static_analysis", "message": "12 of 40 files"},
     )
     step_id: str = Field(description="The step's id.")
     message: str | None = Field(default=None, description="A description of the progress.")
@@ -91,7 +102,11 @@ class StepCompleted(Data, title="Step completed"):
         when="When a step ended successfully.",
         times="at most once per `step_id`",
         sequence=5,
-        example={"run_id": WORKFLOW_RUN_ID, "step_id": "static_analysis", "output": {"score": 82}},
+        example={
+            "run_id": WORKFLOW_RUN_ID,
+            "step_id": "step_static_analysis",
+            "output": {"score": 82},
+        },
     )
     run_id: str = Field(description="The id of the workflow's run.")
     step_id: str = Field(description="The step's id.")
@@ -111,7 +126,7 @@ class StepFailed(Data, title="Step failed"):
         sequence=5,
         example={
             "run_id": WORKFLOW_RUN_ID,
-            "step_id": "static_analysis",
+            "step_id": "step_static_analysis",
             "error": {"code": "tool_error", "message": "No such branch.", "retryable": False},
         },
     )

@@ -13,7 +13,7 @@ from penstock.events.catalogue import CATEGORIES, events_in
 
 # Every type with its fields as they are in a message; `?` marks a field that may be absent.
 VOCABULARY = {
-    "lifecycle.started": "agent user_id message? idempotency_key?",
+    "lifecycle.started": "agent user_id message? workflow? idempotency_key?",
     "lifecycle.paused": "reason approval_id expires_at? deciders_required? policy?",
     "lifecycle.resumed": "approval_id? upstream_run_id?",
     "lifecycle.retrying": "retry_count max_retries reason step?",
@@ -29,13 +29,13 @@ VOCABULARY = {
     "llm.tool_call": "tool args tool_call_id message_id? pending? args_text? execution?",
     "llm.tool_progress": "tool_call_id status? delta? tool? args?",
     "llm.tool_result": "tool result tool_call_id outcome error? content? duration_s? message_id?",
-    "dispatch.team": "team_name task",
+    "dispatch.team": "team_name task subrun_id?",
     "dispatch.worker": "worker_name task subrun_id parent_subrun_id?",
     "dispatch.transfer": "to from reason?",
     "dispatch.finished": "subrun_id status result? error?",
     "workflow.started": "workflow run_id version? input?",
     "workflow.step_started": "run_id step_id description kind? iteration? branch? parent_step_id?"
-    " child_run_id?",
+    " child_run_id? attempt? role? team_name?",
     "workflow.step_progress": "step_id message?",
     "workflow.step_completed": "run_id step_id output child_run_id?",
     "workflow.step_failed": "run_id step_id error child_run_id?",

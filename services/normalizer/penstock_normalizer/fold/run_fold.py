@@ -298,6 +298,7 @@ class RunFold:
                 agent=self.facts["agent"],
                 user_id=self.facts.get("user_id", "anonymous"),
                 message=self.facts.get("message"),
+                workflow=self.facts.get("workflow"),
                 idempotency_key=self.facts.get("idempotency_key"),
             ),
         )
