@@ -5,7 +5,7 @@
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
-	services/edge services/normalizer
+	services/edge services/normalizer services/workflows
 DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph
 OLDER_UPSTREAMS := agno_older adk_older

@@ -449,3 +449,28 @@ class DecideReply(Record):
     status: Literal[200, 403, 404, 409, 422]
     detail: str = ""
     approval: ApprovalRecord | None = None
+
+
+class WorkflowRecord(Record):
+    """KV `workflows`, key `v.<name>.<version>`: a version of a workflow. It never changes."""
+
+    name: str
+    version: str
+    digest: str = Field(description="sha256 of the definition's canonical JSON, in hex")
+    definition: dict[str, Any]
+    input_schema: dict[str, Any] = Field(
+        {}, description="The JSON Schema of the input; {} allows every object"
+    )
+    topology_id: int | None = None
+    created_at: str
+    created_by: str
+
+
+class LatestWorkflow(Record):
+    """KV `workflows`, key `latest.<name>`: the version that a start without a version takes.
+
+    Without a version, the workflow is retired and cannot be started.
+    """
+
+    version: str | None = None
+    retired_at: str | None = None

@@ -234,6 +234,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "threads": retention.runs_max_age_s,  # history that AG-UI servers must be sent again
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations
+        "workflows": forever,  # definitions of workflows
         "deliveries": retention.runs_max_age_s,  # attempts and outcomes of automations
         "endpoints": 3600.0,  # the breakers of automations; each key has its own TTL
         "cursors": retention.runs_max_age_s,  # the positions of clients with a named cursor

@@ -14,6 +14,7 @@ from penstock.expressions.condition import (
 )
 from penstock.expressions.errors import ExpressionError, MissingField, Position
 from penstock.expressions.template import Template
+from penstock.expressions.value import Scope, ValueExpression, ValueType
 
 __all__ = [
     "Bound",
@@ -22,7 +23,10 @@ __all__ = [
     "ExpressionError",
     "MissingField",
     "Position",
+    "Scope",
     "Template",
+    "ValueExpression",
+    "ValueType",
     "VariableType",
     "is_found",
 ]

@@ -60,7 +60,7 @@ class Conditions:
         try:
             compiled = self._env.compile(text)
         except RuntimeError as error:
-            raise _compile_error(str(error)) from None
+            raise compile_error(str(error)) from None
         found = compiled.return_type()
         if found != cel.Type.BOOL:
             raise ExpressionError(_not_boolean(found.name()), Position(1, 1))
@@ -77,7 +77,7 @@ class Conditions:
         try:
             return Bound(self._env.Activation(data), size_bytes)
         except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-            raise ExpressionError(_plain(str(error))) from None
+            raise ExpressionError(plain_reason(str(error))) from None
 
 
 class Condition:
@@ -104,12 +104,12 @@ class Condition:
             result = self._compiled.eval(bound.activation)
             value = result.value()
         except RuntimeError as error:
-            raise ExpressionError(_plain(str(error))) from None
+            raise ExpressionError(plain_reason(str(error))) from None
         if value is True or value is False:
             return bool(value)
         reason = str(value)
         kind = MissingField if reason.startswith(_MISSING) else ExpressionError
-        raise kind(_plain(reason))
+        raise kind(plain_reason(reason))
 
 
 def is_found(pattern: str, text: str) -> bool | None:
@@ -131,10 +131,11 @@ _TEXTS: Final = cel.NewEnv(variables={"pattern": cel.Type.STRING, "text": cel.Ty
 _FOUND: Final = _TEXTS.compile("text.matches(pattern)")
 
 
-def _compile_error(text: str) -> ExpressionError:
+def compile_error(text: str) -> ExpressionError:
+    """Return the error that a text of the compiler describes, with its position."""
     found = _WHERE.search(text)
     if found is None:
-        return ExpressionError(_plain(text))
+        return ExpressionError(plain_reason(text))
     line, column = int(found[1]), max(int(found[2]), 1)
     return ExpressionError(found[3].removesuffix(" (in container '')"), Position(line, column))
 
@@ -145,5 +146,6 @@ def _not_boolean(found: str) -> str:
     return f"the condition gives {found}, not true or false"
 
 
-def _plain(text: str) -> str:
+def plain_reason(text: str) -> str:
+    """Return a text of the runtime without its status, such as `NOT_FOUND: `."""
     return _STATUS.sub("", _STATUS.sub("", text)).strip()

@@ -203,7 +203,7 @@ USERS: Final = (
         _follows("KV_runs"),
         _reads(EVENTS, RAW, COMMANDS),
         _buckets("runs", "sessions", "aliases", "idempotency", "approvals", "pauses"),
-        _buckets("leases", "tokens", "claims", "threads"),
+        _buckets("leases", "tokens", "claims", "threads", "workflows"),
         _keys("runs.*", "sessions.*", "aliases.*", "idempotency.*", "leases.cancel.*"),
         [*_buckets("cursors"), *_keys("cursors.*.*")],
         _TOKENS,
@@ -250,7 +250,7 @@ USERS: Final = (
         [f"{_API}.STREAM.MSG.DELETE.{SCHEDULES}"],
         _reads(EVENTS, RAW, SCHEDULES, COMMANDS),
         _buckets("rules", "deliveries", "endpoints", "runs", "sessions", "aliases", "leases"),
-        _buckets("tokens"),
+        _buckets("tokens", "workflows"),
         _keys("rules.*", "deliveries.>", "endpoints.>", "runs.*", "aliases.*"),
         _keys("leases.automations.*"),
         # A delivery that is replayed over HTTP is marked as replayed among the dead letters, too.
@@ -279,9 +279,11 @@ USERS: Final = (
         [f"{_API}.STREAM.PURGE.{JOURNAL}"],
         # The service counts the open runs of each user, as the edge does.
         _follows("KV_runs"),
+        # It lists the definitions of workflows by reading their bucket.
+        _follows("KV_workflows"),
         _reads(JOURNAL, EVENTS, RAW, SCHEDULES, COMMANDS),
-        _buckets("runs", "sessions", "aliases", "leases", "tokens"),
-        _keys("runs.*", "aliases.*"),
+        _buckets("runs", "sessions", "aliases", "leases", "tokens", "workflows"),
+        _keys("runs.*", "aliases.*", "workflows.v.*.>", "workflows.latest.*"),
         _TOKENS,
         _KEEPS_OBJECTS,
     ),

@@ -1,0 +1,1 @@
+"""The workflows service carries out workflows: runs that are made of runs."""

@@ -1,0 +1,218 @@
+"""Compiles a definition: the order of its steps, and its expressions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+from penstock.expressions import ExpressionError, Position, Scope, ValueExpression, ValueType
+from penstock_workflows.definition import compiled
+from penstock_workflows.definition.model import (
+    KINDS,
+    Approve,
+    Call,
+    Definition,
+    Listen,
+    Run,
+    StepDefinition,
+    SubWorkflow,
+)
+from penstock_workflows.definition.names import seconds
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A mistake in a definition.
+
+    `path` is the place in the definition; `position` is a place in the expression at the path, if
+    the mistake is in an expression.
+    """
+
+    path: Path
+    reason: str
+    position: Position | None = None
+
+
+class InvalidDefinition(ValueError):
+    """A definition has mistakes, which `problems` lists."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            "; ".join(f"{_dotted(each.path)}: {each.reason}" for each in self.problems)
+        )
+
+
+def compile(definition: Definition) -> compiled.Workflow:
+    """Return the compiled workflow.
+
+    Raises:
+        InvalidDefinition: a step has no action or several, needs a step that does not exist or
+            itself, or has an expression that is wrong.
+    """
+    return _Compiler(definition).workflow()
+
+
+@dataclass(slots=True)
+class _Compiler:
+    definition: Definition
+    problems: list[Problem] = field(default_factory=list)
+
+    def workflow(self) -> compiled.Workflow:
+        ancestors = self._graph()
+        steps = {
+            name: self._step(name, each, ancestors[name])
+            for name, each in self.definition.steps.items()
+        }
+        output = self._expression(
+            ("output",), self.definition.output, "any", set(self.definition.steps)
+        )
+        self._raise()
+        timeout = self.definition.timeout
+        return compiled.Workflow(self.definition, steps, output, _seconds(timeout))
+
+    def _graph(self) -> dict[str, frozenset[str]]:
+        """Return the ancestors of each step.
+
+        Raises:
+            InvalidDefinition: the steps do not form a graph without cycles.
+        """
+        steps = self.definition.steps
+        for name, step in steps.items():
+            for number, needed in enumerate(step.needs):
+                if needed not in steps:
+                    path: Path = ("steps", name, "needs", number)
+                    self.problems.append(Problem(path, f"there is no step {needed!r}"))
+            if step.on_failure not in ("fail", "continue", *steps):
+                path = ("steps", name, "on_failure")
+                self.problems.append(Problem(path, f"there is no step {step.on_failure!r}"))
+            if len([kind for kind in KINDS if getattr(step, kind) is not None]) != 1:
+                reason = f"a step has exactly one of {', '.join(KINDS)}"
+                self.problems.append(Problem(("steps", name), reason))
+        self._raise()
+        graph = {name: {*self._needs(name)} for name in steps}
+        try:
+            order = tuple(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            cycle = " -> ".join(reversed(error.args[1]))
+            reason = f"these steps need each other: {cycle}"
+            raise InvalidDefinition(
+                [Problem(("steps", error.args[1][0], "needs"), reason)]
+            ) from None
+        ancestors: dict[str, frozenset[str]] = {}
+        for name in order:
+            ancestors[name] = frozenset(graph[name]).union(*(ancestors[n] for n in graph[name]))
+        return ancestors
+
+    def _handles(self, name: str) -> tuple[str, ...]:
+        return tuple(n for n, step in self.definition.steps.items() if step.on_failure == name)
+
+    def _needs(self, name: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.definition.steps[name].needs, *self._handles(name)]))
+
+    def _step(self, name: str, step: StepDefinition, ancestors: frozenset[str]) -> compiled.Step:
+        path: Path = ("steps", name)
+        for_each = None
+        inside: set[str] = set(ancestors)
+        if step.for_each is not None:
+            in_ = self._required((*path, "for_each", "in"), step.for_each.in_, "list", ancestors)
+            inside.add(step.for_each.as_)
+            for_each = compiled.ForEach(in_, step.for_each.as_, step.for_each.limit)
+        when = self._expression((*path, "when"), step.when, "boolean", ancestors)
+        output = self._expression((*path, "output"), step.output, "any", {*inside, "result"})
+        action = self._action(path, step, inside)
+        dispatch = self._dispatch(path, step, inside)
+        return compiled.Step(
+            name=name,
+            kind=step.kind,
+            action=action,
+            description=step.description,
+            needs=self._needs(name),
+            handles=self._handles(name),
+            ancestors=ancestors,
+            when=when,
+            for_each=for_each,
+            output=output,
+            timeout_s=_seconds(step.timeout),
+            retry=_retry(step),
+            on_failure=step.on_failure,
+            dispatch=dispatch,
+            role=step.role,
+        )
+
+    def _action(self, path: Path, step: StepDefinition, names: Collection[str]) -> compiled.Action:
+        match getattr(step, step.kind):
+            case Run() as run:
+                message = self._required((*path, "run", "message"), run.message, "text", names)
+                input = self._expression((*path, "run", "input"), run.input, "object", names)
+                return compiled.Run(run.agent, message, input, run.session)
+            case SubWorkflow() as sub:
+                input = self._expression((*path, "workflow", "input"), sub.input, "object", names)
+                action: compiled.Action = compiled.SubWorkflow(sub.workflow, sub.version, input)
+            case Approve() as ask:
+                title = self._required((*path, "approve", "title"), ask.title, "text", names)
+                show = self._expression((*path, "approve", "show"), ask.show, "object", names)
+                action = compiled.Approve(title, show, ask.policy or str(path[-1]))
+            case Call() as call:
+                body = self._expression((*path, "call", "body"), call.body, "any", names)
+                action = compiled.Call(call.url, body, call.secret)
+            case Listen() as listen:
+                seen = {*names, "event"}
+                where = self._expression((*path, "listen", "where"), listen.where, "boolean", seen)
+                action = compiled.Listen(listen.event, where)
+            case str() as text if step.wait is not None:
+                action = compiled.Wait(seconds(text))
+            case text:
+                action = compiled.Set(self._required((*path, "set"), text, "any", names))
+        return action
+
+    def _dispatch(
+        self, path: Path, step: StepDefinition, names: Collection[str]
+    ) -> compiled.Dispatch | None:
+        if (given := step.dispatch) is None:
+            return None
+        texts = [
+            self._expression((*path, "dispatch", name), text, "text", names)
+            for name, text in (("team", given.team), ("worker", given.worker), ("task", given.task))
+        ]
+        return compiled.Dispatch(*texts)
+
+    def _expression(
+        self, path: Path, text: str | None, gives: ValueType, names: Collection[str]
+    ) -> ValueExpression | None:
+        return None if text is None else self._required(path, text, gives, names)
+
+    def _required(
+        self, path: Path, text: str, gives: ValueType, names: Collection[str]
+    ) -> ValueExpression:
+        """Return the compiled expression; any expression after noting that the text is wrong."""
+        scope = Scope({"input": "object", "now": "time", **dict.fromkeys(names, "object")})
+        try:
+            return scope.compile(text, gives)
+        except ExpressionError as error:
+            self.problems.append(Problem(path, error.reason, error.position))
+            return scope.compile("null")
+
+    def _raise(self) -> None:
+        if self.problems:
+            raise InvalidDefinition(self.problems)
+
+
+def _retry(step: StepDefinition) -> compiled.Retry | None:
+    if (given := step.retry) is None:
+        return None
+    codes = frozenset(given.codes) if given.codes is not None else None
+    return compiled.Retry(
+        given.attempts, seconds(given.backoff), given.factor, seconds(given.max_backoff), codes
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    return None if text is None else seconds(text)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path)) or "definition"

@@ -1,0 +1,233 @@
+"""Defines what a workflow's definition may have. Pure.
+
+The JSON Schema of `Definition` is published, so each field has a description for people. A text
+that is an expression is compiled later, by `compile`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock_workflows.definition.names import (
+    AgentId,
+    Duration,
+    Expression,
+    StepName,
+    VariableName,
+    Version,
+    WorkflowName,
+)
+
+DSL: Final = "penstock/1"
+MAX_STEPS: Final = 200
+MAX_NEEDS: Final = 100
+MAX_ITEMS: Final = 1000  # of one `for_each`
+MAX_ATTEMPTS: Final = 20
+
+StepKind = Literal["run", "workflow", "approve", "call", "listen", "wait", "set"]
+KINDS: Final[tuple[StepKind, ...]] = get_args(StepKind)
+
+
+class Part(BaseModel):
+    """The base of all parts of a definition. An unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Run(Part):
+    """Runs an agent of the configuration, and waits for the end of its run."""
+
+    agent: AgentId = Field(description="The id of the agent in the configuration.")
+    message: Expression = Field(description="An expression that gives the message, a text.")
+    input: Expression | None = Field(
+        None,
+        description="An expression that gives an object: further fields for the agent, as `input` "
+        "of `POST /v1/runs`.",
+    )
+    session: Literal["own", "parent"] = Field(
+        "own",
+        description="`own`: a session of this step alone. `parent`: the session of the workflow's "
+        "run, so that steps with the same agent share one conversation.",
+    )
+
+
+class SubWorkflow(Part):
+    """Runs another workflow, and waits for its end."""
+
+    workflow: WorkflowName = Field(description="The name of the workflow.")
+    version: Version | None = Field(
+        None, description="Its version. Default: the latest when the step starts."
+    )
+    input: Expression | None = Field(
+        None, description="An expression that gives its input, an object."
+    )
+
+
+class Approve(Part):
+    """Asks people for a decision, and waits for it. A rejection fails the step."""
+
+    title: Expression = Field(description="An expression that gives the question, a text.")
+    show: Expression | None = Field(
+        None, description="An expression that gives an object: what deciders see."
+    )
+    policy: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")] | None = Field(
+        None,
+        description="The name that rules of the approvals policy see as the tool's name. "
+        "Default: the name of the step.",
+    )
+
+
+class Call(Part):
+    """Sends a signed webhook, and waits for the answer."""
+
+    url: str = Field(
+        pattern=r"^https?://[^\s]+$",
+        max_length=2000,
+        description="The URL, a fixed text. The service automations sends the request and limits "
+        "which addresses it may reach.",
+    )
+    body: Expression | None = Field(
+        None, description="An expression that gives the body, any JSON value."
+    )
+    secret: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")] | None = Field(
+        None, description="The name of the secret that signs the request."
+    )
+
+
+class Listen(Part):
+    """Waits for an event."""
+
+    event: str = Field(
+        pattern=r"^[a-z_]{1,32}\.[a-z_]{1,64}$",
+        description="The type of the event, such as `lifecycle.completed`.",
+    )
+    where: Expression | None = Field(
+        None,
+        description="A condition on the `event`. Default: the first event of the type.",
+    )
+
+
+class ForEach(Part):
+    """Carries out the step once for each element of a list."""
+
+    in_: Expression = Field(alias="in", description="An expression that gives a list.")
+    as_: VariableName = Field(
+        "item", alias="as", description="The name of the variable that is the element."
+    )
+    limit: int = Field(
+        10,
+        ge=1,
+        le=100,
+        description="How many elements are under way at the same time.",
+    )
+
+
+class Retry(Part):
+    """Carries out a failed step again."""
+
+    attempts: int = Field(
+        ge=1, le=MAX_ATTEMPTS, description="How often the step is tried, with the first attempt."
+    )
+    backoff: Duration = Field("1s", description="The time before the second attempt.")
+    factor: float = Field(
+        2.0, ge=1, le=10, description="By how much each further time is longer than the last."
+    )
+    max_backoff: Duration = Field("5m", description="The longest time between two attempts.")
+    codes: Annotated[tuple[str, ...], Field(max_length=50)] | None = Field(
+        None,
+        description="The failure codes after which the step is tried again. Default: every code "
+        "but `outcome_unknown` and `rejected`.",
+    )
+
+
+class Dispatch(Part):
+    """Tells clients that the step is work for a team or for a worker."""
+
+    team: Expression | None = Field(None, description="An expression that gives the team's name.")
+    worker: Expression | None = Field(
+        None, description="An expression that gives the worker's name."
+    )
+    task: Expression | None = Field(None, description="An expression that gives the task, a text.")
+
+
+class StepDefinition(Part):
+    """One step. It has exactly one of the fields from `run` to `set`."""
+
+    run: Run | None = Field(None, description="Run an agent.")
+    workflow: SubWorkflow | None = Field(None, description="Run another workflow.")
+    approve: Approve | None = Field(None, description="Ask people for a decision.")
+    call: Call | None = Field(None, description="Send a webhook.")
+    listen: Listen | None = Field(None, description="Wait for an event.")
+    wait: Duration | None = Field(None, description="Wait for this time.")
+    set: Expression | None = Field(
+        None, description="An expression whose value is the step's output."
+    )
+    description: str = Field("", max_length=1000, description="What the step does, for people.")
+    needs: Annotated[tuple[StepName, ...], Field(max_length=MAX_NEEDS)] = Field(
+        (), description="The steps that must be done before this step starts."
+    )
+    when: Expression | None = Field(
+        None, description="A condition. If it is false, the step is skipped."
+    )
+    for_each: ForEach | None = Field(
+        None, description="Carry out the step for each element of a list."
+    )
+    output: Expression | None = Field(
+        None,
+        description="An expression that gives the step's output from `result`. Default: `result`.",
+    )
+    timeout: Duration | None = Field(
+        None, description="The time after which one attempt of the step fails with code `timeout`."
+    )
+    retry: Retry | None = Field(None, description="Carry out the step again if it fails.")
+    on_failure: Literal["fail", "continue"] | StepName = Field(
+        "fail",
+        description="`fail`: the workflow fails. `continue`: the workflow goes on, and later steps "
+        "see `<step>.error`. The name of a step: as `continue`, and that step runs, which is "
+        "skipped otherwise.",
+    )
+    dispatch: Dispatch | None = Field(None, description="For whom the step is work.")
+    role: Literal["global_supervisor", "team_supervisor", "worker"] | None = Field(
+        None,
+        description="The `agent_type` of the agent's events. Default: by `dispatch`.",
+    )
+
+    @property
+    def kind(self) -> StepKind:
+        """What the step does."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+
+class Definition(Part):
+    """The definition of a workflow."""
+
+    dsl: Literal["penstock/1"] = Field(description="The language: `penstock/1`.")
+    name: WorkflowName = Field(description="The workflow's name.")
+    version: Version = Field(
+        description="The version, a text. A version that is stored never changes."
+    )
+    title: str = Field("", max_length=200, description="The name that people see.")
+    description: str = Field("", max_length=4000, description="What the workflow does, for people.")
+    topology_id: int | None = Field(
+        None, ge=0, description="The number by which the executions contract names the workflow."
+    )
+    input: dict[str, Any] = Field(
+        {"type": "object"},
+        description="The JSON Schema of the input, an object.",
+    )
+    steps: dict[StepName, StepDefinition] = Field(
+        min_length=1, max_length=MAX_STEPS, description="The steps, by their names."
+    )
+    output: Expression | None = Field(
+        None,
+        description="An expression that gives the workflow's output from the outputs of its steps. "
+        "Default: null.",
+    )
+    concurrency: int = Field(
+        20, ge=1, le=100, description="How many steps are under way at the same time."
+    )
+    timeout: Duration | None = Field(
+        None, description="The time after which the workflow fails with code `timeout`."
+    )

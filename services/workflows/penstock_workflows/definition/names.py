@@ -1,0 +1,76 @@
+"""The names and durations that a definition may have. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field
+
+# The words that CEL reserves, and the names that CEL gives to types. CEL could not read an
+# expression with a step of such a name.
+CEL_WORDS: Final = frozenset(
+    [
+        *("as", "break", "const", "continue", "else", "false", "for", "function", "if", "import"),
+        *("in", "let", "loop", "namespace", "null", "package", "return", "true", "var", "void"),
+        *("while", "bool", "bytes", "double", "duration", "dyn", "google", "int", "list", "map"),
+        *("null_type", "string", "timestamp", "type", "uint"),
+    ]
+)
+# The variables that Penstock itself gives to expressions.
+OWN_VARIABLES: Final = ("input", "now", "result")
+# The words that `on_failure` has beside the names of steps.
+FAILURE_WORDS: Final = ("fail", "continue")
+
+MAX_DURATION_S: Final = 366 * 24 * 3600.0
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|h|d)")
+_DURATION: Final = re.compile(rf"(?:{_PART.pattern})+")
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a duration such as `500ms`, `5s`, `1h30m` and `2d`.
+
+    Raises:
+        ValueError: the text is no duration, or the duration is zero or longer than 366 days.
+    """
+    if len(text) > 64 or _DURATION.fullmatch(text) is None:
+        raise ValueError(f"{text[:64]!r} is no duration: write it as in 500ms, 5s, 1h30m or 2d")
+    found = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    if not 0 < found <= MAX_DURATION_S:
+        raise ValueError(f"{text!r} must be longer than zero and at most 366 days")
+    return found
+
+
+def _checked_variable(name: str) -> str:
+    if name in CEL_WORDS or name in OWN_VARIABLES:
+        raise ValueError(f"the name {name!r} is reserved: choose another name")
+    return name
+
+
+def _checked_step(name: str) -> str:
+    if name in FAILURE_WORDS:
+        raise ValueError(f"the name {name!r} is reserved: choose another name")
+    return _checked_variable(name)
+
+
+def _checked_duration(text: str) -> str:
+    seconds(text)
+    return text
+
+
+_VARIABLE: Final = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,62}$")
+# The name of a step or of a loop variable: expressions use it as the name of a variable.
+VariableName = Annotated[str, _VARIABLE, AfterValidator(_checked_variable)]
+StepName = Annotated[str, _VARIABLE, AfterValidator(_checked_step)]
+# The name of a workflow. It has no dot, because it is one token of the keys in the bucket.
+WorkflowName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+Version = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$", max_length=32)
+]
+AgentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+Duration = Annotated[
+    str, Field(examples=["500ms", "5s", "1h30m", "2d"]), AfterValidator(_checked_duration)
+]
+# The text of an expression in CEL.
+Expression = Annotated[str, Field(min_length=1, max_length=2000)]
