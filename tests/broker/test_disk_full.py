@@ -36,7 +36,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 async def test_a_writer_is_held_back_until_there_is_room_and_loses_nothing(disk: Path) -> None:
     run_id = new_run_id()
-    nats = NatsServer(disk / "nats", name="full nats", jetstream="max_file_store: 1GB")
+    nats = NatsServer(
+        disk / "nats", name="full nats", jetstream="max_file_store: 1GB", on_disk=True
+    )
     nats.start()
     try:
         async with connected(nats.url) as bus:

@@ -204,7 +204,7 @@ class Scene:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
     folder = tmp_path_factory.mktemp("older")
-    nats = NatsServer(folder / "nats", name="older nats")
+    nats = NatsServer(folder / "nats", name="older nats", on_disk=True)
     nats.start()
     settings: dict[str, Any] = {
         **{"pod_ttl_s": 4, "pod_renew_s": 0.5, "reap_s": 0.5},

@@ -238,7 +238,7 @@ async def test_nobody_without_a_password_gets_in(server: EmbeddedNats) -> None:
 
 
 async def test_what_a_version_without_users_has_stored_is_taken_over(tmp_path: Path) -> None:
-    former = NatsServer(tmp_path / "nats", name="former nats", users=False)
+    former = NatsServer(tmp_path / "nats", name="former nats", users=False, on_disk=True)
     former.start()
     client = await nats.connect(former.url)
     await client.jetstream().add_stream(name="S", subjects=["s"])

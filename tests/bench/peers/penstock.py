@@ -46,7 +46,7 @@ def path(run_id: str, dialect: str) -> str:
 @asynccontextmanager
 async def broker(folder: Path) -> AsyncIterator[NatsServer]:
     """Run a nats-server with JetStream and Penstock's streams."""
-    nats = NatsServer(folder / "nats", name=f"{folder.name} nats")
+    nats = NatsServer(folder / "nats", name=f"{folder.name} nats", on_disk=True)
     nats.start()
     try:
         await make_streams(nats.url)

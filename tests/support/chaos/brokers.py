@@ -141,7 +141,7 @@ async def running(
 
 @contextmanager
 def _single(folder: Path, configs: Sequence[str]) -> Iterator[list[NatsServer]]:
-    server = NatsServer(folder, name="chaos nats", config=configs[0])
+    server = NatsServer(folder, name="chaos nats", config=configs[0], on_disk=True)
     server.start()
     asyncio.run(make_streams(server.url))
     try:

@@ -22,6 +22,7 @@ import httpx
 from penstock.bus.admin import permissions
 from support.drive.waiting import wait_for
 from support.real import servers
+from support.real.memory import folder_in_memory
 from support.real.ports import free_port
 
 _START_TIMEOUT_S = 20
@@ -84,6 +85,7 @@ class NatsServer:
         program: Sequence[str] = (),
         users: bool = True,
         violations: bool = False,
+        on_disk: bool = False,
     ) -> None:
         """Prepare a server without starting it.
 
@@ -91,8 +93,11 @@ class NatsServer:
         `jetstream` block. `program`: the command to run in place of the wheel's `nats-server`.
         `users`: whether the server has the users of deployments. Without `violations`, the end of
         the server raises an error if a client tried an operation that its user may not do.
+        `on_disk`: JetStream's files are in `folder`. Without it, they are in memory where there is
+        room, and they end with this process.
         """
         self._folder = folder
+        self._in_memory = None if on_disk else folder_in_memory()
         self._name = name
         self._users = _users() if users else ""
         self._violations = violations or not users
@@ -115,7 +120,7 @@ class NatsServer:
     @property
     def store(self) -> Path:
         """The folder of JetStream's files."""
-        return self._folder / "jetstream"
+        return (self._in_memory or self._folder) / "jetstream"
 
     def start(self) -> None:
         """Start the server, and return when clients can connect."""
@@ -230,6 +235,8 @@ class NatsServer:
         """Stop the server and delete its files."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._in_memory is not None:
+            shutil.rmtree(self._in_memory, ignore_errors=True)
 
 
 def _has_stopped(pid: int) -> bool:

@@ -94,6 +94,10 @@ class ContainerNats(NatsServer):
 
     _container: Any = None
 
+    def __init__(self, folder: Path, **options: Any) -> None:
+        """Prepare a server without starting it. The container has `folder` only."""
+        super().__init__(folder, **{**options, "on_disk": True})
+
     def start(self) -> None:
         """Start the container, and return when clients can connect."""
         from testcontainers.core.container import DockerContainer  # noqa: PLC0415

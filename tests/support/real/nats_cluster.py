@@ -37,6 +37,7 @@ def cluster(folder: Path, configs: Sequence[str] = ("", "", "")) -> Iterator[lis
             config=f"server_name: n{number}\n"
             f'cluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{routes}] }}\n'
             f"{configs[number]}",
+            on_disk=True,
         )
         for number, port in enumerate(ports)
     ]
