@@ -1,0 +1,292 @@
+"""Checks the input of a workflow against the JSON Schema of its definition. Pure.
+
+The schema comes from a client, so this module knows only the keywords whose time is bounded: no
+references, and patterns of RE2. A check takes at most `MAX_STEPS` steps of about a microsecond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from penstock.expressions import is_found
+from penstock.expressions.patterns import size_of
+from penstock.settings.agents import did_you_mean
+
+MAX_DEPTH: Final = 12  # of nested schemas
+MAX_SCHEMAS: Final = 500  # in one schema, with itself
+MAX_STEPS: Final = 300_000
+MAX_MISFITS: Final = 10
+SHOWN: Final = 60  # how many characters of a value an error shows
+_PATTERN_PER_STEP: Final = 100  # bytes of text times instructions of a pattern in a microsecond
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "number": _is_number,
+    "integer": lambda value: _is_number(value) and value == math.floor(value),
+}
+_LENGTHS: Final = {
+    "minLength": (str, "characters"),
+    "maxLength": (str, "characters"),
+    "minItems": (list, "elements"),
+    "maxItems": (list, "elements"),
+    "minProperties": (dict, "fields"),
+    "maxProperties": (dict, "fields"),
+}
+_BOUNDS: Final[Mapping[str, tuple[Callable[[Any, Any], bool], str]]] = {
+    "minimum": (lambda value, bound: value >= bound, "at least"),
+    "maximum": (lambda value, bound: value <= bound, "at most"),
+    "exclusiveMinimum": (lambda value, bound: value > bound, "more than"),
+    "exclusiveMaximum": (lambda value, bound: value < bound, "less than"),
+}
+_ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")
+_NOTES: Final = ("$schema", "$id", "$comment", "title", "description", "default", "examples")
+_MORE_NOTES: Final = ("format", "deprecated", "readOnly", "writeOnly")
+KEYWORDS: Final = (
+    *("type", "properties", "required", "additionalProperties", "items", "enum", "const"),
+    *("pattern", *_BOUNDS, *_LENGTHS, *_ALTERNATIVES, *_NOTES, *_MORE_NOTES),
+)
+
+Path = tuple[str | int, ...]
+
+
+class Misfit(NamedTuple):
+    """A mistake: the path of the wrong value, such as ("files", 0, "name"), and the reason."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{shown_path(self.path)}: {self.reason}"
+
+
+class TooMuchWork(ValueError):
+    """The value is too large for a check against this schema."""
+
+
+def shown_path(path: Path, root: str = "input") -> str:
+    """Return a path as people write it: `input.files[0].name`."""
+    return root + "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path)
+
+
+def schema_mistakes(schema: Any) -> list[Misfit]:
+    """Return the mistakes of a schema, at most `MAX_MISFITS`; an empty list for a schema."""
+    found: list[Misfit] = []
+    count = 0
+    open_: list[tuple[Path, Any]] = [((), schema)]
+    while open_ and len(found) < MAX_MISFITS:
+        path, each = open_.pop()
+        count += 1
+        if count > MAX_SCHEMAS:
+            return [*found, Misfit((), f"a schema has at most {MAX_SCHEMAS} parts")]
+        if isinstance(each, bool) and path:
+            continue
+        if not isinstance(each, dict):
+            found.append(Misfit(path, "a schema is an object"))
+            continue
+        if len(path) > 2 * MAX_DEPTH:
+            found.append(Misfit(path, f"schemas are nested at most {MAX_DEPTH} deep"))
+            continue
+        found += _own_mistakes(path, each)
+        open_ += [((*path, *step), part) for step, part in _parts(each)]
+    return found[:MAX_MISFITS]
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """Yield the schemas inside of a schema, each with its path."""
+    if isinstance(properties := schema.get("properties"), dict):
+        yield from ((("properties", str(name)), part) for name, part in properties.items())
+    for keyword in ("items", "additionalProperties"):
+        if keyword in schema:
+            yield (keyword,), schema[keyword]
+    for keyword in _ALTERNATIVES:
+        if isinstance(listed := schema.get(keyword), list):
+            yield from (((keyword, number), part) for number, part in enumerate(listed))
+
+
+def _own_mistakes(path: Path, schema: Mapping[str, Any]) -> Iterator[Misfit]:
+    for name, value in schema.items():
+        place = (*path, str(name))
+        if name not in KEYWORDS:
+            guess = did_you_mean(str(name), KEYWORDS)
+            yield Misfit(place, f"the keyword {name!r} is not supported{guess}")
+        elif (reason := _keyword_mistake(name, value)) is not None:
+            yield Misfit(place, reason)
+
+
+def _keyword_mistake(name: str, value: Any) -> str | None:
+    reason = None
+    match name:
+        case "type":
+            listed = value if isinstance(value, list) else [value]
+            if not listed or not all(isinstance(each, str) and each in _TYPES for each in listed):
+                reason = f"must be one of {', '.join(_TYPES)}, or a list of these"
+        case "properties" if not isinstance(value, dict):
+            reason = "must be an object whose values are schemas"
+        case "required" if not _is_texts(value):
+            reason = "must be a list of names"
+        case "enum" if not isinstance(value, list) or not value or not _are_plain(value):
+            reason = "must be a list of texts, numbers, booleans or null"
+        case "const" if not _are_plain([value]):
+            reason = "must be a text, a number, a boolean or null"
+        case "anyOf" | "oneOf" | "allOf" if not isinstance(value, list) or not value:
+            reason = "must be a list of schemas"
+        case "pattern":
+            if not isinstance(value, str) or is_found(value, "") is None:
+                reason = "must be a regular expression of RE2"
+        case _ if name in _BOUNDS and not _is_number(value):
+            reason = "must be a number"
+        case _ if name in _LENGTHS and not (type(value) is int and value >= 0):
+            reason = "must be a whole number"
+    return reason
+
+
+def misfits(schema: Mapping[str, Any], value: Any) -> list[Misfit]:
+    """Return why a value does not fit the schema, at most `MAX_MISFITS`; an empty list if it fits.
+
+    The schema has no mistakes (`schema_mistakes`).
+
+    Raises:
+        TooMuchWork: the check would take more than `MAX_STEPS` steps.
+    """
+    found: list[Misfit] = []
+    for each in _Check().misfits(schema, value, ()):
+        found.append(each)
+        if len(found) == MAX_MISFITS:
+            break
+    return found
+
+
+@dataclass(slots=True)
+class _Check:
+    """Counts the steps of one check."""
+
+    steps: int = 0
+
+    def _count(self, steps: int = 1) -> None:
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise TooMuchWork("it is too large to be checked against the input's schema")
+
+    def misfits(self, schema: Any, value: Any, path: Path) -> Iterator[Misfit]:
+        self._count()
+        if schema is False:
+            yield Misfit(path, "there is no such field")
+        if not isinstance(schema, dict):
+            return
+        if (type_ := schema.get("type")) is not None:
+            types = type_ if isinstance(type_, list) else [type_]
+            if not any(_TYPES[each](value) for each in types):
+                yield Misfit(path, f"must be {_or(types)}, not {_shown(value)}")
+                return
+        yield from self._simple(schema, value, path)
+        match value:
+            case dict():
+                yield from self._object(schema, value, path)
+            case list():
+                items = schema.get("items", True)
+                for number, each in enumerate(value):
+                    yield from self.misfits(items, each, (*path, number))
+        yield from self._alternatives(schema, value, path)
+
+    def _simple(self, schema: Mapping[str, Any], value: Any, path: Path) -> Iterator[Misfit]:
+        if "enum" in schema:
+            self._count(len(schema["enum"]))
+            if not any(_equal(value, each) for each in schema["enum"]):
+                allowed = ", ".join(_shown(each) for each in schema["enum"][:10])
+                yield Misfit(path, f"must be one of {allowed}; not {_shown(value)}")
+        if "const" in schema and not _equal(value, schema["const"]):
+            yield Misfit(path, f"must be {_shown(schema['const'])}, not {_shown(value)}")
+        for name, (fits, words) in _BOUNDS.items():
+            if name in schema and _is_number(value) and not fits(value, schema[name]):
+                yield Misfit(path, f"must be {words} {schema[name]}, not {_shown(value)}")
+        for name, (type_, unit) in _LENGTHS.items():
+            if name in schema and isinstance(value, type_):
+                bound, size = schema[name], len(value)
+                is_least = name.startswith("min")
+                if (size < bound) if is_least else (size > bound):
+                    words = "at least" if is_least else "at most"
+                    yield Misfit(path, f"must have {words} {bound} {unit}, not {size}")
+        if "pattern" in schema and isinstance(value, str):
+            self._count(len(value) * size_of(schema["pattern"]) // _PATTERN_PER_STEP)
+            if not is_found(schema["pattern"], value):
+                yield Misfit(path, f"must match the pattern {schema['pattern'][:200]}")
+
+    def _object(
+        self, schema: Mapping[str, Any], value: Mapping[str, Any], path: Path
+    ) -> Iterator[Misfit]:
+        properties = schema.get("properties", {})
+        others = schema.get("additionalProperties", True)
+        for name in schema.get("required", ()):
+            self._count()
+            if name not in value:
+                yield Misfit((*path, name), "is missing")
+        for name, each in value.items():
+            if name in properties:
+                yield from self.misfits(properties[name], each, (*path, name))
+            elif others is False:
+                guess = did_you_mean(name, properties)
+                yield Misfit((*path, name[:SHOWN]), f"there is no such field{guess}")
+            else:
+                yield from self.misfits(others, each, (*path, name))
+
+    def _alternatives(self, schema: Mapping[str, Any], value: Any, path: Path) -> Iterator[Misfit]:
+        for each in schema.get("allOf", ()):
+            yield from self.misfits(each, value, path)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword not in schema:
+                continue
+            fitting = 0
+            for each in schema[keyword]:
+                fitting += next(self.misfits(each, value, path), None) is None
+            if not fitting:
+                yield Misfit(path, f"must fit one of the {len(schema[keyword])} of {keyword}")
+            elif keyword == "oneOf" and fitting > 1:
+                yield Misfit(path, f"must fit one of oneOf only, but fits {fitting}")
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compare values of JSON, of which one is no object and no list: true is not 1."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    return bool(one == other)
+
+
+def _are_plain(values: list[Any]) -> bool:
+    return not any(isinstance(each, dict | list) for each in values)
+
+
+def _or(types: list[str]) -> str:
+    return " or ".join(types)
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            text = value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
+            return f'"{text}"'
+        case _:
+            return str(value)[:SHOWN]

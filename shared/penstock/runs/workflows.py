@@ -1,0 +1,118 @@
+"""Checks that a workflow can be started with an input, before anything is started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from penstock.bus import Bus
+from penstock.bus.records import LatestWorkflow, WorkflowRecord
+from penstock.runs.input_schema import TooMuchWork, misfits, shown_path
+from penstock.web.problems import Problem
+
+BUCKET: Final = "workflows"
+MAX_INPUT_BYTES: Final = 512 * 1024
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+VERSION: Final = re.compile(r"(?=.{1,32}\Z)[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*")
+
+
+def version_key(name: str, version: str) -> str:
+    """Return the key of a version in the bucket `workflows`."""
+    return f"v.{name}.{version}"
+
+
+def latest_key(name: str) -> str:
+    """Return the key of the latest version in the bucket `workflows`."""
+    return f"latest.{name}"
+
+
+async def check_start(
+    bus: Bus,
+    name: str,
+    version: str | None,
+    input: Mapping[str, Any] | None,
+    message: str = "",
+) -> WorkflowRecord:
+    """Return the definition that a start takes: the version, or the latest one.
+
+    The start's command must name the version of this record, because another version may become the
+    latest before the command is handled.
+
+    Raises:
+        Problem: 404 if there is no such workflow or version, or the workflow is retired; 422 if the
+            input does not fit the definition's schema. The problem lists each wrong field.
+        BusError: the bucket cannot be read.
+    """
+    record = await find_workflow(bus, name, version)
+    check_input(record, input, message)
+    return record
+
+
+async def find_workflow(bus: Bus, name: str, version: str | None) -> WorkflowRecord:
+    """Return a version of a workflow; without a version, the latest one.
+
+    Raises:
+        Problem: 404 if there is no such workflow or version. A retired workflow has no latest
+            version.
+        BusError: the bucket cannot be read.
+    """
+    bucket = bus.bucket(BUCKET)
+    if NAME.fullmatch(name) is None:
+        raise _no_workflow(name)
+    if version is None:
+        entry = await bucket.get(latest_key(name))
+        if entry is None:
+            raise _no_workflow(name)
+        latest = LatestWorkflow.model_validate_json(entry.value)
+        if latest.version is None:
+            raise Problem(404, f"the workflow {name} is retired: it cannot be started")
+        version = latest.version
+    found = None
+    if VERSION.fullmatch(version) is not None:
+        found = await bucket.get(version_key(name, version))
+    if found is None:
+        raise Problem(404, f"the workflow {name} has no version {version[:64]}")
+    return WorkflowRecord.model_validate_json(found.value)
+
+
+def check_input(record: WorkflowRecord, input: Mapping[str, Any] | None, message: str) -> None:
+    """Check the input of a start.
+
+    Raises:
+        Problem: 422 if the input does not fit the definition's schema, or is too large.
+    """
+    given = input_of(record.input_schema, input, message)
+    if len(orjson.dumps(given)) > MAX_INPUT_BYTES:
+        raise Problem(422, f"input: must have at most {MAX_INPUT_BYTES} bytes")
+    try:
+        found = misfits(record.input_schema, given)
+    except TooMuchWork as error:
+        raise Problem(422, f"input: {error}") from None
+    if found:
+        errors = [{"field": shown_path(each.path), "message": each.reason} for each in found]
+        texts = "; ".join(map(str, found))
+        raise Problem(
+            422, f"the input does not fit the workflow {record.name}: {texts}", errors=errors
+        )
+
+
+def input_of(
+    schema: Mapping[str, Any], input: Mapping[str, Any] | None, message: str
+) -> dict[str, Any]:
+    """Return what the expressions of a workflow see as `input`.
+
+    The result has the fields of the start's input. The message, if there is one, is the field
+    `message`, unless the input has this field, or the schema forbids the field.
+    """
+    given = dict(input or {})
+    allows = "message" in schema.get("properties", {}) or schema.get("additionalProperties", True)
+    if message and "message" not in given and allows is not False:
+        given["message"] = message
+    return given
+
+
+def _no_workflow(name: str) -> Problem:
+    return Problem(404, f"there is no workflow {name[:64]!r}; GET /v1/workflows lists them")

@@ -1,0 +1,93 @@
+"""A workflow that cannot be started, or not with this input, is refused before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from penstock.bus import Bus
+from penstock.bus.records import LatestWorkflow, WorkflowRecord
+from penstock.runs.workflows import check_start, input_of, latest_key, version_key
+from penstock.web.problems import Problem
+from support.drive.bus import connected
+from support.real.nats import NatsServer
+
+SCHEMA = {"type": "object", "required": ["diff"], "properties": {"diff": {"type": "string"}}}
+
+
+@pytest.fixture(scope="module")
+async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
+    async with connected(nats_server.url) as bus:
+        bucket = bus.bucket("workflows")
+        for version in ("1", "1.2"):
+            record = WorkflowRecord(
+                name="code_review",
+                version=version,
+                digest="0",
+                definition={},
+                input_schema=SCHEMA,
+                created_at="2026-11-22T00:00:00Z",
+                created_by="alice",
+            )
+            await bucket.create(version_key("code_review", version), record.dump())
+        latest = LatestWorkflow(version="1.2").dump()
+        await bucket.create(latest_key("code_review"), latest)
+        await bucket.create(latest_key("old"), LatestWorkflow(retired_at="x").dump())
+        yield bus
+
+
+async def test_a_start_takes_the_latest_version_or_the_named_one(bus: Bus) -> None:
+    assert (await check_start(bus, "code_review", None, {"diff": "x"})).version == "1.2"
+    assert (await check_start(bus, "code_review", "1", {"diff": "x"})).version == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "told"),
+    [
+        ("review", None, "there is no workflow 'review'"),
+        ("old", None, "retired"),
+        ("code_review", "2", "has no version 2"),
+        ("*", None, "there is no workflow '*'"),
+        (">", None, "there is no workflow '>'"),
+        ("code_review", ">", "has no version >"),
+        ("code_review", "*", "has no version *"),
+        ("code_review", "1.", "has no version 1."),
+        ("a.b", None, "there is no workflow"),
+        ("", None, "there is no workflow"),
+        ("code_review\n", None, "there is no workflow"),
+        ("code_review", "1\n", "has no version"),
+    ],
+)
+async def test_an_unknown_workflow_is_refused(
+    bus: Bus, name: str, version: str | None, told: str
+) -> None:
+    with pytest.raises(Problem) as refused:
+        await check_start(bus, name, version, {"diff": "x"})
+    assert refused.value.status == 404
+    assert told in refused.value.detail
+
+
+@pytest.mark.parametrize("given", [None, {}, {"diff": 1}])
+async def test_an_input_that_does_not_fit_is_refused_with_its_path(bus: Bus, given: Any) -> None:
+    with pytest.raises(Problem) as refused:
+        await check_start(bus, "code_review", None, given, "a message")
+    assert refused.value.status == 422
+    [error] = refused.value.more["errors"]
+    assert error["field"] == "input.diff"
+
+
+async def test_an_input_that_is_too_large_is_refused(bus: Bus) -> None:
+    with pytest.raises(Problem, match="must have at most 524288 bytes"):
+        await check_start(bus, "code_review", None, {"diff": "x" * 600_000})
+
+
+def test_the_message_is_part_of_the_input_unless_the_schema_forbids_it() -> None:
+    assert input_of({}, {"a": 1}, "hi") == {"a": 1, "message": "hi"}
+    assert input_of({}, {"message": "own"}, "hi") == {"message": "own"}
+    assert input_of({}, None, "") == {}
+    closed: dict[str, Any] = {"properties": {"a": {}}, "additionalProperties": False}
+    assert input_of(closed, {"a": 1}, "hi") == {"a": 1}
+    closed["properties"]["message"] = {}
+    assert input_of(closed, None, "hi") == {"message": "hi"}
