@@ -9,10 +9,12 @@ from penstock.dialects.adk.decode.decoder import AdkDecoder
 from penstock.dialects.agno.decode.decoder import AgnoDecoder
 from penstock.dialects.agui.decode.decoder import AguiDecoder
 from penstock.dialects.base import AgentFacts, Decoder
+from penstock.dialects.workflow import PROTOCOL, WorkflowDecoder
 
 # The keys are the values of `AgentConfig.protocol`.
 DECODERS: Final[Mapping[str, Callable[[AgentFacts], Decoder]]] = {
     "agno": AgnoDecoder,
     "adk": AdkDecoder,
     "agui": AguiDecoder,
+    PROTOCOL: WorkflowDecoder,
 }

@@ -19,6 +19,7 @@ import orjson
 
 from penstock.bus.messages import RawFrame
 from penstock.dialects.base import AgentFacts, Decoder, Draft, JsonObject, Pause, Source
+from penstock.dialects.workflow import PROTOCOL, WRITER
 from penstock.events import TERMINAL, is_epilogue
 from penstock.sse import MAX_FRAME_BYTES, FrameTooLarge, Parser
 from penstock_normalizer.fold.approval_request import (
@@ -27,7 +28,7 @@ from penstock_normalizer.fold.approval_request import (
     pending_approval,
 )
 from penstock_normalizer.fold.envelope import CanonicalEvent, NotEncodable, canonical_event
-from penstock_normalizer.fold.service_events import is_allowed
+from penstock_normalizer.fold.service_events import is_allowed, is_of_workflow
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,9 @@ class RunFold:
     - `pending` is set: the leg is over, and the run waits for a decision about this approval.
     - `ended` is set: the terminal event was made; only an epilogue may follow.
     - `broken_off` is true: frames are missing, and no further frame makes an event.
+
+    The run of a workflow has no responses. It may wait for several approvals at once, and `pending`
+    is never set.
     """
 
     run_id: str
@@ -82,6 +86,11 @@ class RunFold:
     def approval_id(self) -> str | None:
         """The id of the approval that the run waits for; None if the run waits for none."""
         return self.pending.approval_id if self.pending is not None else None
+
+    @property
+    def is_workflow(self) -> bool:
+        """Whether this is the run of a workflow, whose events the service `workflows` writes."""
+        return self.facts.get("protocol") == PROTOCOL
 
     def feed(self, frame: RawFrame) -> list[CanonicalEvent]:
         """Return this frame's events; none if the frame was fed before."""
@@ -236,6 +245,12 @@ class RunFold:
             return
         event: JsonObject = orjson.loads(frame.payload)
         type_, data = event["type"], event.get("data", {})
+        if self.is_workflow and frame.writer == WRITER:
+            if is_of_workflow(type_):
+                yield Draft(type_, data, event.get("source"), step_id=event.get("step_id"))
+            else:
+                log.error("run %s: %s is no event of a workflow", self.run_id, type_)
+            return
         if not is_allowed(type_, data, self.pending):
             log.info("run %s: %s of %s is ignored now", self.run_id, type_, frame.writer)
             return
@@ -349,12 +364,12 @@ class RunFold:
             drafts.insert(0, self._started())
         return [self._placed(draft) for draft in drafts if self._admits(draft)]
 
-    # the state that is stored for a pause, which may last longer than frames and events are kept
+    # the state that is stored while a run waits, for longer perhaps than its frames and events are
+    # kept
 
     def snapshot(self) -> JsonObject:
-        """Return the fold's state while the run waits for an approval, as JSON."""
-        assert self._decoder is not None
-        approval = self.pending
+        """Return the fold's state while the run waits, as JSON."""
+        decoder, approval = self._the_decoder(), self.pending
         return {
             **{name: getattr(self, name) for name in _IN_SNAPSHOT},
             "approval_id": self.approval_id,
@@ -363,7 +378,7 @@ class RunFold:
             "decided": approval is not None and approval.decision_announced,
             "escalated": approval.escalated if approval is not None else 0,
             "expired": approval is not None and approval.expiry_announced,
-            "decoder": self._decoder.snapshot(),
+            "decoder": decoder.snapshot(),
         }
 
     def restore(self, state: JsonObject) -> None:

@@ -6,9 +6,26 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from penstock.dialects.base import JsonObject
+from penstock.events import CATALOGUE, TERMINAL
 from penstock_normalizer.fold.approval_request import PendingApproval
 
+# All events of a workflow's run except `lifecycle.started`. They have no conditions, because the
+# service `workflows` decides what the run does.
+_OF_WORKFLOW: Final = frozenset(
+    {
+        *(type_ for type_ in CATALOGUE if type_.startswith(("workflow.", "dispatch."))),
+        *("lifecycle.paused", "lifecycle.resumed", "lifecycle.retrying", *TERMINAL),
+        *(type_ for type_ in CATALOGUE if type_.startswith("approval.")),
+        *("system.warning", "system.error"),
+    }
+)
+
 _Condition = Callable[[JsonObject, PendingApproval | None], bool]
+
+
+def is_of_workflow(type_: str) -> bool:
+    """Return whether the service `workflows` may add this event to a workflow's run."""
+    return type_ in _OF_WORKFLOW
 
 
 def is_allowed(type_: str, data: JsonObject, pending: PendingApproval | None) -> bool:

@@ -13,21 +13,24 @@ from pydantic import ValidationError
 from penstock.bus import Bus, ObjectGone, Stored, messages, streams, subjects
 from penstock.bus.records import ENDED, ContinueCommand, RunRecord
 from penstock.bus.write import objects
+from penstock.dialects.workflow import WRITER
 from penstock_normalizer.runs.end_of_run_frame import write_failed
 
 log = logging.getLogger(__name__)
 
 _OPEN_A_LEG = frozenset({"start", "continue"})
+_SERVICES = frozenset({"connector", WRITER})
 
 
 async def end_abandoned_run(bus: Bus, stored: Stored, error: Exception) -> None:
     """End the run of an abandoned start or continue command, unless the command's leg was opened.
 
-    `stored` is the command, and `error` is the reason why the command was given up. A repeat
-    changes nothing. Raises BusError.
+    `stored` is the command, and `error` is the reason why the command was given up. The run of a
+    workflow has only one leg. It is ended in any case, since it would wait for the command for
+    ever. A repeat changes nothing. Raises BusError.
     """
     _, service, kind, run_id = stored.subject.split(".")
-    if service != "connector" or kind not in _OPEN_A_LEG:
+    if service not in _SERVICES or kind not in _OPEN_A_LEG:
         return
     entry = await bus.bucket("runs").get(run_id)
     if entry is None:
@@ -36,12 +39,17 @@ async def end_abandoned_run(bus: Bus, stored: Stored, error: Exception) -> None:
     record = RunRecord.model_validate_json(entry.value)
     if record.status in ENDED:
         return
-    leg = 1 if kind == "start" else await _leg_of(bus, stored, record)
-    last = await bus.tail(streams.raw_for(run_id), subjects.raw_stored(run_id, "upstream"))
-    if last is not None and int(last.headers[messages.LEG]) >= leg:
+    if service == "connector" and await _is_opened(bus, stored, record):
         return  # the connector that opened the leg also ends it
     text = f"the command cannot be carried out: {error}"
     await write_failed(bus, record, {"code": "internal", "error": text})
+
+
+async def _is_opened(bus: Bus, stored: Stored, record: RunRecord) -> bool:
+    leg = 1 if ".start." in stored.subject else await _leg_of(bus, stored, record)
+    pattern = subjects.raw_stored(record.run_id, "upstream")
+    last = await bus.tail(streams.raw_for(record.run_id), pattern)
+    return last is not None and int(last.headers[messages.LEG]) >= leg
 
 
 async def _leg_of(bus: Bus, stored: Stored, record: RunRecord) -> int:

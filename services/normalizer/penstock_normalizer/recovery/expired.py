@@ -17,6 +17,7 @@ from penstock.bus.admin.repartition import partitions
 from penstock.bus.read import direct
 from penstock.bus.records import RunRecord
 from penstock_normalizer.runs.end_of_run_frame import write_failed
+from penstock_normalizer.runs.pauses import waits_on
 
 log = logging.getLogger(__name__)
 
@@ -61,5 +62,7 @@ async def _has_expired(bus: Bus, record: RunRecord) -> bool:
         is not None
     ):
         return False
+    if await waits_on(bus, record.run_id, is_paused=False):
+        return False  # the run of a workflow
     start = subjects.command("*", "start", record.run_id)
     return record.status == "running" or await bus.tail(streams.COMMANDS, start) is None

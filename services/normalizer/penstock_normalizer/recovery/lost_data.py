@@ -23,6 +23,7 @@ from penstock.bus.records import ENDED, RunRecord
 from penstock.events import TERMINAL
 from penstock_normalizer.recovery.expired import MIN_AGE_S
 from penstock_normalizer.runs.end_of_run_frame import write_failed
+from penstock_normalizer.runs.pauses import waits_on
 from penstock_normalizer.runs.run_index import RunIndex
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,8 @@ async def _has_lost_data(bus: Bus, record: RunRecord, lifecycle: Stored | None) 
             is not None
         ):
             return False  # the partition is reading these frames
+        if await waits_on(bus, record.run_id, is_paused=record.status == "paused"):
+            return False  # the run waits, for longer than frames and events are kept
         start = subjects.command("*", "start", record.run_id)
         return await bus.tail(streams.COMMANDS, start) is None
     if record.status in ENDED:

@@ -12,9 +12,12 @@ import logging
 from penstock.bus import Bus, BusError, MessageTooLarge, ObjectGone
 from penstock.bus.records import PauseRecord
 from penstock.bus.write import fence, objects
+from penstock.dialects.workflow import PROTOCOL
 from penstock_normalizer.fold.run_fold import RunFold
 
 log = logging.getLogger(__name__)
+
+MAX_KNOWN = 10_000  # the number of runs of workflows whose stored states are known
 
 
 class Pauses:
@@ -28,6 +31,8 @@ class Pauses:
         self._bus = bus
         self._bucket = bus.bucket("pauses")
         self._kept_s = kept_s
+        # The stored states of workflows' runs: the revisions, and the numbers of the last events.
+        self._workflows: dict[str, tuple[int, int]] = {}
 
     async def restore(self, fold: RunFold) -> None:
         """Restore the fold's state from the run's stored pause, if there is one.
@@ -45,15 +50,7 @@ class Pauses:
         Raises MessageTooLarge, and ValueError if an earlier pause cannot be parsed.
         """
         assert fold.pending is not None
-        record = PauseRecord(
-            run_id=fold.run_id,
-            approval_id=fold.pending.approval_id,
-            leg=fold.leg,
-            protocol=fold.facts["protocol"],
-            fold=fold.snapshot(),
-            resume=fold.pending.resume,
-        )
-        name, pause = f"{fold.pending.approval_id}.pause", record.dump()
+        name, pause = f"{fold.pending.approval_id}.pause", _record(fold).dump()
         while True:
             try:
                 kept = await objects.wrap(self._bus, name, pause)
@@ -64,6 +61,37 @@ class Pauses:
             except BusError as error:
                 log.warning("run %s: its pause is not stored yet: %s", fold.run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
+
+    async def keep_workflow(self, fold: RunFold) -> None:
+        """Store the state of a workflow's run after its events. Waits for the bus as needed.
+
+        A workflow may wait at any time, for longer than its frames and events are kept. So each
+        state replaces the one before. Raises MessageTooLarge, and ValueError if an earlier state
+        cannot be parsed.
+        """
+        run_id, value = fold.run_id, None
+        revision, sequence = self._workflows.pop(run_id, (None, 0))
+        while sequence < fold.sequence:
+            value = value or _record(fold).dump()
+            try:
+                if revision is not None and (
+                    updated := await self._bucket.update(run_id, value, revision)
+                ):
+                    revision, sequence = updated, fold.sequence
+                    break
+                entry = await self._bucket.get(run_id)
+                revision = entry.revision if entry is not None else 0
+                if entry is not None:
+                    sequence = PauseRecord.model_validate_json(entry.value).fold["sequence"]
+            except MessageTooLarge:
+                raise  # a repeat would be as large
+            except BusError as error:
+                log.warning("run %s: its state is not stored yet: %s", run_id, error)
+                await asyncio.sleep(fence.RETRY_S)
+        if revision is not None:
+            if len(self._workflows) >= MAX_KNOWN:
+                self._workflows.clear()
+            self._workflows[run_id] = revision, sequence
 
     async def _put(self, run_id: str, sequence: int, kept: bytes) -> bool:
         """Store the pause unless the same or a later pause of the run is stored already.
@@ -89,6 +117,7 @@ class Pauses:
 
         Raises MessageTooLarge.
         """
+        self._workflows.pop(run_id, None)
         while True:
             try:
                 entry = await self._bucket.get(run_id)
@@ -101,3 +130,28 @@ class Pauses:
             except BusError as error:
                 log.warning("run %s: its pause does not expire yet: %s", run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
+
+
+def _record(fold: RunFold) -> PauseRecord:
+    pending = fold.pending
+    return PauseRecord(
+        run_id=fold.run_id,
+        approval_id=pending.approval_id if pending is not None else "",
+        leg=fold.leg,
+        protocol=fold.facts["protocol"],
+        fold=fold.snapshot(),
+        resume=pending.resume if pending is not None else {},
+    )
+
+
+async def waits_on(bus: Bus, run_id: str, *, is_paused: bool) -> bool:
+    """Return whether a run can continue from its stored state, without any frame or event.
+
+    The run of a workflow can, and any run that is paused. Raises BusError, ObjectGone, and
+    ValueError if the state cannot be parsed.
+    """
+    entry = await bus.bucket("pauses").get(run_id)
+    if entry is None:
+        return False
+    kept = PauseRecord.model_validate_json(await objects.unwrap(bus, entry.value))
+    return is_paused or kept.protocol == PROTOCOL

@@ -139,6 +139,7 @@ def _new_record(run_id: str, fold: RunFold, event: CanonicalEvent) -> RunRecord:
         message=fold.facts.get("message", "")[:200],
         created_at=event.timestamp,
         updated_at=event.timestamp,
+        target="workflows" if fold.is_workflow else None,
         **_of_child(fold.facts),
     )
 

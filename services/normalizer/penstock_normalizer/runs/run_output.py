@@ -57,6 +57,8 @@ class RunOutput:
             await self._index.update(
                 self._run_id, fold, events, self.events.first, overrule=overrule_record
             )
+        if fold.is_workflow and not fold.ended:
+            await self._pauses.keep_workflow(fold)
         self.observe(ready)
         ready.clear()
 
