@@ -36,7 +36,7 @@ def types(events: Iterable[CanonicalEvent]) -> list[str]:
 
 
 def workflow() -> Frames:
-    return Frames("workflow", agent="review", kind="workflow")
+    return Frames("workflow", agent="review", kind="workflow", workflow="code_review")
 
 
 def asked(frames: Frames, approval_id: str) -> Any:
@@ -66,6 +66,7 @@ def test_a_workflow_may_wait_for_several_approvals_at_once() -> None:
         *("lifecycle.retrying", "approval.withdrawn", "lifecycle.completed"),
     ]
     assert [event.sequence for event in events] == list(range(1, 12))
+    assert events[0].data["workflow"] == "code_review"
 
 
 def test_an_event_of_a_workflow_has_its_step_and_its_source() -> None:
