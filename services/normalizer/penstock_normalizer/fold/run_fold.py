@@ -315,7 +315,6 @@ class RunFold:
                 message=self.facts.get("message"),
                 workflow=self.facts.get("workflow"),
                 idempotency_key=self.facts.get("idempotency_key"),
-                workflow=self.facts.get("workflow"),
             ),
         )
 
