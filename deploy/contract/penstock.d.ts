@@ -511,6 +511,8 @@ export interface DispatchTeam extends Envelope {
     task: string;
     /** The id of the team's inner run, where the team is one run. */
     subrun_id?: string | null;
+    /** The id of the inner run that contains this one. */
+    parent_subrun_id?: string | null;
   };
 }
 

@@ -25,6 +25,9 @@ class Team(Data, title="Team dispatched"):
     subrun_id: str | None = Field(
         default=None, description="The id of the team's inner run, where the team is one run."
     )
+    parent_subrun_id: str | None = Field(
+        default=None, description="The id of the inner run that contains this one."
+    )
 
 
 class Worker(Data, title="Worker dispatched"):

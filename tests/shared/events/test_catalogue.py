@@ -29,7 +29,7 @@ VOCABULARY = {
     "llm.tool_call": "tool args tool_call_id message_id? pending? args_text? execution?",
     "llm.tool_progress": "tool_call_id status? delta? tool? args?",
     "llm.tool_result": "tool result tool_call_id outcome error? content? duration_s? message_id?",
-    "dispatch.team": "team_name task subrun_id?",
+    "dispatch.team": "team_name task subrun_id? parent_subrun_id?",
     "dispatch.worker": "worker_name task subrun_id parent_subrun_id?",
     "dispatch.transfer": "to from reason?",
     "dispatch.finished": "subrun_id status result? error?",

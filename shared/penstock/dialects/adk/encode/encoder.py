@@ -25,6 +25,7 @@ from penstock.dialects.adk.encode import shapes
 from penstock.dialects.adk.vocabulary import ABORTED
 from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.dialects.json import array, obj
+from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.patch import Document
 from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import epoch_s, frame
@@ -92,7 +93,7 @@ class AdkEncoder:
     _thoughts: dict[str, _OpenText] = field(default_factory=dict)
     _texts: list[str] = field(default_factory=list)  # texts of all complete messages
     _waiting: dict[str, JsonObject] = field(default_factory=dict)  # calls that wait for a decision
-    _requested_items: list[JsonObject] = field(default_factory=list)  # items of the open approval
+    _approvals: OpenApprovals = field(default_factory=OpenApprovals)
     # by call id: the item id that the client gets in place of the call id
     _names: dict[str, str] = field(default_factory=dict)
     _state: Document = field(default_factory=lambda: Document({}))
@@ -103,7 +104,10 @@ class AdkEncoder:
         The frames have no event name. The result is empty if the dialect omits the event.
         """
         name = event["event"]
-        handle = _HANDLERS.get(f"{name['category']}.{name['action']}")
+        type = f"{name['category']}.{name['action']}"
+        if name["category"] == "approval":
+            self._approvals.feed(type, event["data"])
+        handle = _HANDLERS.get(type)
         return [frame(body) for body in handle(self, event)] if handle else []
 
     def _started(self, event: JsonObject) -> Iterator[JsonObject]:
@@ -218,25 +222,25 @@ class AdkEncoder:
     # Pauses.
 
     def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keeps the requested items, and emits the calls that waited for the request."""
-        self._requested_items = list(event["data"].get("items", ()))
-        for item in self._requested_items:
+        """Emits the calls that waited for the request."""
+        for _, item in self._approvals.items():
             if shapes.is_long_running(item) and item["tool_call_id"] in self._waiting:
                 self._names[item["tool_call_id"]] = item["item_id"]
         for call_id in list(self._waiting):
             yield from self._release(event, call_id)
 
     def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends the leg with the requests.
+        """Ends the leg with the requests that are open, of all approvals.
 
         If a policy decides all items, the run does not pause, so the client sees no requests.
         """
         yield from self._close(event)
         # A call in `_names` is already in `longRunningToolIds` and needs no further request.
         items = [
-            item for item in self._requested_items if item.get("tool_call_id") not in self._names
+            item
+            for _, item in self._approvals.items()
+            if item.get("tool_call_id") not in self._names
         ]
-        self._requested_items = []
         if items:
             requests = [
                 shapes.request_part(item) for item in items if not shapes.is_long_running(item)

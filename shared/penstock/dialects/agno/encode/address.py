@@ -47,6 +47,19 @@ class Address:
             **fields,
         }
 
+    def awaits_start(self, dispatch: JsonObject) -> bool:
+        """Returns whether the start of the dispatch's step, or of its next attempt, follows.
+
+        Only the steps of Penstock's workflows name the run that does the step. The steps of an
+        agent server's workflow start before their inner runs.
+        """
+        step_id = dispatch.get("step_id")
+        if not step_id:
+            return False
+        step = self.steps.get(step_id)
+        child = dispatch["data"]["subrun_id"]
+        return step is None or step.data.get("child_run_id") not in (None, child)
+
     def _name(self, name: str) -> str:
         if self.kind == "workflow":
             return _WORKFLOW_NAMES.get(name, name)

@@ -21,6 +21,7 @@ from penstock.dialects.agno.encode.address import Address
 from penstock.dialects.agno.encode.steps import STEP_FRAMES
 from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.dialects.json import obj, objects, text
+from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.patch import Document
 from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import epoch_s, frame
@@ -32,7 +33,6 @@ OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.retrying": "the events of the next attempt",
     "llm.message_started": "the first piece of the message",
     "llm.tool_args": "the tool object has the complete arguments",
-    "dispatch.team": "the team's members have runs of their own",
     "dispatch.transfer": "the next frames name the new agent",
     "workflow.started": "WorkflowStarted was the first event",
     "workflow.transition": "the next step starts",
@@ -61,6 +61,7 @@ class _Speaker:
 
     spoke: bool = False  # text was sent in this response
     in_turn: bool = False  # RunContent was sent since the last result of a tool
+    sender: JsonObject = field(default_factory=dict)  # source and subrun of an inner run's frames
     citations: JsonObject = field(default_factory=lambda: pauses.citations(None))
 
 
@@ -108,7 +109,9 @@ class AgnoEncoder:
     _speakers: dict[str, _Speaker] = field(default_factory=dict)
     _streamed: set[str] = field(default_factory=set)  # open messages that were sent in pieces
     _calls: dict[str, _Call] = field(default_factory=dict)
-    _items: list[JsonObject] = field(default_factory=list)  # items of the open approval
+    _approvals: OpenApprovals = field(default_factory=OpenApprovals)
+    # by step id: the dispatch of a step of Penstock's own workflow whose start follows
+    _dispatches: dict[str, JsonObject] = field(default_factory=dict)
     _state: Document = field(default_factory=lambda: Document({}))
 
     def __post_init__(self) -> None:
@@ -120,7 +123,10 @@ class AgnoEncoder:
         The result is empty if the dialect omits the event.
         """
         name = event["event"]
-        handle = _HANDLERS.get(f"{name['category']}.{name['action']}")
+        type = f"{name['category']}.{name['action']}"
+        if name["category"] == "approval":
+            self._approvals.feed(type, event["data"])
+        handle = _HANDLERS.get(type)
         if handle is None:
             return ()
         return [frame(body, body["event"]) for body in handle(self, event)]
@@ -140,17 +146,33 @@ class AgnoEncoder:
     def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
         """Starts an inner run, after the starts of the running calls.
 
-        One of the running calls starts the inner run, so a client must see this call first. The
-        sender of the frame is the worker. In this frame, the worker's name is also the worker's id,
-        because only later events contain the id.
+        One of the running calls starts the inner run, so a client must see this call first. Steps
+        of Penstock's workflows are dispatched before they start. Agno's clients expect the start of
+        the step first, so the encoder keeps such a dispatch until the step starts.
         """
         yield from self._show_calls(event)
         data = event["data"]
-        name, parent = data["worker_name"], data.get("parent_subrun_id")
+        if not data.get("subrun_id"):
+            return  # the members of a team may have inner runs of their own
+        if self.kind == "workflow" and self._address.awaits_start(event):
+            self._dispatches[event["step_id"]] = event
+        else:
+            yield self._inner_started(event)
+
+    def _inner_started(self, event: JsonObject) -> JsonObject:
+        """Returns the start of an inner run. The sender of the frame is the worker or the team.
+
+        In this frame, the worker's name is also the worker's id, because only later events contain
+        the id.
+        """
+        data = event["data"]
+        name = data.get("worker_name") or data["team_name"]
+        parent = data.get("parent_subrun_id")
         subrun = {"id": data["subrun_id"], "parent_id": parent, "name": name}
         source = {"agent_id": name, "agent_name": name, "agent_type": "worker"}
         inner = {**event, "source": source, "subrun": subrun}
-        yield self._address.frame(inner, "RunStarted", model="", model_provider="")
+        self._speaker(inner)
+        return self._address.frame(inner, "RunStarted", model="", model_provider="")
 
     # Text and thoughts.
 
@@ -210,7 +232,12 @@ class AgnoEncoder:
         speaker.spoke = speaker.in_turn = False
 
     def _speaker(self, event: JsonObject) -> _Speaker:
-        return self._speakers.setdefault(obj(event.get("subrun")).get("id", ""), _Speaker())
+        subrun = event.get("subrun")
+        if subrun is None:
+            return self._speakers.setdefault("", _Speaker())
+        speaker = self._speakers.setdefault(subrun["id"], _Speaker())
+        speaker.sender = {"source": event.get("source"), "subrun": subrun}
+        return speaker
 
     # Tools.
 
@@ -271,8 +298,7 @@ class AgnoEncoder:
     # Pauses.
 
     def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
-        self._items = objects(event["data"].get("items"))
-        for item in self._items:
+        for item in objects(event["data"].get("items")):
             call = self._calls.get(item.get("tool_call_id") or "")
             if call:
                 call.item = item
@@ -294,11 +320,11 @@ class AgnoEncoder:
             if not self._speaker(event).spoke:
                 yield from self._begin_turn(event)
             yield from self._end_content(event)
-        approval_id = event["data"].get("approval_id")
-        waiting = [(item, pauses.waiting_tool(item, approval_id)) for item in self._items]
-        message = pauses.PAUSE_TEXTS.get(
-            self._items[0]["kind"] if self._items else "", pauses.CONFIRM
-        )
+        waiting = [
+            (item, pauses.waiting_tool(item, request.get("approval_id")))
+            for request, item in self._approvals.items()
+        ]
+        message = pauses.PAUSE_TEXTS.get(waiting[0][0]["kind"] if waiting else "", pauses.CONFIRM)
         at = event["timestamp"]
         if self.kind == "workflow":
             asked = [pauses.step_requirement(item, tool, at) for item, tool in waiting]
@@ -314,13 +340,20 @@ class AgnoEncoder:
         """Encodes an event of a step. Agents and teams have no steps in Agno."""
         if self.kind == "workflow":
             yield STEP_FRAMES[event["event"]["action"]](self._address, event)
+            if event["event"]["action"] == "step_started":
+                dispatch = self._dispatches.pop(event["data"]["step_id"], None)
+                if dispatch is not None:
+                    yield self._inner_started({**dispatch, "timestamp": event["timestamp"]})
 
     # Ends.
 
     def _finished(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends an inner run."""
+        """Ends an inner run. The sender is the agent of the inner run, whoever reports the end."""
         data = event["data"]
-        inner = {**event, "subrun": event.get("subrun") or {"id": data["subrun_id"]}}
+        inner = event
+        if obj(event.get("subrun")).get("id") != data["subrun_id"]:
+            speaker = self._speakers.get(data["subrun_id"], _Speaker())
+            inner = {**event, "subrun": {"id": data["subrun_id"]}, **speaker.sender}
         if self._speaker(inner).spoke:
             yield from self._end_content(inner)
         match data.get("status"):
@@ -405,6 +438,7 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "llm.tool_call": AgnoEncoder._tool_call,
     "llm.tool_progress": AgnoEncoder._tool_progress,
     "llm.tool_result": AgnoEncoder._tool_result,
+    "dispatch.team": AgnoEncoder._dispatched,
     "dispatch.worker": AgnoEncoder._dispatched,
     "dispatch.finished": AgnoEncoder._finished,
     "workflow.step_started": AgnoEncoder._step,

@@ -22,7 +22,8 @@ _NAMES: Final = {
 
 def _started(address: Address, event: JsonObject) -> JsonObject:
     data = event["data"]
-    address.steps.setdefault(data["step_id"], Step(len(address.steps), data))
+    known = address.steps.get(data["step_id"])  # None unless the step is tried again
+    address.steps[data["step_id"]] = Step(known.index if known else len(address.steps), data)
     chosen: JsonObject = {}
     if data.get("kind") == "condition":
         chosen["condition_result"] = data.get("branch") == "if"

@@ -32,6 +32,7 @@ from penstock.dialects.agui.vocabulary import (
     is_modern,
 )
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.open_approvals import OpenApprovals
 from penstock.dialects.wire import epoch_s, frame
 from penstock.events import TERMINAL
 from penstock.sse import Frame
@@ -78,7 +79,7 @@ class AguiEncoder:
         self._steps = Steps(self._context)
         self._leg = 0
         self._run_id = ""
-        self._requests: dict[str, JsonObject] = {}
+        self._approvals = OpenApprovals()
         self._handlers = self._table()
 
     def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Emitted]]]:
@@ -91,7 +92,7 @@ class AguiEncoder:
             "lifecycle.completed": self._completed,
             "lifecycle.failed": self._failed,
             "lifecycle.cancelled": self._cancelled,
-            "approval.requested": self._requested,
+            "approval.requested": _nothing,
             "llm.message_started": self._messages.started,
             "llm.stream": self._messages.streamed,
             "llm.message_completed": self._messages.completed,
@@ -102,6 +103,7 @@ class AguiEncoder:
             "workflow.step_started": self._steps.step_started,
             "workflow.step_completed": self._steps.step_ended,
             "workflow.step_failed": self._steps.step_ended,
+            "dispatch.team": self._steps.team_dispatched,
             "dispatch.worker": self._steps.dispatched,
             "dispatch.finished": self._steps.finished,
             "state.snapshot": passthrough.snapshot,
@@ -119,6 +121,9 @@ class AguiEncoder:
         context.type = f"{name['category']}.{name['action']}"
         if self.phase is Phase.OVER:
             return ()
+        if name["category"] == "approval":
+            # A policy may decide a request without a pause, so a request is shown at the pause.
+            self._approvals.feed(context.type, event["data"])
         if self.phase is Phase.WAITING and context.type not in _ENDS_A_WAIT:
             return ()
         context.owner = (event.get("subrun") or {}).get("id")
@@ -177,15 +182,10 @@ class AguiEncoder:
         self._steps.begin()
         yield from self.reopened()
 
-    def _requested(self, data: JsonObject) -> Iterator[Emitted]:
-        """Keeps a request until the run pauses: a policy may decide the request without a pause."""
-        self._requests[data["approval_id"]] = data
-        yield from ()
-
     def _paused(self, data: JsonObject) -> Iterator[Emitted]:
         approval_id = data["approval_id"]
-        request = self._requests.get(approval_id, {})
-        items = request.get("items") or []
+        requested = list(self._approvals.items())
+        items = [item for _, item in requested]
         outcome: JsonObject
         if items and all(map(_is_frontends, items)):
             outcome = {"type": "success"}
@@ -196,8 +196,11 @@ class AguiEncoder:
         else:
             modern = self._context.modern
             names = self._context.names
-            asked = [interrupt(request, item, names=names, modern=modern) for item in items]
-            asked = asked or [interrupt_of_all(approval_id)]
+            asked = [
+                interrupt(request, item, names=names, modern=modern) for request, item in requested
+            ]
+            if all(request["approval_id"] != approval_id for request, _ in requested):
+                asked.append(interrupt_of_all(approval_id))
             outcome = {"type": "interrupt", "interrupts": asked}
             yield from self._close(suspended=[each["id"] for each in asked])
         self.phase = Phase.WAITING

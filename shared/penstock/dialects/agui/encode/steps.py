@@ -135,6 +135,13 @@ class Steps:
         self._had_step = True
         return type, self._context.tagged({"stepName": step.name}, step.owner), facts
 
+    def team_dispatched(self, data: JsonObject) -> Iterator[Emitted]:
+        """Handles dispatch.team. A team that is no inner run of its own becomes CUSTOM."""
+        if data.get("subrun_id"):
+            yield from self.dispatched({**data, "worker_name": data["team_name"]})
+        else:
+            yield self._context.custom(data)
+
     def dispatched(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles dispatch.worker. A client accepts the same id only once in an AG-UI run."""
         id = data["subrun_id"]

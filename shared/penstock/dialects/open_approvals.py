@@ -1,0 +1,34 @@
+"""Keeps the approvals that a run waits for. A workflow's run may wait for several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.json import objects
+
+# The types of the events after which an approval takes no decision any more.
+_SETTLED: Final = frozenset({"approval.decided", "approval.expired", "approval.withdrawn"})
+
+
+@dataclass(slots=True)
+class OpenApprovals:
+    """The requests without a decision, by the approval's id, in the order of the requests."""
+
+    requests: dict[Json, JsonObject] = field(default_factory=dict)
+
+    def feed(self, type: str, data: JsonObject) -> None:
+        """Takes an event of the category `approval`. `type` is the event's canonical type."""
+        approval_id = data.get("approval_id")
+        if type == "approval.requested":
+            self.requests[approval_id] = data
+        elif type in _SETTLED:
+            self.requests.pop(approval_id, None)
+
+    def items(self) -> Iterator[tuple[JsonObject, JsonObject]]:
+        """Yields each open item, with the data of its `approval.requested` before it."""
+        for request in self.requests.values():
+            for item in objects(request.get("items")):
+                yield request, item
