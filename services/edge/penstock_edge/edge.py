@@ -20,6 +20,7 @@ from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.run_list import RunList
 from penstock_edge.sources.session_list import SessionList
 from penstock_edge.sources.sessions import RunRecords
+from penstock_edge.sources.tree import Trees
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.response import EventStream
@@ -27,6 +28,8 @@ from penstock_edge.stream.saved_cursors import SavedCursors
 from penstock_edge.views.agui import AguiViews
 from penstock_edge.views.dialects import RunViews
 from penstock_edge.views.framing import NAMED_SSE, Framing
+from penstock_edge.views.run_tree import Child
+from penstock_edge.views.trees import TreeViews
 from penstock_edge.views.view import View
 
 
@@ -41,6 +44,7 @@ class Edge:
     starter: Starter
     canceller: Canceller
     many: ManyRunViews
+    trees: Trees
     agui: AguiViews
     agui_names: AguiNames
     turns: ReadScheduler
@@ -69,6 +73,7 @@ class Edge:
             starter=Starter(bus, open_runs, shards, callers_known=settings.auth.asks),
             canceller=Canceller(bus, settings.cancel_wait_s),
             many=many,
+            trees=Trees(bus, many.feeds),
             agui=AguiViews(names),
             agui_names=names,
             turns=turns,
@@ -95,12 +100,24 @@ class Edge:
         dialect: str,
         framing: Framing = NAMED_SSE,
         types: frozenset[str] | None = None,
+        *,
+        children: bool = False,
     ) -> View:
         """Return the view of a whole run in one of `DIALECTS`.
 
-        With `types`, the view has only frames of these types.
+        With `types`, the view has only frames of these types. With `children`, the view of a
+        workflow's run has the events of the runs of its steps, too.
         """
+        if children:
+            return self.tree(run_id).whole(dialect, framing, types)
         return RunViews(self.agui).of_run(run_id, dialect, framing, types)
+
+    def tree(self, root: str, known: tuple[Child, ...] = ()) -> TreeViews:
+        """Return what makes the views of a workflow's run with the runs of its steps.
+
+        `known` are runs below the root whose `workflow.step_started` may have expired.
+        """
+        return TreeViews(self.agui, root, self.trees.source(root, known), known)
 
     async def stream(self, view: View, start: StartPosition) -> EventStream:
         """Open a client's stream of the view; the stream begins at the start position.

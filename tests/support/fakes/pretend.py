@@ -36,6 +36,7 @@ class PretendRun:
         self.run_id = run_id or str(uuid_utils.uuid7())
         self.sequence = 0
         self.leg_number = 1  # the leg of the published events
+        self.envelope: dict[str, Any] = {}  # further fields of the published events
         self.first = 0
         self.places: list[int] = []  # stream sequences of the published events
         self._raw: RawWriter | None = None
@@ -77,6 +78,7 @@ class PretendRun:
             "data": data,
             "session_id": self.session_id,
             "leg": self.leg_number,
+            **self.envelope,
         }
         headers = {messages.SEQUENCE: str(self.sequence)}
         if self.first:

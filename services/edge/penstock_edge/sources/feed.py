@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 import orjson
@@ -28,6 +29,9 @@ from penstock_edge.views.positions import StreamSequence
 # replay reads only messages that are older than the messages of the feed.
 RECENT: Final = 500
 RECENT_BYTES: Final = 4 * 1024 * 1024
+# The limits while a reader of stored messages is about to become a watcher (see `Feed.keep`).
+KEPT: Final = 20_000
+KEPT_BYTES: Final = 32 * 1024 * 1024
 KNOWN_RUNS: Final = 20_000
 
 
@@ -48,6 +52,18 @@ class Listener(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """A source that needs all events of some runs, which it knows by their ids."""
+
+    def take(self, stored: Stored) -> None:
+        """Take the next message of a watched run.
+
+        The watcher may begin or end to watch runs meanwhile. The method must not block, and must
+        not raise an exception.
+        """
+        ...
+
+
 class Feed:
     """Follows EVENTS of a shard for all listeners, as long as there is a listener."""
 
@@ -61,6 +77,8 @@ class Feed:
         self._next = StreamSequence(1)
         self._recent: deque[Stored] = deque()
         self._recent_bytes = 0
+        self._keepers = 0  # the readers that need the remembered messages
+        self._watchers: dict[str, set[Watcher]] = {}  # by run id
         self._by_type: set[Listener] = set()
         self._by_session: dict[str, set[Listener]] = {}
         self._listeners_by_type: dict[str, tuple[Listener, ...]] = {}
@@ -75,14 +93,7 @@ class Feed:
         Raises:
             BusError: the stream cannot be followed now. The listener is not added.
         """
-        self._users += 1
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
-        try:
-            await asyncio.shield(self._opening)
-        except BaseException:
-            self._release()
-            raise
+        await self.use()
         # If there were an `await` between the following lines, the listener could miss a message.
         self._add(listener)
         recent = list(self._recent)
@@ -103,7 +114,55 @@ class Feed:
                 del self._by_session[listener.session_id or ""]
         else:
             return
-        self._release()
+        self.release()
+
+    async def use(self) -> None:
+        """Follow the stream until `release` is called.
+
+        Raises:
+            BusError: the stream cannot be followed now. `release` must not be called.
+        """
+        self._users += 1
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        try:
+            await asyncio.shield(self._opening)
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def oldest(self) -> StreamSequence:
+        """The stream sequence from which on the feed remembers, or will get, every message."""
+        return StreamSequence(self._recent[0].sequence) if self._recent else self._next
+
+    @contextmanager
+    def keep(self) -> Iterator[None]:
+        """Remember more messages within the block, so that `oldest` stays the same for longer.
+
+        So a reader of stored messages can reach the messages that the feed remembers.
+        """
+        self._keepers += 1
+        try:
+            yield
+        finally:
+            self._keepers -= 1
+
+    def watch(self, run_id: str, watcher: Watcher) -> None:
+        """Pass all further messages of this run to the watcher, one after another."""
+        self._watchers.setdefault(run_id, set()).add(watcher)
+
+    def unwatch(self, run_id: str, watcher: Watcher) -> None:
+        """Pass no more messages of this run to the watcher; do nothing if none are passed."""
+        watchers = self._watchers.get(run_id)
+        if watchers is not None:
+            watchers.discard(watcher)
+            if not watchers:
+                del self._watchers[run_id]
+
+    def remembered(self) -> list[Stored]:
+        """Return the newest messages of the stream, from `oldest` on, in order and without gaps."""
+        return list(self._recent)
 
     def forget(self) -> None:
         """Drop the remembered messages, because NATS has lost them and they are published again.
@@ -125,7 +184,8 @@ class Feed:
         else:
             self._by_session.setdefault(listener.session_id, set()).add(listener)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """End one `use` of the feed. The last one ends the subscription."""
         self._users -= 1
         if self._users == 0 and self._opening is not None:
             task = asyncio.create_task(self._end(self._opening))
@@ -158,12 +218,21 @@ class Feed:
                 needed.setdefault(listener, []).append(stored)
         for listener, messages in needed.items():
             listener.receive(messages)
+        if self._watchers:
+            self._to_watchers(batch)
+
+    def _to_watchers(self, batch: list[Stored]) -> None:
+        """Pass each message to its watchers, which may begin to watch runs of later messages."""
+        for stored in batch:
+            for watcher in tuple(self._watchers.get(subjects.run_id_of(stored.subject), ())):
+                watcher.take(stored)
 
     def _remember(self, batch: list[Stored]) -> None:
         for stored in batch:
             self._recent.append(stored)
             self._recent_bytes += len(stored.payload)
-        while len(self._recent) > RECENT or self._recent_bytes > RECENT_BYTES:
+        most, most_bytes = (KEPT, KEPT_BYTES) if self._keepers else (RECENT, RECENT_BYTES)
+        while len(self._recent) > most or self._recent_bytes > most_bytes:
             self._recent_bytes -= len(self._recent.popleft().payload)
 
     def _listeners_of(self, stored: Stored) -> Iterator[Listener]:

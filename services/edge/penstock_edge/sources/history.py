@@ -18,7 +18,10 @@ MAX_READ_BYTES = 256 * 1024  # of one read; limits the memory for a client that 
 LEAST = 4  # the least number of messages to read of each pattern, even if there are many patterns
 AT_ONCE = 16  # the number of patterns that are read at the same time
 
+LEAST_READ_BYTES = 16 * 1024
+
 Keep = Callable[[Stored], Awaitable[bool]]
+Learn = Callable[[Stored], object]
 
 
 @dataclass(slots=True)
@@ -56,6 +59,10 @@ class History:
     Each message is returned once, even if several patterns match its subject. `patterns` is called
     before each batch. If `patterns` returns a new pattern, this pattern is read from the current
     position on. `keep` decides which messages are returned. Each step runs within one `turn`.
+
+    `learn` is called with each message, in order. If its result is true, the patterns have
+    changed: a new pattern is read from the next message on, and a pattern that `patterns` no longer
+    returns is not read any more.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class History:
         start: int,
         keep: Keep | None = None,
         turn: Turn = nullcontext,
+        learn: Learn | None = None,
     ) -> None:
         self._bus = bus
         self._stream = stream
@@ -73,7 +81,20 @@ class History:
         self._next = start
         self._keep = keep
         self._turn = turn
+        self._learn = learn
         self._lanes: dict[str, _Lane] = {}
+
+    @property
+    def next(self) -> int:
+        """One more than the stream sequence of the last message that was returned."""
+        return self._next
+
+    def restart(self) -> None:
+        """Read the messages that have not been returned yet from the stream once more.
+
+        A replica that lagged behind may have them now.
+        """
+        self._lanes.clear()
 
     async def below(self, floor: int, limit: int = BATCH) -> list[Stored]:
         """Return the next messages below this stream sequence; an empty list if there are no more.
@@ -118,19 +139,24 @@ class History:
         if len(patterns) > len(self._lanes):
             for pattern in patterns:
                 self._lanes.setdefault(pattern, _Lane(pattern, self._next))
-        piece = max(LEAST, limit // max(len(self._lanes), 1))
+        lanes = max(len(self._lanes), 1)
+        piece = max(LEAST, limit // lanes)
+        piece_bytes = max(LEAST_READ_BYTES, MAX_READ_BYTES // lanes)
         while lacking := [
             lane for lane in self._lanes.values() if not lane.held and lane.known < floor
         ]:
             for at in range(0, len(lacking), AT_ONCE):
                 await asyncio.gather(
-                    *(self._read(lane, floor, piece) for lane in lacking[at : at + AT_ONCE])
+                    *(
+                        self._read(lane, floor, piece, piece_bytes)
+                        for lane in lacking[at : at + AT_ONCE]
+                    )
                 )
 
-    async def _read(self, lane: _Lane, floor: int, piece: int) -> None:
+    async def _read(self, lane: _Lane, floor: int, piece: int, piece_bytes: int) -> None:
         async with self._bus.jetstream.reading:
             found, pending = await read(
-                self._bus, self._stream, lane.pattern, lane.next, piece, MAX_READ_BYTES
+                self._bus, self._stream, lane.pattern, lane.next, piece, piece_bytes
             )
         if found:
             lane.next = found[-1].sequence + 1
@@ -150,11 +176,21 @@ class History:
             if sequence >= self._next:
                 merged.append(stored)
                 self._next = sequence + 1
+                if self._learn is not None and self._learn(stored):
+                    self._keep_lanes()
+                    break
             if lane.held:
                 heapq.heappush(heads, (lane.held[0].sequence, at))
             elif lane.known < floor:
                 break  # the pattern's next messages are not read yet, and may come first
         return merged
+
+    def _keep_lanes(self) -> None:
+        """Drop the lanes whose patterns are not read any more, and add lanes for new patterns."""
+        self._lanes = {
+            pattern: self._lanes.get(pattern) or _Lane(pattern, self._next)
+            for pattern in self._patterns()
+        }
 
 
 async def tail(bus: Bus, stream: str, patterns: Sequence[str]) -> int:

@@ -18,6 +18,7 @@ from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import type_of
 from penstock_edge.views.view import ReadFrom, View
 
+MAX_DEPTH = 16  # workflows in workflows; the workflows service allows fewer
 LAG_S = 0.1  # the seconds before a replica that lags behind is asked again
 # The seconds after a loss is found in which the normalizer publishes the lost events again, if it
 # can. Until then, a client should try again.
@@ -140,6 +141,33 @@ async def record_of(bus: Bus, run_id: str) -> RunRecord:
     return RunRecord.model_validate_json(entry.value)
 
 
+async def is_below(bus: Bus, run_id: str, root: str) -> bool:
+    """Return whether a run is the run of a step of the workflow's run `root`, at any depth.
+
+    Raises:
+        BusError: KV cannot be read now.
+    """
+    return root in [record.run_id for record in await ancestors_of(bus, run_id)][1:]
+
+
+async def ancestors_of(bus: Bus, run_id: str) -> list[RunRecord]:
+    """Return the records of a run and of the workflows' runs that it is inside of, outermost last.
+
+    Raises:
+        BusError: KV cannot be read now.
+    """
+    found: list[RunRecord] = []
+    next_: str | None = run_id
+    while next_ is not None and len(found) <= MAX_DEPTH:
+        entry = await bus.bucket("runs").get(next_)
+        if entry is None or entry.value is None:
+            break
+        record = RunRecord.model_validate_json(entry.value)
+        found.append(record)
+        next_ = record.parent_run_id if record.workflow_depth else None
+    return found
+
+
 async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
     """Return the run's newest lifecycle event; None if no lifecycle event is stored.
 
@@ -194,10 +222,14 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
         found = await _first_from(bus, view, 1 if view.reads_frames else begun)
     if not found and ended:
         raise _gone(view.run_id)
+    truncated = bool(found) and not _is_first(found[0])
+    start = found[0].sequence if found else await _end(bus, view.followed.stream)
+    if truncated and view.reads_tree:
+        start = begun  # events of other runs may come before the root's first stored event
     return StartPosition(
-        start=found[0].sequence if found else await _end(bus, view.followed.stream),
+        start=start,
         events_start=lifecycle.sequence if view.reads_frames else begun,
-        truncated=bool(found) and not _is_first(found[0]),
+        truncated=truncated,
         ended=ended,
     )
 
@@ -264,8 +296,10 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
     # A replica that lags behind may not have the message yet. So the leader is asked before the
     # edge answers 400: a client does not repeat a request after 400.
     stored = await bus.at(stream, after.sequence)
-    if stored is not None and subjects.run_id_of(stored.subject) == view.run_id:
-        return False
+    if stored is not None:
+        run_id = subjects.run_id_of(stored.subject)
+        if run_id == view.run_id or (view.reads_tree and await is_below(bus, run_id, view.run_id)):
+            return False
     info = await bus.api(f"STREAM.INFO.{stream}")
     # In a view of source frames, the sequence of the terminal event is one more than the sequence
     # of the last source frame.

@@ -13,7 +13,16 @@ from penstock.bus.write.fence import tail
 from penstock.events.catalogue import TERMINAL
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.views.items import type_of
-from penstock_edge.views.view import UPSTREAM, Deliver, ManyRuns, RunEvents, RunFrames, Source, View
+from penstock_edge.views.view import (
+    UPSTREAM,
+    Deliver,
+    ManyRuns,
+    RunEvents,
+    RunFrames,
+    RunTree,
+    Source,
+    View,
+)
 
 
 def ignore_failure(error: BaseException) -> None:
@@ -33,6 +42,8 @@ def source_of(bus: Bus, view: View, start: StartPosition, deliver: Deliver) -> S
             return FramesUntilEnd(bus, run_id, start.start, start.events_start, deliver)
         case ManyRuns(open_source):
             return open_source(deliver)
+        case RunTree():
+            return view.reads.open(start.start, deliver)
 
 
 class EventsOfRun(Source):

@@ -16,6 +16,7 @@ from enum import Enum
 from penstock.bus import Bus, Stored
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.encode import encode, encode_now
+from penstock_edge.sources.histories import history_of
 from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.run_source import source_of
@@ -179,10 +180,7 @@ class Hub:
 
     def history(self, start: StreamSequence, turn: Turn) -> History:
         """Return a reader of the view's stored messages from `start` on, for one client."""
-        source = self._source
-        return History(
-            self._bus, self.view.followed.stream, source.patterns, start, source.keep, turn
-        )
+        return history_of(self._bus, self.view, self._source, start, turn)
 
     def joins(self, last: Stored | None) -> bool:
         """Return whether the ring's oldest item directly follows this message.

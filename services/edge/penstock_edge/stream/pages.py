@@ -19,7 +19,7 @@ from penstock.bus import Bus, Stored
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.encode import encode
-from penstock_edge.sources.history import History
+from penstock_edge.sources.histories import history_of
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import Encoding
@@ -109,11 +109,7 @@ async def page(
     Raises:
         BusError: the stream cannot be read now.
     """
-    stream, pattern = view.followed.stream, view.followed.pattern
-    if source is None:
-        history = History(bus, stream, lambda: (pattern,), start.start)
-    else:
-        history = History(bus, stream, source.patterns, start.start, source.keep)
+    history = history_of(bus, view, source, start.start)
     filled = _begin(bus, view, start, limit, allowance)
     while True:
         async with turn():

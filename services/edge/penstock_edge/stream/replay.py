@@ -39,7 +39,6 @@ class Replay:
     def __init__(self, hub: Hub, start: StreamSequence) -> None:
         self._hub = hub
         self._start = start
-        self._next = start
         self._history: History | None = None
         self._unencoded: list[Stored] = []  # newest first, so that `pop` returns the next message
         self._encoding: Encoding | None = None
@@ -66,14 +65,15 @@ class Replay:
         if self._lags == LAG_TRIES:
             return Reached(truncated=True)
         self._lags += 1
-        self._history = None
+        if self._history is not None:
+            self._history.restart()
         await asyncio.sleep(LAG_RETRY_S)
         return ()
 
     async def _read(self, turn: Turn) -> bool:
         """Read a batch; return False if it has no messages but the stream may have more."""
         if self._history is None:
-            self._history = self._hub.history(self._next, turn)
+            self._history = self._hub.history(self._start, turn)
         try:
             step = await self._history.step(self._hub.floor)
         except BusError as error:
@@ -97,5 +97,4 @@ class Replay:
             self._newest = self._unencoded.pop()
             items.append(await self._hub.encode(encoding, self._newest))
             size_bytes += len(items[-1].body)
-        self._next = StreamSequence(items[-1].sequence + 1)
         return tuple(items)

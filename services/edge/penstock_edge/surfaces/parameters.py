@@ -7,7 +7,7 @@ from typing import Final
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.dialects.unified import CATEGORY_OF
 from penstock.web.operation import Json, Parameter, in_path, one_of
-from penstock_edge.surfaces.query import IDLE
+from penstock_edge.surfaces.query import IDLE, INCLUDES
 from penstock_edge.views.dialects import DIALECTS
 
 SWITCH: Final = one_of(("on", "off"))
@@ -59,6 +59,12 @@ TYPES: Final = (
         "Only events of these types, separated by commas; for `dialect=unified`",
         one_of(sorted(CATEGORY_OF)),
     ),
+)
+INCLUDE: Final = Parameter(
+    "include",
+    "For the run of a workflow: whether the answer has the events of its steps' runs, too, in one "
+    "order. Without it, all dialects but `canonical` and `raw` have them",
+    one_of(INCLUDES),
 )
 OF_SESSION: Final = Parameter("session_id", "Only what belongs to this session")
 UNTIL: Final = Parameter(

@@ -7,14 +7,19 @@ from typing import Final, TypeVar
 
 from starlette.requests import HTTPConnection
 
+from penstock.bus.records import RunRecord
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.web.problems import Problem
 from penstock_edge.views.cursor import Cursor
+from penstock_edge.views.dialects import RAW_DIALECT
+from penstock_edge.views.trees import BY_DEFAULT
 
 T = TypeVar("T")
 
 MAX_LISTED: Final = 100
 IDLE: Final = "idle"
+CHILDREN: Final = "children"
+INCLUDES: Final = (CHILDREN, "none")
 # The most digits of a number. int() raises ValueError for a text of thousands of digits.
 MAX_DIGITS: Final = 9
 
@@ -81,6 +86,35 @@ def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
     if text not in (None, "on", "off"):
         raise Problem(422, f"{name}: must be on or off")
     return default if text is None else text == "on"
+
+
+def include_of(request: HTTPConnection, dialect: str) -> str | None:
+    """Return the value of `include`; None without the parameter.
+
+    Raises:
+        Problem: 422 for an unknown value, or if the dialect cannot have the events of several runs.
+    """
+    given = request.query_params.get("include")
+    if given not in (None, *INCLUDES):
+        raise Problem(422, f"include: must be {' or '.join(INCLUDES)}")
+    if given == CHILDREN and dialect == RAW_DIALECT:
+        raise Problem(
+            422,
+            "include: the bytes of several agent servers make no common stream; ask for the bytes "
+            "of each run by itself, or for another dialect",
+        )
+    return given
+
+
+def with_children(include: str | None, dialect: str, record: RunRecord) -> bool:
+    """Return whether the answer has the events of the runs of the run's steps, too.
+
+    Only the run of a workflow has such runs. Without `include`, the answer has their events in the
+    dialects of `BY_DEFAULT`.
+    """
+    if record.target != "workflows":
+        return False
+    return include == CHILDREN or (include is None and dialect in BY_DEFAULT)
 
 
 def until_idle(request: HTTPConnection) -> bool:

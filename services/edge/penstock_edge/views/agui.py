@@ -104,6 +104,12 @@ class RunEncoders:
         run_id = subjects.run_id_of(stored.subject)
         if run_id in self._ended:
             return
+        await self.begin(run_id)
+        if type_of(stored) in _BEGIN_A_LEG:
+            await self.look_up(run_id, orjson.loads(stored.payload)["leg"])
+
+    async def begin(self, run_id: str) -> None:
+        """Make the encoder of a run, unless it is there; wait if the bus does not answer."""
         if run_id not in self._encoders:
             self._encoders[run_id] = AguiEncoder(
                 self.audience.profile,
@@ -111,9 +117,14 @@ class RunEncoders:
                 lambda leg: self._names.get((run_id, leg)) or default_name(run_id, leg),
                 self.audience.protocol_version,
             )
-        if type_of(stored) in _BEGIN_A_LEG:
-            leg = orjson.loads(stored.payload)["leg"]
-            self._names[run_id, leg] = await self.names.name(run_id, leg)
+
+    async def look_up(self, run_id: str, leg: int) -> None:
+        """Look up the AG-UI id of a leg; wait if the bus does not answer."""
+        self._names[run_id, leg] = await self.names.name(run_id, leg)
+
+    def has(self, run_id: str) -> bool:
+        """Return whether the run has an encoder, or has ended."""
+        return run_id in self._encoders or run_id in self._ended
 
     def of(self, run_id: str) -> AguiEncoder:
         """Return the encoder of a run; `prepare` must have been called for a message of the run."""
@@ -327,7 +338,7 @@ class AguiViews:
             audience.profile.name,
             ManyRuns(source, shard),
             lambda: ThreadEncoding(RunsInTurn(self.encoders(audience)), framing.event),
-            _notice(framing),
+            notices(framing),
             ReadFrom.START,
             framing,
         )
@@ -346,14 +357,14 @@ class AguiViews:
             audience.profile.name,
             RunEvents(run_id),
             encoding,
-            _notice(framing),
+            notices(framing),
             ReadFrom.START,
             framing,
             delivery,
         )
 
 
-def _notice(framing: Framing) -> Callable[[str, str], bytes]:
+def notices(framing: Framing) -> Callable[[str, str], bytes]:
     """Return the function that writes the edge's notices in this framing.
 
     A notice in a stream is a comment, because no event may come before RUN_STARTED. A notice on a

@@ -12,6 +12,7 @@ from penstock.bus.read.follow import events, raw
 from penstock.bus.streams import events_of
 from penstock_edge.views.framing import Framing, Sse
 from penstock_edge.views.items import Encoding
+from penstock_edge.views.run_tree import Child
 
 UPSTREAM: Final = "upstream"  # the writer of a run's source frames in RAW
 
@@ -89,6 +90,25 @@ class ManyRuns:
         return Followed(events_of(self.shard), ">", "live.>", lambda before, after: True)
 
 
+@dataclass(frozen=True, slots=True)
+class RunTree:
+    """The events of a workflow's run and of the runs of its steps, in EVENTS (see `run_tree`).
+
+    `open` makes the source that delivers these events from a stream sequence on. `known` are runs
+    below the root whose `workflow.step_started` may have expired.
+    """
+
+    run_id: str
+    open: Callable[[int, Deliver], Source]
+    known: tuple[Child, ...] = ()
+
+    @property
+    def followed(self) -> Followed:
+        """The root's events. The source finds gaps, so the hub does not look for gaps."""
+        root = events(self.run_id)
+        return Followed(root.stream, root.pattern, root.live, lambda before, after: True)
+
+
 class ReadFrom(Enum):
     """Whether messages are encoded from the client's cursor on, or from the run's start on."""
 
@@ -112,7 +132,7 @@ class View:
 
     key: tuple[str, ...]
     dialect: str
-    reads: RunEvents | RunFrames | ManyRuns
+    reads: RunEvents | RunFrames | ManyRuns | RunTree
     encoding: Callable[[], Encoding]  # makes a new encoding for each reading
     notice: Callable[[str, str], bytes]  # writes a code and a message as a notice without a cursor
     reads_from: ReadFrom = ReadFrom.CURSOR
@@ -133,3 +153,8 @@ class View:
     def reads_frames(self) -> bool:
         """Whether the view's stream sequences are sequences of RAW, not of EVENTS."""
         return isinstance(self.reads, RunFrames)
+
+    @property
+    def reads_tree(self) -> bool:
+        """Whether the view has the events of a run and of the runs of its steps."""
+        return isinstance(self.reads, RunTree)

@@ -41,7 +41,15 @@ from penstock_edge.sources.locate import locate, start_of_new_run, with_live_mar
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.described import STREAM, STREAM_OR_PAGE
-from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, wants_page
+from penstock_edge.surfaces.query import (
+    cursor_of,
+    include_of,
+    number,
+    switch,
+    types_of,
+    wants_page,
+    with_children,
+)
 from penstock_edge.surfaces.v1.request import StartRequest
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
@@ -75,7 +83,7 @@ class Runs:
             },
             scopes=("start",),
             sometimes={"raw": _RAW},
-            parameters=(by.IDEMPOTENCY_KEY, by.DEPTH, by.DIALECT, by.NAMES),
+            parameters=(by.IDEMPOTENCY_KEY, by.DEPTH, by.DIALECT, by.NAMES, by.INCLUDE),
             body=StartRequest,
             example={"agent": "assistant", "message": "Hello"},
             refusals=(404, 409),
@@ -104,6 +112,7 @@ class Runs:
         depth = _depth(request)
         streams = "text/event-stream" in request.headers.get("accept", "")
         dialect, named = _dialect(request)
+        include = include_of(request, dialect)
         if streams:
             require_dialect(who, dialect)
             edge.streams.require_room(request.scope)
@@ -128,7 +137,8 @@ class Runs:
         run_id = started.record.run_id
         if place is None:
             return _shown(who, started.record, 202 if started.new else 200)
-        view = edge.view(run_id, dialect, Sse(named))
+        children = with_children(include, dialect, started.record)
+        view = edge.view(run_id, dialect, Sse(named), children=children)
         return await edge.stream(view, place if started.new else await locate(edge.bus, view, None))
 
     @serves(
@@ -199,6 +209,7 @@ class Runs:
                 by.DIALECT,
                 by.NAMES,
                 by.MARKERS,
+                by.INCLUDE,
                 *by.TYPES,
                 *by.CURSOR,
                 by.limit(MAX_PAGE),
@@ -220,7 +231,9 @@ class Runs:
         as_page = wants_page(request)
         if not as_page:
             edge.streams.require_room(request.scope)
-        view = edge.view(record.run_id, dialect, PageItems() if as_page else Sse(named), types)
+        children = with_children(include_of(request, dialect), dialect, record)
+        framing = PageItems() if as_page else Sse(named)
+        view = edge.view(record.run_id, dialect, framing, types, children=children)
         place = await locate(edge.bus, view, cursor_of(request), record)
         if not as_page:
             if switch(request, "markers", default=False) and not place.ended:

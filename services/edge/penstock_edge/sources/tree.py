@@ -1,0 +1,153 @@
+"""Delivers the events of a run tree: first the stored events, then the live events.
+
+The live events come from the feed, which follows the whole stream without gaps. So an event is
+delivered only when all events before it have come, whatever runs they are of, and a quiet run of
+the tree holds up nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from penstock.bus import Bus, BusError, Stored, subjects
+from penstock_edge.sources.feed import Feed, Feeds, Watcher
+from penstock_edge.sources.histories import history_of_tree
+from penstock_edge.sources.run_source import ignore_failure
+from penstock_edge.views.run_tree import Child, Members
+from penstock_edge.views.view import Deliver, Source
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.5
+
+
+class TreeSource(Source, Watcher):
+    """Delivers the events of a tree from the stream sequence `start` on.
+
+    `start` must not be after the root's first stored event: otherwise runs of the tree are unknown.
+    """
+
+    def __init__(
+        self, bus: Bus, feed: Feed, root: str, start: int, deliver: Deliver, known: Sequence[Child]
+    ) -> None:
+        self.on_failure = ignore_failure
+        self._feed: Feed | None = None
+        self._opened = feed
+        self._start = start
+        self._deliver = deliver
+        self._members = Members(root, known)
+        self._history = history_of_tree(bus, self._members, start)
+        self._next = start
+        self._catching_up: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Begin to deliver; return the stream sequence of the first message to be delivered.
+
+        Raises:
+            BusError: the messages cannot be followed now.
+        """
+        await self._opened.use()
+        self._feed = self._opened
+        self._catching_up = asyncio.create_task(self._catch_up())
+        self._catching_up.add_done_callback(self._on_caught_up)
+        return self._start
+
+    def patterns(self) -> Collection[str]:
+        """Return the patterns of the runs whose events are read now."""
+        return self._members.patterns()
+
+    async def keep(self, stored: Stored) -> bool:
+        """Return True: the readers of stored events know the runs by themselves."""
+        return True
+
+    async def stop(self) -> None:
+        """Stop delivering messages."""
+        feed, self._feed = self._feed, None
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+            self._catching_up = None  # an exception in the task would keep this object in memory
+        if feed is not None:
+            for run_id in self._members.runs():
+                feed.unwatch(run_id, self)
+            feed.release()
+
+    def take(self, stored: Stored) -> None:
+        """Deliver a live event, unless it was delivered before."""
+        feed = self._feed
+        if feed is None or stored.sequence < self._next:
+            return
+        self._next = stored.sequence + 1
+        changed = self._members.learn(stored)
+        if changed is not None:
+            change = feed.watch if changed in self._members else feed.unwatch
+            change(changed, self)
+        self._deliver([stored])
+
+    async def _catch_up(self) -> None:
+        """Deliver the stored events, until the feed remembers all later events."""
+        feed = self._feed
+        assert feed is not None
+        await self._read(feed.oldest)
+        while True:
+            with feed.keep():
+                floor = feed.oldest
+                await self._read(floor)
+                if feed.oldest <= floor:
+                    self._go_live(feed, floor)
+                    return
+
+    async def _read(self, floor: int) -> None:
+        """Deliver the stored events below this stream sequence."""
+        while True:
+            try:
+                batch = await self._history.below(floor)
+            except BusError as error:
+                log.warning("reading the tree of run %s: %s", self._members.root, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if not batch:
+                return
+            self._next = batch[-1].sequence + 1
+            self._deliver(batch)
+
+    def _go_live(self, feed: Feed, floor: int) -> None:
+        """Deliver what the feed remembers, and all further events as they come.
+
+        If there were an `await` between these lines, an event could be missed.
+        """
+        self._next = max(self._next, floor)
+        for run_id in self._members.runs():
+            feed.watch(run_id, self)
+        for stored in feed.remembered():
+            if subjects.run_id_of(stored.subject) in self._members:
+                self.take(stored)
+
+    def _on_caught_up(self, task: asyncio.Task[None]) -> None:
+        # If the failure were not reported, clients would wait for events that never come.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.on_failure(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """Makes the sources of run trees."""
+
+    bus: Bus
+    feeds: Feeds
+
+    def source(
+        self, root: str, known: Sequence[Child] = ()
+    ) -> Callable[[int, Deliver], TreeSource]:
+        """Return a function that makes the tree's source from a position and `deliver`."""
+        feed = self.feeds.of(subjects.shard_of(root))
+        return partial(self._open, feed, root, known)
+
+    def _open(
+        self, feed: Feed, root: str, known: Sequence[Child], start: int, deliver: Deliver
+    ) -> TreeSource:
+        return TreeSource(self.bus, feed, root, start, deliver, known)

@@ -1,0 +1,83 @@
+"""Encodes the events of a run tree in a dialect: the whole tree, or one leg of its root. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+from penstock.bus import Stored, subjects
+from penstock.dialects.base import Encoder
+from penstock.events.catalogue import TERMINAL
+from penstock.sse import Frame
+from penstock_edge.views.encoded_leg import ends_leg
+from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
+from penstock_edge.views.tree_fold import TreeFold
+
+
+@dataclass(slots=True)
+class TreeEncoding(Encoding):
+    """Encodes a whole tree, up to the root's terminal event."""
+
+    tree: TreeFold
+    encoder: Encoder
+    render: Render
+
+    def feed(self, stored: Stored) -> Item:
+        """Encode one event as an item.
+
+        Raises:
+            ValueError, KeyError, TypeError: the body is not an event.
+        """
+        run_id = subjects.run_id_of(stored.subject)
+        frames = folded(self.tree, self.encoder, run_id, stored.payload)
+        written = rendered(frames, stored.sequence, self.render)
+        is_last = run_id == self.tree.root and type_of(stored) in TERMINAL
+        return Item(stored.sequence, written, is_last)
+
+    def interruption(self) -> list[bytes]:
+        """Return nothing: a client reconnects with its cursor."""
+        return []
+
+
+@dataclass(slots=True)
+class TreeLeg(Encoding):
+    """Encodes a tree up to the root's next pause or its terminal event.
+
+    Events up to the stream sequence `after` are folded, and no frames are written for them.
+
+    `interrupted` returns the frames for a stream that ends too early. The clients of such streams
+    do not reconnect. Without these frames, a client would conclude that the run has succeeded.
+    """
+
+    tree: TreeFold
+    encoder: Encoder
+    render: Render
+    interrupted: Callable[[], list[bytes]]
+    after: int
+
+    def feed(self, stored: Stored) -> Item:
+        """Encode one event as an item.
+
+        Raises:
+            ValueError, KeyError, TypeError: the body is not an event.
+        """
+        run_id = subjects.run_id_of(stored.subject)
+        frames = folded(self.tree, self.encoder, run_id, stored.payload)
+        of_root = run_id == self.tree.root
+        if stored.sequence <= self.after and not (of_root and type_of(stored) in TERMINAL):
+            return Item(stored.sequence, [])
+        body = rendered(frames, stored.sequence, self.render)
+        return Item(stored.sequence, body, last=of_root and ends_leg(stored))
+
+    def interruption(self) -> list[bytes]:
+        """Return the frames for a stream that ends before its leg."""
+        return self.interrupted()
+
+
+def folded(tree: TreeFold, encoder: Encoder, run_id: str, payload: bytes) -> list[Frame]:
+    """Return the frames of one event of the tree."""
+    return [
+        frame for event in tree.feed(run_id, orjson.loads(payload)) for frame in encoder.feed(event)
+    ]

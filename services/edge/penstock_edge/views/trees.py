@@ -1,0 +1,190 @@
+"""The views of run trees, in each dialect for clients. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.bus import Stored, subjects
+from penstock.dialects.agui.encode import PROFILES
+from penstock.dialects.base import Encoder
+from penstock.dialects.encoders import CLIENT_DIALECTS
+from penstock_edge.views.agui import UNNAMED, AguiViews, Audience, RunEncoder, RunEncoders, notices
+from penstock_edge.views.dialects import notices as notices_of
+from penstock_edge.views.dialects import rendering
+from penstock_edge.views.framing import Framing, Sse
+from penstock_edge.views.items import Render
+from penstock_edge.views.run_tree import Child
+from penstock_edge.views.tree_encoding import TreeEncoding, TreeLeg
+from penstock_edge.views.tree_fold import TreeFold
+from penstock_edge.views.view import Deliver, Delivery, ReadFrom, RunTree, Source, View
+
+# The dialects of agent protocols (see `TreeFold.agent_protocol`).
+AGENT_PROTOCOLS: Final = frozenset({"agno", "adk", *PROFILES})
+# The dialects in which a workflow's run is shown with the runs of its steps, unless a request says
+# otherwise: all but the stored events themselves, and the upstream's bytes, which a workflow lacks.
+BY_DEFAULT: Final = frozenset({"executions", "unified", "legacy", *AGENT_PROTOCOLS})
+
+OpenTree = Callable[[int, Deliver], Source]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeViews:
+    """Makes the views of the tree of one root. `open` makes a source of the tree."""
+
+    agui: AguiViews
+    root: str
+    open: OpenTree
+    known: tuple[Child, ...] = ()
+
+    def whole(self, dialect: str, framing: Framing, types: frozenset[str] | None = None) -> View:
+        """Make the view of the whole tree in a dialect of `CLIENT_DIALECTS` or `PROFILES`.
+
+        With `types`, the view has only frames of these types.
+        """
+        if dialect in PROFILES:
+            return self._agui(Audience(PROFILES[dialect]), framing)
+        known = CLIENT_DIALECTS[dialect]
+        notice = notices_of(dialect, framing, self.root)
+        return self.encoded(dialect, known.encoder, framing, notice, types)
+
+    def encoded(
+        self,
+        dialect: str,
+        encoder: Callable[[], Encoder],
+        framing: Framing,
+        notice: Callable[[str, str], bytes],
+        types: frozenset[str] | None = None,
+    ) -> View:
+        """Make the view of the whole tree with encoders that `encoder` makes."""
+        render = rendering(framing, types)
+        return self._view(
+            (dialect, framing.key, *sorted(types or ())),
+            dialect,
+            lambda: TreeEncoding(self.fold(dialect), encoder(), render),
+            notice,
+            framing,
+        )
+
+    def leg(
+        self,
+        key: Sequence[str],
+        dialect: str,
+        encoder: Callable[[], Encoder],
+        framing: Framing,
+        render: Render,
+        interrupted: Callable[[], list[bytes]],
+        after: int,
+    ) -> View:
+        """Make the view of the tree up to the root's next pause, for the response to a POST.
+
+        Frames of events up to the stream sequence `after` are not written. `key` distinguishes
+        views of different encoders.
+        """
+        return self._view(
+            (dialect, "leg", f"{after}", *key),
+            dialect,
+            lambda: TreeLeg(self.fold(dialect), encoder(), render, interrupted, after),
+            lambda code, message: b"",
+            framing,
+            Delivery.ONCE,
+        )
+
+    def agui_leg(self, audience: Audience, after: int) -> View:
+        """Make the view of one leg of the root for AG-UI clients (see `leg`)."""
+
+        def encoding() -> AguiTreeLeg:
+            encoders = self.agui.encoders(audience)
+            encoder = RunEncoder(encoders, self.root)
+            fold = self.fold(audience.profile.name)
+            return AguiTreeLeg(fold, encoder, UNNAMED.event, encoder.interrupted, after, encoders)
+
+        key = (*audience.key, "leg", f"{after}")
+        name = audience.profile.name
+        return self._view(key, name, encoding, notices(UNNAMED), UNNAMED, Delivery.ONCE)
+
+    def fold(self, dialect: str) -> TreeFold:
+        """Make the fold of one reading for this dialect."""
+        return TreeFold(self.root, dialect in AGENT_PROTOCOLS, self.known)
+
+    def _agui(self, audience: Audience, framing: Framing) -> View:
+        if isinstance(framing, Sse):
+            framing = replace(framing, id_first=audience.profile.id_first)
+
+        def encoding() -> AguiTree:
+            encoders = self.agui.encoders(audience)
+            encoder = RunEncoder(encoders, self.root)
+            return AguiTree(self.fold(audience.profile.name), encoder, framing.event, encoders)
+
+        name = audience.profile.name
+        return self._view((name, framing.key), name, encoding, notices(framing), framing)
+
+    def _view(
+        self,
+        key: tuple[str, ...],
+        dialect: str,
+        encoding: Callable[[], TreeEncoding | TreeLeg],
+        notice: Callable[[str, str], bytes],
+        framing: Framing,
+        delivery: Delivery = Delivery.RESUMABLE,
+    ) -> View:
+        known = subjects.key_of(*(child.run_id for child in self.known)) if self.known else ""
+        return View(
+            (self.root, "tree", known, *key),
+            dialect,
+            RunTree(self.root, self.open, self.known),
+            encoding,
+            notice,
+            # The number and the source of an event depend on all earlier events of the tree.
+            ReadFrom.START,
+            framing,
+            delivery,
+        )
+
+
+def _is_ready(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> bool:
+    # The next event may begin a leg. The id of this leg must be known before.
+    return encoders.has(tree.root) and not tree.waits and not _begins(tree, stored)
+
+
+async def _prepare(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> None:
+    """Look up the AG-UI ids of the root and its next leg; wait if the bus does not answer."""
+    await encoders.begin(tree.root)
+    if tree.waits or _begins(tree, stored):
+        # All stored events of a workflow's run have the leg 1. The fold counts the legs.
+        await encoders.look_up(tree.root, tree.leg + tree.waits)
+
+
+def _begins(tree: TreeFold, stored: Stored) -> bool:
+    return stored.subject == f"lifecycle.started.{tree.root}"
+
+
+@dataclass(slots=True)
+class AguiTree(TreeEncoding):
+    """Encodes a whole tree for AG-UI clients."""
+
+    encoders: RunEncoders
+
+    def is_ready(self, stored: Stored) -> bool:
+        """Return whether `prepare` has nothing to look up for this message."""
+        return _is_ready(self.tree, self.encoders, stored)
+
+    async def prepare(self, stored: Stored) -> None:
+        """Look up the AG-UI ids of the root and its leg; wait if the bus does not answer."""
+        await _prepare(self.tree, self.encoders, stored)
+
+
+@dataclass(slots=True)
+class AguiTreeLeg(TreeLeg):
+    """Encodes a tree up to the root's next pause for AG-UI clients."""
+
+    encoders: RunEncoders
+
+    def is_ready(self, stored: Stored) -> bool:
+        """Return whether `prepare` has nothing to look up for this message."""
+        return _is_ready(self.tree, self.encoders, stored)
+
+    async def prepare(self, stored: Stored) -> None:
+        """Look up the AG-UI ids of the root and its leg; wait if the bus does not answer."""
+        await _prepare(self.tree, self.encoders, stored)

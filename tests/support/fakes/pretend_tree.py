@@ -1,0 +1,196 @@
+"""A workflow's run with the runs of its steps, whose events are published as the normalizer does.
+
+The runs of two workers speak at the same time, with the same ids. One of them waits for a person.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import uuid_utils
+
+from penstock.bus import Bus
+from penstock.bus.shards import new_run_id
+from penstock.bus.subjects import shard_of
+from support.fakes.pretend import PretendRun
+
+ITEM = {"item_id": "c1", "kind": "confirmation", "digest": "0" * 64, "editable": False}
+
+
+class PretendTree:
+    """The runs by name; the run of the workflow is `root`."""
+
+    def __init__(self, bus: Bus, shard: int = 0) -> None:
+        self._bus = bus
+        self._shard = shard
+        self.runs: dict[str, PretendRun] = {}
+        self.approval_id = str(uuid_utils.uuid7())
+        self._depths: dict[str, int] = {}
+
+    @property
+    def root(self) -> PretendRun:
+        """The run of the workflow."""
+        return self.runs["root"]
+
+    @property
+    def places(self) -> list[int]:
+        """The stream sequences of all published events, in order."""
+        return sorted(place for run in self.runs.values() for place in run.places)
+
+    async def begin(self, **record: Any) -> None:
+        """Make the root and its record; nothing is published yet."""
+        self.runs["root"] = PretendRun(self._bus, self._new_id(), "thread-1")
+        self._depths["root"] = 0
+        await self.root.record(agent="diagnosis", target="workflows", **record)
+
+    async def step(self, parent: str, step: str, child: str = "", **data: Any) -> PretendRun:
+        """Publish the begin of a step of a run; return the step's run, which has not begun."""
+        name, step_id = child or step, f"step_{step}"
+        run = PretendRun(self._bus, self._new_id(), f"session-{name}")
+        self.runs[name] = run
+        depth = self._depths[name] = self._depths[parent] + 1
+        by = self.runs[parent]
+        run.envelope = {
+            "parent_run_id": by.run_id,
+            "step_id": step_id,
+            "workflow_depth": depth,
+            "source": _source(name),
+        }
+        await run.record(agent=name, parent_run_id=by.run_id, step_id=step_id, workflow_depth=depth)
+        await self.say(
+            parent,
+            "workflow.step_started",
+            step_id,
+            **_step(by, step_id),
+            description=f"Doing {step}",
+            child_run_id=run.run_id,
+            **data,
+        )
+        return run
+
+    async def done(self, parent: str, step: str, output: Any = None, error: str = "") -> None:
+        """Publish the end of a step."""
+        step_id = f"step_{step}"
+        fields = _step(self.runs[parent], step_id)
+        if error:
+            info = {"code": "upstream_error", "message": error}
+            await self.say(parent, "workflow.step_failed", step_id, **fields, error=info)
+        else:
+            await self.say(parent, "workflow.step_completed", step_id, **fields, output=output)
+
+    async def say(self, run: str, type: str, step: str = "", /, **data: Any) -> int:
+        """Publish an event of a run, with this step id in its envelope."""
+        by = self.runs[run]
+        before = by.envelope
+        if step:
+            by.envelope = {**before, "step_id": step}
+        try:
+            return await by.say(type, **data)
+        finally:
+            by.envelope = before
+
+    async def diagnosis(self) -> None:
+        """Play a whole tree: a plan, two teams of which one has two workers, and a failed step."""
+        say = self.say
+        root = self.root
+        await root.say("lifecycle.started", agent="diagnosis", user_id="anonymous", message="Why?")
+        await say("root", "workflow.started", workflow="diagnosis", run_id=root.run_id)
+        plan = await self.step("root", "plan")
+        await plan.say("lifecycle.started", agent="plan", user_id="anonymous", message="Plan it")
+        await plan.say("llm.message_started", message_id="m1")
+        await plan.text("The ", "plan")
+        await plan.say("llm.message_completed", message_id="m1", content="The plan")
+        await plan.say("state.snapshot", snapshot={"of": "plan"})
+        await plan.completed("The plan")
+        await plan.say("automation.triggered", workflow="late", trigger="after the end")
+        await self.done("root", "plan", {"teams": 2})
+        await self._transition("plan", "team")
+        await self._teams()
+        await self.done("root", "team", ["report"])
+        await say("root", "workflow.completed", run_id=root.run_id, result="It is the gateway.")
+        await root.say("lifecycle.completed", summary="It is the gateway.")
+        await root.say("automation.triggered", workflow="late", trigger="after the end")
+
+    async def _teams(self) -> None:
+        say = self.say
+        await say("root", "dispatch.team", "step_team", team_name="Payments", task="Look")
+        team = await self.step("root", "team")
+        failing = await self.step("root", "other")
+        await team.say("lifecycle.started", agent="team", user_id="anonymous")
+        await failing.say("lifecycle.started", agent="other", user_id="anonymous")
+        await say("team", "workflow.started", workflow="team", run_id=team.run_id)
+        workers = [await self._worker("team", name) for name in ("logs", "metrics")]
+        for worker in workers:
+            await worker.say("lifecycle.started", agent="w", user_id="anonymous", message="Go")
+        for piece in ("one ", "two "):
+            for worker in workers:
+                await worker.text(piece)
+        await failing.text("half")
+        await failing.say("llm.message_completed", message_id="m1", content="half")
+        await failing.say("lifecycle.failed", error="It broke", code="upstream_error")
+        await self.done("root", "other", error="It broke")
+        for number, worker in enumerate(workers):
+            await worker.say("llm.reasoning", reasoning_id="r1", thought="Hm", final=True)
+            await worker.say("state.snapshot", snapshot={"of": number})
+            call = {"tool_call_id": "c1", "tool": "restart", "args": {"host": number}}
+            await worker.say("llm.tool_call", **call, pending=number == 1)
+        await workers[0].say(
+            "llm.tool_result", tool_call_id="c1", tool="restart", outcome="ok", result="up"
+        )
+        await self._pause(workers[1])
+        for worker in workers:
+            await worker.text("three")
+            await worker.say("llm.message_completed", message_id="m1", content="one two three")
+            await worker.completed("one two three")
+        for name in ("logs", "metrics"):
+            await self.done("team", name, name)
+        await team.completed("report")
+
+    async def _worker(self, team: str, name: str) -> PretendRun:
+        worker = await self.step(team, name)
+        await self.say(
+            *(team, "dispatch.worker", f"step_{name}"),
+            worker_name=name,
+            task=f"Read the {name}",
+            subrun_id=worker.run_id,
+        )
+        return worker
+
+    async def _pause(self, worker: PretendRun) -> None:
+        """Let a worker wait for a person, and with it the whole workflow."""
+        item = {**ITEM, "tool_call_id": "c1", "tool": "restart", "args": {"host": 1}}
+        asked = {"approval_id": self.approval_id, "digest": "0" * 64, "items": [item]}
+        paused = {"reason": "approval_required", "approval_id": self.approval_id}
+        await worker.say("approval.requested", **asked)
+        await worker.say("lifecycle.paused", **paused)
+        await self.root.say("lifecycle.paused", **paused)
+        decided = [{"item_id": "c1", "decision": "approve"}]
+        await worker.say("approval.decided", approval_id=self.approval_id, by="ada", items=decided)
+        worker.leg_number = 2
+        await worker.say("lifecycle.resumed", approval_id=self.approval_id)
+        await worker.say(
+            "llm.tool_result", tool_call_id="c1", tool="restart", outcome="ok", result="up"
+        )
+        await self.root.say("lifecycle.resumed", approval_id=self.approval_id)
+
+    async def _transition(self, before: str, after: str) -> None:
+        await self.say(
+            *("root", "workflow.transition"),
+            run_id=self.root.run_id,
+            from_step=f"step_{before}",
+            to_step=f"step_{after}",
+            reason=f"{before}_complete",
+        )
+
+    def _new_id(self) -> str:
+        shard = shard_of(self.root.run_id) if "root" in self.runs else self._shard
+        return new_run_id(shard, time.time())
+
+
+def _step(run: PretendRun, step_id: str) -> dict[str, str]:
+    return {"run_id": run.run_id, "step_id": step_id}
+
+
+def _source(name: str) -> dict[str, Any]:
+    return {"agent_id": name, "agent_type": "agent", "agent_name": name, "team_name": None}
