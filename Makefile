@@ -132,6 +132,7 @@ COMPILE := CUSTOM_COMPILE_COMMAND="make lock" ../.venv/bin/pip-compile --quiet -
 lock: setup ## Resolve the locks again, with hashes (ARGS=--upgrade for newer versions)
 	@cd deploy && $(COMPILE) $(ARGS) requirements.in
 	@cd deploy && $(COMPILE) $(ARGS) requirements-dev.in
+	@cd deploy && $(COMPILE) $(ARGS) requirements-build.in
 	@for name in $(UPSTREAMS) agno_older bench_naive; do \
 		(cd deploy && $(COMPILE) $(ARGS) upstreams/$$name.in) || exit 1; \
 	done

@@ -22,6 +22,7 @@ from support.drive.repository import ROOT, services
 LOCKS = [
     "deploy/requirements.txt",
     "deploy/requirements-dev.txt",
+    "deploy/requirements-build.txt",
     "deploy/upstreams/agno.txt",
     "deploy/upstreams/adk.txt",
     "deploy/upstreams/langgraph.txt",
@@ -61,6 +62,12 @@ def test_a_lock_pins_by_hash_and_names_no_address(lock: str) -> None:
 def test_a_lock_holds_what_its_list_asks_for(lock: str) -> None:
     path = ROOT / lock
     assert pins(path.with_suffix(".in")).items() <= pins(path).items()
+
+
+def test_images_are_built_with_the_build_backend_that_is_tested() -> None:
+    tested, builds = (pins(ROOT / f"deploy/requirements-{name}.txt") for name in ("dev", "build"))
+    assert builds["hatchling"] == tested["hatchling"]
+    assert all(tested[name] == builds[name] for name in builds.keys() & tested.keys())
 
 
 def test_what_is_tested_is_what_ships() -> None:
@@ -152,10 +159,23 @@ def test_there_is_an_image_of_every_service() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_image_copies_only_what_there_is_and_installs_only_by_hash(stage: str) -> None:
-    for source in re.findall(r"^COPY (\S+) ", STAGES[stage], re.MULTILINE):
+    for source in re.findall(r"^COPY (?!--)(\S+) ", STAGES[stage], re.MULTILINE):
         assert (ROOT / source).exists()
-    for install in re.findall(r"pip install(?:[^\\\n]|\\\n)*", STAGES[stage]):
+    script = (ROOT / "deploy/image-files.sh").read_text()
+    for install in re.findall(
+        r"pip\S*(?: --python \S+)? install(?:[^\\\n]|\\\n)*", STAGES[stage] + script
+    ):
         assert "--require-hashes" in install or "--no-index" in install
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_old_builders_take_an_image(stage: str) -> None:
+    # buildah 1.28 mounts an empty folder for `--mount=from=` when the stage comes from its cache.
+    steps = [line for line in STAGES[stage].splitlines() if not line.startswith("#")]
+    assert "--mount" not in "\n".join(steps)
+    assert "<<" not in "\n".join(steps)
+    for copied in re.findall(r"^COPY --from=(\S+)", STAGES[stage], re.MULTILINE):
+        assert list(STAGES).index(copied) < list(STAGES).index(stage)
 
 
 # An interpreter whose pip installs nothing and prints what a real pip prints.
