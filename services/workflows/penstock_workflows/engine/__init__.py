@@ -1,0 +1,69 @@
+"""The engine of workflows: it decides what happens next in a run. Pure.
+
+The service reads a run's journal, folds it (`folded`), and asks `decide` what an input changes. It
+appends the decision's records to the journal in one step, then writes the frames and carries out
+the effects. All effects may be repeated; `open_effects` has those of a whole state.
+"""
+
+from penstock_workflows.engine.decide import Decision, decide
+from penstock_workflows.engine.effecting import open_effects
+from penstock_workflows.engine.effects import (
+    Call,
+    CancelChild,
+    CancelTimer,
+    Effect,
+    Frame,
+    Listen,
+    StartChild,
+    StartTimer,
+    Unlisten,
+)
+from penstock_workflows.engine.inputs import (
+    ApprovalInput,
+    CalledInput,
+    CancelInput,
+    ChildInput,
+    HeardInput,
+    Input,
+    StartInput,
+    StepStartedSeen,
+    TimerInput,
+)
+from penstock_workflows.engine.projection import projection
+from penstock_workflows.engine.records import Record, UnknownRecord, decode, encode
+from penstock_workflows.engine.state import State, fold, folded
+from penstock_workflows.engine.values import Stored, ValuesNeeded
+
+__all__ = [
+    "ApprovalInput",
+    "Call",
+    "CalledInput",
+    "CancelChild",
+    "CancelInput",
+    "CancelTimer",
+    "ChildInput",
+    "Decision",
+    "Effect",
+    "Frame",
+    "HeardInput",
+    "Input",
+    "Listen",
+    "Record",
+    "StartChild",
+    "StartInput",
+    "StartTimer",
+    "State",
+    "StepStartedSeen",
+    "Stored",
+    "TimerInput",
+    "UnknownRecord",
+    "Unlisten",
+    "ValuesNeeded",
+    "decide",
+    "decode",
+    "encode",
+    "fold",
+    "folded",
+    "open_effects",
+    "projection",
+]

@@ -1,0 +1,380 @@
+"""Decides what an input changes in a workflow's run. Pure: the README has the rules.
+
+`decide` reads no clock and makes no ids: the time and the supplier of ids are its arguments. The
+same arguments give the same decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from penstock_workflows.definition import compiled
+from penstock_workflows.engine import inputs, limits, records
+from penstock_workflows.engine.beginning import advance, begin, result_of
+from penstock_workflows.engine.draft import Draft, StepError
+from penstock_workflows.engine.effecting import start_child, started_effects
+from penstock_workflows.engine.effects import Effect, Frame
+from penstock_workflows.engine.ending import complete, end_stopped, fail, fail_step, stop_run
+from penstock_workflows.engine.ids import Timer
+from penstock_workflows.engine.plan import plan_of_json
+from penstock_workflows.engine.projection import projection
+from penstock_workflows.engine.records import Json, JsonObject, Record
+from penstock_workflows.engine.state import Open, State, fold
+from penstock_workflows.engine.values import Stored
+
+_NONE: Final[Mapping[str, Json]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an input changes.
+
+    The service stores the values of `stored`, then appends the `records`, then carries out the
+    `effects` and writes the `frames`. `state` is the state with the records; it counts only if the
+    records were appended. Without records, only the effects count.
+    """
+
+    records: list[Record]
+    effects: list[Effect]
+    frames: list[Frame]
+    stored: list[Stored]
+    state: State | None
+
+
+def decide(
+    state: State | None,
+    input: inputs.Input,
+    *,
+    now_ms: int,
+    new_id: Callable[[], str],
+    values: Mapping[str, Json] = _NONE,
+) -> Decision:
+    """Return what an input changes. The given state stays as it is.
+
+    `now_ms` is the time by the clock of the bus. `new_id` returns a new run id in the parent's
+    shard. `values` are outputs that were stored by reference, by their digests.
+
+    Raises:
+        ValuesNeeded: the decision needs stored values that are not among `values`; load them and
+            decide again.
+    """
+    if state is None:
+        if not isinstance(input, inputs.StartInput):
+            return Decision([], [], [], [], None)
+        return _start(input, now_ms, new_id, values)
+    if state.end is not None or isinstance(input, inputs.StartInput):
+        return Decision([], [], [], [], state)
+    draft = Draft(state.copy(), now_ms, new_id, dict(values))
+    _HANDLERS[type(input)](draft, input)
+    return _decision(draft)
+
+
+def _decision(draft: Draft) -> Decision:
+    if draft.records:
+        _announce_resumption(draft)
+        if not draft.is_over:
+            advance(draft)
+        _announce_pause(draft)
+    return Decision(draft.records, draft.effects, draft.frames, draft.stored, draft.state)
+
+
+def _start(
+    input: inputs.StartInput,
+    now_ms: int,
+    new_id: Callable[[], str],
+    values: Mapping[str, Json],
+) -> Decision:
+    refused = input.refused or _invalid(input.definition)
+    started = records.Started(
+        now_ms,
+        input.run_id,
+        input.command,
+        input.open,
+        input.definition if refused is None else None,
+        input.input,
+        refused,
+    )
+    state = fold(None, started)
+    draft = Draft(state, now_ms, new_id, dict(values), records=[started])
+    draft.frames.extend(projection(None, started))
+    draft.effects.extend(started_effects(state))
+    if state.depth > limits.MAX_DEPTH:
+        message = f"workflows may be nested {limits.MAX_DEPTH} deep; this run is deeper"
+        refused = {"code": "limit_exceeded", "message": message}
+    if refused is not None:
+        draft.write(records.End(now_ms, "failed", error=refused))
+        return Decision(draft.records, draft.effects, draft.frames, draft.stored, draft.state)
+    return _decision(draft)
+
+
+def _invalid(definition: JsonObject | None) -> JsonObject | None:
+    """Return the reason why a definition cannot run; None if it can."""
+    if definition is None:
+        return {"code": "unknown_workflow", "message": "the workflow has no definition"}
+    try:
+        plan_of_json(definition)
+    except ValueError as error:  # both InvalidDefinition and pydantic's ValidationError
+        message = f"the workflow's definition is not valid: {error}"
+        return {"code": "invalid_definition", "message": message}
+    return None
+
+
+def _announce_resumption(draft: Draft) -> None:
+    """Record that something can go on again, if the run is paused."""
+    state = draft.state
+    if state.paused is not None and state.persons < len(state.open) and not draft.is_over:
+        draft.write(records.Resumed(draft.at, state.paused))
+
+
+def _announce_pause(draft: Draft) -> None:
+    """Record that nothing can go on until a person decides, if that is so."""
+    state = draft.state
+    if state.paused is None and not draft.is_over and 0 < len(state.open) == state.persons:
+        asked = next(entry.person for entry in state.open.values() if entry.person is not None)
+        data = {"reason": "approval_required", **asked}
+        draft.write(records.Paused(draft.at, str(data.get("approval_id", "")), data))
+
+
+# the handlers of the inputs
+
+
+def _on_child(draft: Draft, input: inputs.ChildInput) -> None:
+    state = draft.state
+    key = state.keys.get(input.child)
+    if key is None:
+        if input.child in state.left and input.type in _ENDED:
+            _leave(draft, input.child, _ENDED[input.type])
+        return
+    entry = state.open[key]
+    match input.type:
+        case "lifecycle.paused" if input.sequence > entry.heard:
+            data = {name: value for name, value in input.data.items() if name in _PAUSE_FIELDS}
+            held = records.Held(draft.at, entry.step, input.sequence, entry.index, data)
+            draft.write(held)
+        case "lifecycle.resumed" if input.sequence > entry.heard:
+            draft.write(records.Released(draft.at, entry.step, input.sequence, entry.index))
+        case "lifecycle.completed":
+            _complete_child(draft, entry, input)
+        case "lifecycle.failed":
+            error = {
+                "code": str(input.data.get("code") or "upstream_error"),
+                "message": str(input.data.get("error") or "the child failed"),
+            }
+            fail(draft, entry, error, child={"status": "failed"})
+        case "lifecycle.cancelled":
+            by = input.data.get("by") or input.data.get("reason") or "somebody"
+            error = {"code": "cancelled", "message": f"its run was cancelled by {by}"}
+            fail(draft, entry, error, child={"status": "cancelled"})
+
+
+_ENDED: Final = {
+    "lifecycle.completed": "completed",
+    "lifecycle.failed": "failed",
+    "lifecycle.cancelled": "cancelled",
+}
+_PAUSE_FIELDS: Final = frozenset(
+    {"reason", "approval_id", "expires_at", "deciders_required", "policy"}
+)
+_USAGE_FIELDS: Final = (
+    *("input_tokens", "output_tokens", "total_tokens"),
+    *("reasoning_tokens", "cached_input_tokens"),
+)
+MAX_RESULT_CHARACTERS: Final = 2000  # of a child's answer in `dispatch.finished`
+
+
+def _complete_child(draft: Draft, entry: Open, input: inputs.ChildInput) -> None:
+    data = input.data
+    text = str(data.get("content") or data.get("summary") or "")
+    given = data.get("usage")
+    usage = (
+        {name: given[name] for name in _USAGE_FIELDS if isinstance(given.get(name), int)}
+        if (isinstance(given, dict))
+        else None
+    )
+    result = result_of(
+        text=text,
+        data=data["value"] if data.get("value") is not None else _parsed(text),
+        run_id=input.child,
+        usage=given if isinstance(given, dict) else None,
+    )
+    child = {"status": "completed", "text": text[:MAX_RESULT_CHARACTERS]}
+    complete(draft, entry, result, child=child, usage=usage or None)
+
+
+def _parsed(text: str) -> Json:
+    """Return the value of a text that is JSON; None for any other text."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _leave(draft: Draft, child: str, status: str) -> None:
+    draft.write(records.Left(draft.at, child, status))
+    end_stopped(draft)
+
+
+def _on_timer(draft: Draft, input: inputs.TimerInput) -> None:
+    timer = Timer.parse(input.timer)
+    if timer is None:
+        return
+    if timer.kind == "stop":
+        end_stopped(draft, now=True)
+        return
+    if draft.is_over:
+        return
+    if timer.kind == "run":
+        seconds = draft.plan.workflow.timeout_s
+        message = f"the workflow took longer than its timeout of {seconds:g} s"
+        stop_run(draft, "failed", error={"code": "timeout", "message": message})
+        return
+    entry = draft.state.open.get((timer.step, timer.index))
+    if entry is None or entry.attempt != timer.attempt:
+        return
+    step = draft.plan.step(entry.step)
+    match timer.kind, entry.waits:
+        case "retry", records.Retry():
+            begin(draft, step, entry.index, entry.attempt + 1)
+        case "wait", records.Waiting(kind="wait"):
+            complete(draft, entry, result_of())
+        case "timeout", records.Waiting(kind="approve", id=str(approval)):
+            reason = "the step's timeout has passed"
+            data = {"approval_id": approval, "reason": reason}
+            event = {"type": "approval.withdrawn", "data": data}
+            draft.write(records.News(draft.at, entry.step, "withdrawn", entry.index, event))
+            _reject(draft, entry, "expired", reason, {})
+        case "timeout", records.Scheduled() | records.Waiting():
+            message = f"it took longer than its timeout of {step.timeout_s:g} s"
+            fail(draft, entry, {"code": "timeout", "message": message})
+
+
+def _on_approval(draft: Draft, input: inputs.ApprovalInput) -> None:
+    key = draft.state.keys.get(input.approval_id)
+    if key is None:
+        return
+    entry = draft.state.open[key]
+    news = records.News(draft.at, entry.step, input.news, entry.index, input.event)
+    data = (input.event or {}).get("data", {})
+    match input.news:
+        case "asked":
+            if entry.person is None:
+                asked = {
+                    "approval_id": input.approval_id,
+                    **{name: value for name, value in data.items() if name in _PAUSE_FIELDS},
+                }
+                event = {"type": "lifecycle.paused", "data": asked}
+                draft.write(records.News(draft.at, entry.step, "asked", entry.index, event))
+        case "escalated":
+            if data.get("step", 0) > entry.escalated:
+                draft.write(news)
+        case "withdrawn":
+            draft.write(news)
+            _reject(draft, entry, "withdrawn", str(data.get("reason", "it was withdrawn")), {})
+        case "expired" | "decided":
+            _decide_approval(draft, entry, input, news)
+
+
+def _decide_approval(
+    draft: Draft, entry: Open, input: inputs.ApprovalInput, news: records.News
+) -> None:
+    data = (input.event or {}).get("data", {})
+    draft.write(news)
+    _announce_resumption(draft)
+    entry = draft.state.open[entry.key]
+    items = input.items or data.get("items") or []
+    if not items:
+        if input.news == "expired":
+            _reject(draft, entry, "expired", str(data.get("reason", "nobody decided")), {})
+        return
+    item = items[0]
+    given = {name: item.get(name) for name in ("value", "note")}
+    given |= {"by": data.get("by")}
+    if item["decision"] == "approve":
+        result = {
+            **result_of(text=str(item.get("note") or ""), data=item.get("value")),
+            **given,
+            "decision": "approved",
+        }
+        complete(draft, entry, result)
+    elif item.get("expired"):
+        _reject(draft, entry, "expired", "nobody decided in time", given)
+    else:
+        note = item.get("note") or data.get("note")
+        reason = f"rejected by {data.get('by', 'a person')}" + (f": {note}" if note else "")
+        _reject(draft, entry, "rejected", reason, given)
+
+
+def _reject(draft: Draft, entry: Open, code: str, reason: str, given: JsonObject) -> None:
+    """Fail a step whose approval was not given. Its output has the decision nevertheless."""
+    error = {"code": code, "message": reason}
+    result = {**result_of(text=reason, status=code), **given, "decision": code}
+    fail(draft, entry, error, output=result)
+
+
+def _on_cancel(draft: Draft, input: inputs.CancelInput) -> None:
+    if not draft.is_over:
+        stop_run(draft, "cancelled", by=input.by, reason=input.reason)
+
+
+def _on_heard(draft: Draft, input: inputs.HeardInput) -> None:
+    entry = draft.state.open.get((input.step, input.index))
+    if entry is None or entry.attempt != input.attempt:
+        return
+    step = draft.plan.step(entry.step)
+    match entry.waits, step.action:
+        case records.Waiting(kind="listen"), compiled.Listen(where=where):
+            pass
+        case _:
+            return
+    if where is not None:
+        try:
+            if not draft.of_step("where", where, step, entry.index, event=input.event):
+                return
+        except StepError as failed:
+            # An event without a field that the condition reads does not match it.
+            if not failed.is_missing_field:
+                fail_step(draft, entry.key, failed.error)
+            return
+    run_id = input.event.get("run_id")
+    complete(draft, entry, result_of(data=input.event, run_id=run_id))
+
+
+def _on_called(draft: Draft, input: inputs.CalledInput) -> None:
+    key = draft.state.keys.get(input.call_id)
+    if key is None:
+        return
+    entry, answer = draft.state.open[key], input.answer or ""
+    if input.outcome == "delivered":
+        status = input.status or 0
+        complete(draft, entry, result_of(text=answer, data=_parsed(answer), status=status))
+        return
+    given = input.error or {}
+    error = {
+        "code": str(given.get("code") or "call_failed"),
+        "message": str(given.get("message") or "the call failed"),
+    }
+    fail(draft, entry, error)
+
+
+def _on_seen(draft: Draft, input: inputs.StepStartedSeen) -> None:
+    start = start_child(draft.state, input.child)
+    if start is not None:
+        draft.effects.append(start)
+    elif input.child in draft.state.left:
+        # The step was over before its child was started, so the child never runs.
+        _leave(draft, input.child, "cancelled")
+
+
+_HANDLERS: Final[Mapping[type, Callable[[Draft, Any], None]]] = {
+    inputs.ChildInput: _on_child,
+    inputs.TimerInput: _on_timer,
+    inputs.ApprovalInput: _on_approval,
+    inputs.CancelInput: _on_cancel,
+    inputs.HeardInput: _on_heard,
+    inputs.CalledInput: _on_called,
+    inputs.StepStartedSeen: _on_seen,
+}

@@ -1,0 +1,129 @@
+"""The decision that is being made: its records, and the state with them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.expressions import ExpressionError, MissingField, ValueExpression
+from penstock_workflows.definition import Step
+from penstock_workflows.engine.effecting import effects_of
+from penstock_workflows.engine.effects import Effect, Frame
+from penstock_workflows.engine.plan import Plan
+from penstock_workflows.engine.projection import projection
+from penstock_workflows.engine.records import Json, JsonObject, Record
+from penstock_workflows.engine.state import Key, State, fold
+from penstock_workflows.engine.values import Stored, kept
+
+
+class StepError(Exception):
+    """An expression of a step cannot be evaluated. `error` has the code and the message."""
+
+    def __init__(self, what: str, expression: ValueExpression, cause: ExpressionError) -> None:
+        message = f"{what} cannot be evaluated: {cause.reason} (in {expression.text!r})"
+        super().__init__(message)
+        self.error: JsonObject = {"code": "expression_error", "message": message}
+        self.is_missing_field = isinstance(cause, MissingField)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A copy of the state, on which the records of one decision are folded while it is made.
+
+    `now_ms` is the time of the decision, `new_id` makes ids for children, and `values` are outputs
+    that were stored by reference, by their digests.
+    """
+
+    state: State
+    now_ms: int
+    new_id: Callable[[], str]
+    values: dict[str, Json]
+    records: list[Record] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    stored: list[Stored] = field(default_factory=list)
+
+    @property
+    def at(self) -> int:
+        """The time of the next record, which never decreases in a journal."""
+        return max(self.now_ms, self.state.at)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        assert self.state.plan is not None, "a run without a definition takes no further input"
+        return self.state.plan
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step may begin or end any more."""
+        return self.state.stop is not None or self.state.end is not None
+
+    def write(self, record: Record) -> None:
+        """Add a record to the decision."""
+        self.effects.extend(effects_of(self.state, record))
+        self.frames.extend(projection(self.state, record, self.values))
+        self.records.append(record)
+        fold(self.state, record)
+
+    def keep(self, output: Json) -> tuple[Json, JsonObject | None, int]:
+        """Return an output, its reference and its size for a record; a large one is stored."""
+        inline, ref, size, stored = kept(output, self.state.inline_bytes)
+        if stored is not None:
+            self.stored.append(stored)
+            self.values[stored.digest] = output
+        return inline, ref, size
+
+    # expressions
+
+    def evaluate(
+        self, what: str, expression: ValueExpression, names: Collection[str], **extra: Json
+    ) -> Any:
+        """Return the value of an expression that sees the steps of `names`, and `extra`.
+
+        Raises:
+            StepError: the expression cannot be evaluated.
+            ValuesNeeded: the expression names a step whose output is stored by reference.
+        """
+        state, scope = self.state, dict[str, Json]()
+        used = self.plan.names_in(expression)
+        for name in used:
+            if name in extra:
+                scope[name] = extra[name]
+            elif name == "input":
+                scope[name] = state.started.input or {}
+            elif name == "now":
+                scope[name] = datetime.fromtimestamp(self.at / 1000, UTC)
+            elif name in names and name in state.results:
+                result = state.results[name]
+                scope[name] = {
+                    "output": result.value(self.values),
+                    "error": result.error,
+                    "status": result.outcome,
+                }
+        try:
+            return expression.evaluate(scope)
+        except ExpressionError as error:
+            raise StepError(what, expression, error) from None
+
+    def of_step(
+        self,
+        field_: str,
+        expression: ValueExpression,
+        step: Step,
+        index: int | None = None,
+        **extra: Json,
+    ) -> Any:
+        """Return the value of an expression of a step; see `evaluate`."""
+        if index is not None and step.for_each is not None:
+            extra[step.for_each.as_] = self.state.loops[step.name].items[index]
+        where = step.name if index is None else f"{step.name}.{index}"
+        return self.evaluate(f"{field_} of the step {where}", expression, step.ancestors, **extra)
+
+
+def name_of(key: Key) -> str:
+    """Return the name of a step, or of an item, for people."""
+    step, index = key
+    return step if index is None else f"{step}.{index}"

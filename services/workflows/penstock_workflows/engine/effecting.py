@@ -1,0 +1,157 @@
+"""Derives effects from records, and all effects of a state. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock_workflows.engine import limits, records
+from penstock_workflows.engine.effects import (
+    Call,
+    CancelChild,
+    CancelTimer,
+    Effect,
+    Listen,
+    StartChild,
+    StartTimer,
+    Unlisten,
+)
+from penstock_workflows.engine.ids import Timer, session_id, step_id
+from penstock_workflows.engine.records import Record
+from penstock_workflows.engine.state import Open, State, Waits
+
+
+def effects_of(before: State, record: Record) -> Iterator[Effect]:
+    """Yield the effects of a record after the first. `before` is the state without the record.
+
+    A record that schedules a child has no effect except its timer: see `start_child`.
+    """
+    match record:
+        case records.Scheduled() | records.Waiting() | records.Retry() | records.Ended():
+            entry = before.open.get((record.step, record.index))
+            if entry is not None:
+                yield from _closing(entry)
+                has_ended = isinstance(record, records.Retry | records.Ended) and record.child
+                if not has_ended:
+                    yield from _leaving(before, entry, "timeout")
+            if not isinstance(record, records.Ended):
+                yield from _opening(before, record)
+        case records.Stop():
+            for entry in before.open.values():
+                yield from _closing(entry)
+                yield from _leaving(before, entry, record.reason or "stopped", record.by)
+            if before.left or any(
+                isinstance(entry.waits, records.Scheduled) for entry in before.open.values()
+            ):
+                yield StartTimer(str(Timer("stop")), record.due)
+        case records.End():
+            if _run_timer(before) is not None:
+                yield CancelTimer(str(Timer("run")))
+            if before.stop is not None and before.stop.due:
+                yield CancelTimer(str(Timer("stop")))
+
+
+def open_effects(state: State) -> Iterator[Effect]:
+    """Yield the effects of everything that is open, to be done again.
+
+    Starts of children are not among these: they are the effect of seeing `workflow.step_started`.
+    """
+    for child in state.left:
+        yield _cancel(state, child)
+    if state.end is not None:
+        return
+    timer = _run_timer(state)
+    if timer is not None:
+        yield timer
+    if state.stop is not None:
+        yield StartTimer(str(Timer("stop")), state.stop.due)
+    for entry in state.open.values():
+        yield from _opening(state, entry.waits)
+
+
+def started_effects(state: State) -> Iterator[Effect]:
+    """Yield the effects of the start itself: the timer of the whole run."""
+    timer = _run_timer(state)
+    if timer is not None:
+        yield timer
+
+
+def start_child(state: State, child: str) -> StartChild | None:
+    """Return the start of a child; None if the child must not start any more."""
+    key = state.keys.get(child)
+    if key is None:
+        return None
+    waits = state.open[key].waits
+    if not isinstance(waits, records.Scheduled):
+        return None
+    own = session_id(state.run_id, *key)
+    return StartChild(
+        child=child,
+        kind=waits.kind,
+        name=waits.name,
+        version=waits.version,
+        message=waits.message,
+        input=waits.input,
+        session_id=own if waits.session == "own" else str(state.started.command["session_id"]),
+        step_id=step_id(*key),
+        workflow_depth=state.depth + 1,
+    )
+
+
+def _run_timer(state: State) -> StartTimer | None:
+    if state.plan is None or state.plan.workflow.timeout_s is None:
+        return None
+    due = state.started.at + round(state.plan.workflow.timeout_s * 1000)
+    return StartTimer(str(Timer("run")), due)
+
+
+def _timers(waits: Waits) -> Iterator[StartTimer]:
+    of = waits.step, waits.index, waits.attempt
+    if isinstance(waits, records.Retry):
+        yield StartTimer(str(Timer("retry", *of)), waits.due)
+        return
+    if isinstance(waits, records.Waiting) and waits.due is not None:
+        yield StartTimer(str(Timer("wait", *of)), waits.due)
+    if waits.timeout is not None:
+        due = waits.timeout + (limits.APPROVAL_GRACE_MS if waits.kind == "approve" else 0)
+        yield StartTimer(str(Timer("timeout", *of)), due)
+
+
+def _opening(state: State, waits: Waits) -> Iterator[Effect]:
+    yield from _timers(waits)
+    if not isinstance(waits, records.Waiting):
+        return
+    detail = waits.detail or {}
+    if waits.kind == "call":
+        assert waits.id is not None
+        assert state.plan is not None
+        yield Call(
+            call_id=waits.id,
+            step_id=step_id(waits.step, waits.index),
+            url=detail["url"],
+            body=detail.get("body"),
+            secret=detail.get("secret"),
+            one_attempt=state.plan.step(waits.step).retry is not None,
+            give_up_at=waits.timeout,
+        )
+    elif waits.kind == "listen":
+        yield Listen(waits.step, waits.index, waits.attempt, detail["event"], waits.at)
+
+
+def _closing(entry: Open) -> Iterator[Effect]:
+    for timer in _timers(entry.waits):
+        yield CancelTimer(timer.timer)
+    if isinstance(entry.waits, records.Waiting) and entry.waits.kind == "listen":
+        yield Unlisten(*entry.key, entry.attempt, (entry.waits.detail or {})["event"])
+
+
+def _leaving(state: State, entry: Open, reason: str, by: str | None = None) -> Iterator[Effect]:
+    """Yield the cancel of a step's child that has not ended."""
+    if isinstance(entry.waits, records.Scheduled):
+        yield CancelChild(entry.waits.child, reason, by or "workflow")
+
+
+def _cancel(state: State, child: str) -> CancelChild:
+    stop = state.stop
+    if stop is None:
+        return CancelChild(child, "timeout", "workflow")
+    return CancelChild(child, stop.reason or "stopped", stop.by or "workflow")

@@ -1,0 +1,121 @@
+"""The effects of decisions: what the service does on the bus for a run. Pure data.
+
+Every effect is harmless when it is repeated, and the service repeats the effects of all open steps
+(`open_effects`) whenever it cannot know whether they were done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from penstock_workflows.engine.records import ChildKind, Json, JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class StartChild:
+    """Start the run of a step: an agent's (`kind` run) or a workflow's, named by `name`.
+
+    The service does this only when it has seen the run's `workflow.step_started` in EVENTS.
+    """
+
+    child: str
+    kind: ChildKind
+    name: str
+    version: str | None
+    message: str
+    input: JsonObject | None
+    session_id: str
+    step_id: str
+    workflow_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelChild:
+    """Cancel a child."""
+
+    child: str
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimer:
+    """Have `TimerInput(timer)` come at `due`, in milliseconds since 1970.
+
+    `timer` is unique in the run and one token of a subject.
+    """
+
+    timer: str
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    """Forget a timer. A timer that comes nevertheless changes nothing."""
+
+    timer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a webhook through automations. `give_up_at` is in milliseconds since 1970.
+
+    `one_attempt` is set where the step itself has a `retry`.
+    """
+
+    call_id: str
+    step_id: str
+    url: str
+    body: Json
+    secret: str | None
+    one_attempt: bool
+    give_up_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Give the step every event of this type, from the time `since` on (ms since 1970)."""
+
+    step: str
+    index: int | None
+    attempt: int
+    event: str
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unlisten:
+    """Give the step no further event."""
+
+    step: str
+    index: int | None
+    attempt: int
+    event: str
+
+
+Effect: TypeAlias = StartChild | CancelChild | StartTimer | CancelTimer | Call | Listen | Unlisten
+
+FrameKind = Literal["open", "event"]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A source frame of the run, which the service writes to `raw.<run>.workflows`.
+
+    `record` is the number of the record in the journal, from 1, and `part` the number of the frame
+    of this record, from 0. Frames are written in the order of (`record`, `part`). `at` is the time
+    of the record, in milliseconds since 1970. The payload of an `event` has `type`, `data`,
+    `source`, and `step_id` where the event belongs to a step.
+    """
+
+    record: int
+    part: int
+    at: int
+    kind: FrameKind
+    payload: JsonObject
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The place of the frame among all frames of the run."""
+        return self.record, self.part

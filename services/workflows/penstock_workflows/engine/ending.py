@@ -1,0 +1,180 @@
+"""How steps and runs end: success, failure, retry, stop. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from penstock_workflows.engine import limits, records
+from penstock_workflows.engine.draft import Draft, StepError, name_of
+from penstock_workflows.engine.records import Json, JsonObject
+from penstock_workflows.engine.state import Key, Open
+
+MAX_FAILED_ITEMS: Final = 20  # how many failed items the error of a loop names
+
+
+def complete(
+    draft: Draft,
+    entry: Open,
+    result: Json,
+    *,
+    child: JsonObject | None = None,
+    usage: dict[str, int] | None = None,
+) -> None:
+    """End an open step successfully. Its output is made from the result."""
+    step = draft.plan.step(entry.step)
+    output = result
+    if step.output is not None:
+        try:
+            output = draft.of_step("output", step.output, step, entry.index, result=result)
+        except StepError as failed:
+            fail(draft, entry, failed.error, child=child)
+            return
+    end_step(draft, entry.key, output, child=child, usage=usage)
+
+
+def end_step(
+    draft: Draft,
+    key: Key,
+    output: Json,
+    *,
+    child: JsonObject | None = None,
+    usage: dict[str, int] | None = None,
+) -> None:
+    """End a step, or an item, with its output."""
+    inline, ref, size = draft.keep(output)
+    draft.write(
+        records.Ended(draft.at, key[0], "completed", key[1], inline, ref, size, None, child, usage)
+    )
+    _end_loop(draft, key)
+
+
+def skip(draft: Draft, step: str) -> None:
+    """End a step that does not run."""
+    draft.write(records.Ended(draft.at, step, "skipped"))
+
+
+def fail(
+    draft: Draft,
+    entry: Open,
+    error: JsonObject,
+    *,
+    output: Json = None,
+    child: JsonObject | None = None,
+) -> None:
+    """End an attempt of an open step with an error: the step is tried again, or has failed."""
+    retry = draft.plan.step(entry.step).retry
+    if retry is None or entry.attempt >= retry.attempts or not retry.retries(error["code"]):
+        fail_step(draft, entry.key, error, output=output, child=child)
+        return
+    due = draft.at + round(retry.backoff_after(entry.attempt) * 1000)
+    draft.write(records.Retry(draft.at, entry.step, entry.attempt, due, error, entry.index, child))
+
+
+def fail_step(
+    draft: Draft,
+    key: Key,
+    error: JsonObject,
+    *,
+    output: Json = None,
+    child: JsonObject | None = None,
+) -> None:
+    """End a step, or an item, with an error: the run goes on or stops, by its `on_failure`."""
+    inline, ref, size = draft.keep(output) if output is not None else (None, None, 0)
+    draft.write(records.Ended(draft.at, key[0], "failed", key[1], inline, ref, size, error, child))
+    if draft.plan.step(key[0]).on_failure == "fail":
+        stop_run(draft, "failed", step=key, error=_of_step(key, error))
+    else:
+        _end_loop(draft, key)
+
+
+def _of_step(key: Key, error: JsonObject) -> JsonObject:
+    return {**error, "message": f"the step {name_of(key)} failed: {error['message']}"}
+
+
+def _end_loop(draft: Draft, key: Key) -> None:
+    """End the step of an item if this was its last item."""
+    name, index = key
+    if index is None:
+        return
+    loop = draft.state.loops[name]
+    if loop.ended == len(loop.items):
+        end_loop(draft, name)
+
+
+def end_loop(draft: Draft, name: str) -> None:
+    """End a step with `for_each` all of whose items have ended."""
+    loop = draft.state.loops[name]
+    if not loop.failed:
+        draft.write(records.Ended(draft.at, name, "completed"))
+        return
+    failed = [
+        {"index": index, **item.error}
+        for index, item in enumerate(loop.results)
+        if item is not None and item.error is not None
+    ]
+    first = failed[0]
+    error: JsonObject = {
+        "code": "items_failed",
+        "message": f"{len(failed)} of {len(loop.items)} items failed; "
+        f"item {first['index']}: {first['message']}",
+        "items": [
+            {name: each[name] for name in ("index", "code", "message")}
+            for each in failed[:MAX_FAILED_ITEMS]
+        ],
+    }
+    draft.write(records.Ended(draft.at, name, "failed", error=error))
+
+
+def complete_run(draft: Draft) -> None:
+    """End the run successfully, since all its steps are done."""
+    expression = draft.plan.workflow.output
+    output: Json = None
+    if expression is not None:
+        try:
+            output = draft.evaluate("the workflow's output", expression, draft.plan.positions)
+        except StepError as failed:
+            stop_run(draft, "failed", error=failed.error)
+            return
+    draft.write(records.End(draft.at, "completed", output))
+
+
+def stop_run(
+    draft: Draft,
+    status: Literal["failed", "cancelled"],
+    *,
+    step: Key | None = None,
+    error: JsonObject | None = None,
+    by: str | None = None,
+    reason: str | None = None,
+) -> None:
+    """Begin no further step, cancel all children, and end the run when these have ended."""
+    if step is None:
+        step = _first_open(draft)
+    name, index = step or (None, None)
+    due = draft.at + limits.STOP_MS
+    draft.write(records.Stop(draft.at, status, due, name, index, error, by, reason))
+    end_stopped(draft)
+
+
+def end_stopped(draft: Draft, *, now: bool = False) -> None:
+    """End a run that stops, if all its children have ended, or `now`."""
+    state = draft.state
+    stop = state.stop
+    if stop is None or state.end is not None or (state.left and not now):
+        return
+    draft.write(
+        records.End(
+            draft.at,
+            stop.status,
+            error=stop.error,
+            step=stop.step,
+            by=stop.by,
+            reason=stop.reason,
+            confirmed=not state.left,
+        )
+    )
+
+
+def _first_open(draft: Draft) -> Key | None:
+    positions = draft.plan.positions
+    return min(draft.state.open, key=lambda key: (positions[key[0]], key[1] or 0), default=None)

@@ -1,0 +1,62 @@
+"""The ids that a workflow's run gives to its steps, approvals, calls, sessions and timers. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Final, Literal
+
+TimerKind = Literal["timeout", "retry", "wait", "run", "stop"]
+_KINDS: Final = frozenset({"timeout", "retry", "wait", "run", "stop"})
+
+
+def step_id(step: str, index: int | None) -> str:
+    """Return the id of a step, or of an item of a step with `for_each`, as events have it."""
+    return f"step_{step}" if index is None else f"step_{step}.{index}"
+
+
+def call_id(step: str, index: int | None, attempt: int) -> str:
+    """Return the id of a call, unique in the run."""
+    return f"{step_id(step, index)}-{attempt}"
+
+
+def approval_id(run_id: str, step: str, index: int | None, attempt: int) -> str:
+    """Return the id of the approval for which a step asks."""
+    name = step_id(step, index) if attempt == 1 else call_id(step, index, attempt)
+    return str(uuid.uuid5(uuid.UUID(run_id), f"approval/{name}"))
+
+
+def session_id(run_id: str, step: str, index: int | None) -> str:
+    """Return the id of the session that a child has for itself; further attempts have the same."""
+    return str(uuid.uuid5(uuid.UUID(run_id), f"session/{step_id(step, index)}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A timer of a run. `step` is empty for a timer of the whole run."""
+
+    kind: TimerKind
+    step: str = ""
+    index: int | None = None
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        """Return the timer as one token of a subject."""
+        if not self.step:
+            return self.kind
+        index = "" if self.index is None else self.index
+        return f"{self.kind}-{self.step}-{index}-{self.attempt}"
+
+    @classmethod
+    def parse(cls, text: str) -> Timer | None:
+        """Return the timer of a token; None if the token is no timer's."""
+        kind, *rest = text.split("-")
+        if kind not in _KINDS:
+            return None
+        if not rest:
+            return cls(kind)  # type: ignore[arg-type]
+        try:
+            step, index, attempt = rest
+            return cls(kind, step, int(index) if index else None, int(attempt))  # type: ignore[arg-type]
+        except ValueError:
+            return None

@@ -1,0 +1,114 @@
+"""The inputs of a workflow's run: what the service has learnt from the bus. Pure.
+
+Each input may come several times, late, and in any order. `decide` returns no records for an input
+that changes nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from penstock_workflows.engine.records import ApprovalChange, JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class StartInput:
+    """`command.workflows.start.<run>`, with the definition that the command names.
+
+    `command` is the command as JSON and `open` the payload of the run's first source frame.
+    `refused` (`code`, `message`) is set if the run cannot start, for example because the workflow
+    is unknown; the run then fails at once.
+    """
+
+    run_id: str
+    command: JsonObject
+    open: JsonObject
+    definition: JsonObject | None
+    input: JsonObject
+    refused: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildInput:
+    """A lifecycle event of a child.
+
+    `type` is `lifecycle.completed`, `failed`, `cancelled`, `paused` or `resumed`; `data` is that of
+    the event; `sequence` is the event's number in the child's run. Where a child could not be
+    started, the service makes a `lifecycle.failed` itself.
+    """
+
+    child: str
+    type: str
+    data: JsonObject
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TimerInput:
+    """A timer of `StartTimer` is due."""
+
+    timer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalInput:
+    """`command.workflows.continue.<run>`: news of an approval; see `ApprovalNews`."""
+
+    approval_id: str
+    news: ApprovalChange
+    event: JsonObject | None = None
+    items: Sequence[JsonObject] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelInput:
+    """`command.workflows.cancel.<run>`."""
+
+    by: str
+    reason: str = "user_stop"
+
+
+@dataclass(frozen=True, slots=True)
+class HeardInput:
+    """An event of the type that a step listens for. `event` is the whole event.
+
+    The service gives every event of the type to each step that listens for the type; `decide`
+    evaluates the step's `where`.
+    """
+
+    step: str
+    index: int | None
+    attempt: int
+    event: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class CalledInput:
+    """`command.workflows.called.<run>`: the outcome of a call; see `Called`."""
+
+    call_id: str
+    outcome: Literal["delivered", "failed"]
+    status: int | None = None
+    answer: str | None = None
+    error: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepStartedSeen:
+    """The run's `workflow.step_started` of this child is in EVENTS, so the child may start."""
+
+    child: str
+
+
+Input: TypeAlias = (
+    StartInput
+    | ChildInput
+    | TimerInput
+    | ApprovalInput
+    | CancelInput
+    | HeardInput
+    | CalledInput
+    | StepStartedSeen
+)

@@ -1,0 +1,74 @@
+"""A workflow's definition, prepared for running it: who comes after whom. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+import orjson
+
+from penstock.expressions import ValueExpression
+from penstock_workflows.definition import Definition, Step, Workflow, compile
+from penstock_workflows.engine.records import JsonObject
+
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(slots=True)
+class Plan:
+    """A compiled workflow with its graph read forwards.
+
+    `followers` are the steps that need a step. `positions` is the order of the definition, in
+    which steps begin that could begin at the same time.
+    """
+
+    workflow: Workflow
+    positions: Mapping[str, int]
+    followers: Mapping[str, tuple[str, ...]]
+    roots: tuple[str, ...]
+    _names: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def step(self, name: str) -> Step:
+        """Return the step of this name."""
+        return self.workflow.steps[name]
+
+    def names_in(self, expression: ValueExpression) -> frozenset[str]:
+        """Return the words of an expression, among which are all variables that it uses."""
+        found = self._names.get(expression.text)
+        if found is None:
+            found = frozenset(_IDENTIFIER.findall(expression.text))
+            self._names[expression.text] = found
+        return found
+
+
+def plan_of(workflow: Workflow) -> Plan:
+    """Return the plan of a compiled workflow."""
+    followers: dict[str, list[str]] = {name: [] for name in workflow.steps}
+    for name, step in workflow.steps.items():
+        for needed in step.needs:
+            followers[needed].append(name)
+    return Plan(
+        workflow,
+        {name: number for number, name in enumerate(workflow.steps)},
+        {name: tuple(after) for name, after in followers.items()},
+        tuple(name for name, step in workflow.steps.items() if not step.needs),
+    )
+
+
+def plan_of_json(definition: JsonObject) -> Plan:
+    """Return the plan of a definition as JSON. Plans are cached, as many runs have one.
+
+    Steps begin in the order of the keys, so the definition must have them in their order.
+
+    Raises:
+        pydantic.ValidationError, InvalidDefinition: the definition is not valid.
+    """
+    return _plan_of_bytes(orjson.dumps(definition))
+
+
+@lru_cache(maxsize=256)
+def _plan_of_bytes(definition: bytes) -> Plan:
+    return plan_of(compile(Definition.model_validate_json(definition)))

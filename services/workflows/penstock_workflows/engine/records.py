@@ -1,0 +1,297 @@
+"""The records of a workflow's journal, and their form as JSON. Pure.
+
+A run's journal is the list of its records, in order. Every value that a later decision depends on
+is in a record: times, ids of children, and the results of expressions. So a replica that reads the
+journal again, even with a newer version of CEL, comes to the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import orjson
+
+VERSION: Final = 1
+
+Json: TypeAlias = Any
+JsonObject: TypeAlias = dict[str, Any]
+
+Outcome = Literal["completed", "failed", "skipped"]
+ChildKind = Literal["run", "workflow"]
+WaitKind = Literal["approve", "call", "listen", "wait"]
+RunStatus = Literal["completed", "failed", "cancelled"]
+ApprovalChange = Literal["asked", "escalated", "decided", "expired", "withdrawn"]
+
+
+class UnknownRecord(ValueError):
+    """A journal has a record that this version of Penstock does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The run has started. The first record of every journal.
+
+    `command` is the start command as JSON. `open` is the payload of the run's first source frame.
+    `definition` is the whole definition as JSON, so that the run keeps its version; it is None if
+    the run was refused, and `refused` is the reason.
+    """
+
+    at: int
+    run_id: str
+    command: JsonObject
+    open: JsonObject
+    definition: JsonObject | None = None
+    input: JsonObject | None = None
+    refused: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Looped:
+    """A step with `for_each` has begun. `items` is its list."""
+
+    at: int
+    step: str
+    items: list[Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A step's child is to be started. `child` is the id of the child's run.
+
+    `name` is the agent or the workflow. `timeout` is when the attempt fails with code `timeout`.
+    """
+
+    at: int
+    step: str
+    child: str
+    kind: ChildKind
+    name: str
+    message: str
+    index: int | None = None
+    attempt: int = 1
+    input: JsonObject | None = None
+    version: str | None = None
+    session: Literal["own", "parent"] = "own"
+    team: str | None = None
+    worker: str | None = None
+    task: str | None = None
+    timeout: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A step waits for something that is no child.
+
+    `id` is the approval's id or the call's id. `due` is the end of a `wait`. `detail` has what the
+    kind needs: `title`, `show` and `policy` of an approval; `url`, `body` and `secret` of a call;
+    `event` of `listen`.
+    """
+
+    at: int
+    step: str
+    kind: WaitKind
+    index: int | None = None
+    attempt: int = 1
+    id: str | None = None
+    due: int | None = None
+    detail: JsonObject | None = None
+    timeout: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A step's child waits for a person. `sequence` is that of the child's event."""
+
+    at: int
+    step: str
+    sequence: int
+    index: int | None = None
+    data: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A step's child no longer waits for a person."""
+
+    at: int
+    step: str
+    sequence: int
+    index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """The approvals service has reported about a step's approval. `event` has `type` and `data`."""
+
+    at: int
+    step: str
+    news: ApprovalChange
+    index: int | None = None
+    event: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An attempt of a step has failed, and the step is tried again at `due`.
+
+    `attempt` is the number of the attempt that has failed. `child` is how the attempt's child has
+    ended (`status`, `text`); it is None if there is no child, or the child has still to end.
+    """
+
+    at: int
+    step: str
+    attempt: int
+    due: int
+    error: JsonObject
+    index: int | None = None
+    child: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A step, or an item of a step with `for_each`, is done.
+
+    A large output is not in the record: `ref` is its reference. A loop's own record has no output,
+    because the records of its items have theirs. `size` is the size of `output` as JSON. `child` is
+    as in `Retry`.
+    """
+
+    at: int
+    step: str
+    outcome: Outcome
+    index: int | None = None
+    output: Json = None
+    ref: JsonObject | None = None
+    size: int = 0
+    error: JsonObject | None = None
+    child: JsonObject | None = None
+    usage: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A child that was to be cancelled has ended, or was never started."""
+
+    at: int
+    child: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Nothing can go on until a person has decided. `data` is that of `lifecycle.paused`."""
+
+    at: int
+    approval_id: str
+    data: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Something can go on again after a pause."""
+
+    at: int
+    approval_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """No further step begins, and all children are to be cancelled.
+
+    The run ends with `status` when its children have ended, at the latest at `due`. `step` is the
+    step that failed, or the first step that was open.
+    """
+
+    at: int
+    status: Literal["failed", "cancelled"]
+    due: int
+    step: str | None = None
+    index: int | None = None
+    error: JsonObject | None = None
+    by: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The run has ended. The last record of every journal."""
+
+    at: int
+    status: RunStatus
+    output: Json = None
+    error: JsonObject | None = None
+    step: str | None = None
+    by: str | None = None
+    reason: str | None = None
+    confirmed: bool = True
+
+
+Record: TypeAlias = (
+    Started
+    | Looped
+    | Scheduled
+    | Waiting
+    | Held
+    | Released
+    | News
+    | Retry
+    | Ended
+    | Left
+    | Paused
+    | Resumed
+    | Stop
+    | End
+)
+
+_TYPES: Final[Mapping[str, type[Any]]] = {cls.__name__.lower(): cls for cls in get_args(Record)}
+_FIELDS: Final = {cls: tuple(field.name for field in fields(cls)) for cls in get_args(Record)}
+_NAMES: Final = {cls: name for name, cls in _TYPES.items()}
+
+
+def as_json(record: Record) -> JsonObject:
+    """Return the record as a JSON object, without the fields that are None."""
+    given: JsonObject = {"record": _NAMES[type(record)]}
+    for name in _FIELDS[type(record)]:
+        value = getattr(record, name)
+        if value is not None:
+            given[name] = value
+    return given
+
+
+def from_json(given: Mapping[str, Any]) -> Record:
+    """Return the record of a JSON object. Unknown fields are ignored.
+
+    Raises:
+        UnknownRecord: the record has an unknown type or lacks a field.
+    """
+    cls = _TYPES.get(str(given.get("record")))
+    if cls is None:
+        raise UnknownRecord(
+            f"the journal has a record of the unknown type {given.get('record')!r}; "
+            "a newer version of Penstock may have written it"
+        )
+    try:
+        record: Record = cls(**{name: given[name] for name in _FIELDS[cls] if name in given})
+    except TypeError as error:
+        raise UnknownRecord(f"a record of the journal cannot be read: {error}") from None
+    return record
+
+
+def encode(records: Sequence[Record]) -> bytes:
+    """Return the records of one decision as JSON, the payload of one message of the journal."""
+    return orjson.dumps({"v": VERSION, "records": [as_json(record) for record in records]})
+
+
+def decode(payload: bytes) -> list[Record]:
+    """Return the records of one message of the journal.
+
+    Raises:
+        UnknownRecord: the payload is of another version, or has an unknown record.
+    """
+    given = orjson.loads(payload)
+    if not isinstance(given, dict) or given.get("v") != VERSION:
+        raise UnknownRecord("a message of the journal has another version than 1")
+    listed: Iterable[Mapping[str, Any]] = given["records"]
+    return [from_json(each) for each in listed]

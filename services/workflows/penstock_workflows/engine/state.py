@@ -1,0 +1,349 @@
+"""The state of a workflow's run, folded from its records. Pure.
+
+`fold` changes the state in place, in time that does not depend on the length of the journal.
+`decide` works on a copy, so that a decision whose records are not stored leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+from penstock_workflows.engine import records
+from penstock_workflows.engine.plan import Plan, plan_of_json
+from penstock_workflows.engine.records import Json, JsonObject, Record
+from penstock_workflows.engine.values import ValuesNeeded, loaded
+
+Key: TypeAlias = tuple[str, int | None]  # a step's name, and the item's index in `for_each`
+Waits = records.Scheduled | records.Waiting | records.Retry
+
+# The kinds of steps that count for a workflow's `concurrency`: those at which something works.
+WORKING: Final = frozenset({"run", "workflow", "call"})
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a step, or an item of a step, has ended."""
+
+    outcome: records.Outcome
+    output: Json = None
+    ref: JsonObject | None = None
+    size: int = 0
+    error: JsonObject | None = None
+    items: tuple[Result, ...] | None = None
+
+    def value(self, values: Mapping[str, Json]) -> Json:
+        """Return the output: of a loop, the list of its items' outputs.
+
+        Raises:
+            ValuesNeeded: outputs that are stored by reference are not among `values`.
+        """
+        if self.items is None:
+            return loaded(self.output, self.ref, values)
+        missing = {
+            item.ref["digest"]
+            for item in self.items
+            if item.ref is not None and item.ref["digest"] not in values
+        }
+        if missing:
+            raise ValuesNeeded(missing)
+        return [loaded(item.output, item.ref, values) for item in self.items]
+
+
+@dataclass(slots=True)
+class Loop:
+    """A step with `for_each` that has begun and is not done."""
+
+    items: list[Json]
+    results: list[Result | None]
+    begun: int = 0  # the items before this index have begun
+    ended: int = 0
+    failed: int = 0
+
+    def copy(self) -> Loop:
+        """Return a copy whose results can be changed."""
+        return Loop(self.items, self.results.copy(), self.begun, self.ended, self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A step, or an item of a step, that has begun and is not done.
+
+    `waits` is the record that says for what it waits. `person` has the data of the
+    `lifecycle.paused` for as long as it waits for a person. `heard` is the sequence of the child's
+    last event that counted. `works` tells whether it counts for the workflow's `concurrency`, also
+    between two attempts.
+    """
+
+    step: str
+    index: int | None
+    attempt: int
+    waits: Waits
+    works: bool
+    person: JsonObject | None = None
+    heard: int = 0
+    escalated: int = 0
+
+    @property
+    def key(self) -> Key:
+        """The step and the index."""
+        return self.step, self.index
+
+    @property
+    def id(self) -> str | None:
+        """The id of the child, the approval or the call for which it waits."""
+        match self.waits:
+            case records.Scheduled(child=child):
+                return child
+            case records.Waiting(id=id_):
+                return id_
+            case _:
+                return None
+
+
+@dataclass(slots=True)
+class State:
+    """The state of a run after `length` records.
+
+    - `ready`: steps whose needs are done and that have not begun.
+    - `open`: what has begun and is not done; `loops`: likewise, for steps with `for_each`.
+    - `results`: the steps that are done.
+    - `left`: children that were told to stop, and whose end is not known yet.
+    - `stop` is set: no step begins any more; `end` is set: the run has ended.
+    """
+
+    started: records.Started
+    plan: Plan | None
+    at: int
+    length: int = 1  # how many records the journal has
+    begun: int = 0  # how many steps, items and further attempts have begun
+    busy: int = 0  # how many of `open` count for the concurrency
+    persons: int = 0  # how many of `open` wait for a person
+    inline_bytes: int = 0  # the size of the outputs that are in the records
+    ready: dict[str, None] = field(default_factory=dict)
+    open: dict[Key, Open] = field(default_factory=dict)
+    loops: dict[str, Loop] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
+    keys: dict[str, Key] = field(default_factory=dict)  # by the id of a child, approval or call
+    left: dict[str, Key] = field(default_factory=dict)
+    usage: dict[str, int] = field(default_factory=dict)
+    paused: str | None = None  # the approval that the pause was announced with
+    stop: records.Stop | None = None
+    end: records.End | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.started.run_id
+
+    @property
+    def depth(self) -> int:
+        """How many workflows this run is inside of; 0 for an outermost one."""
+        return int(self.started.command.get("workflow_depth") or 0)
+
+    def copy(self) -> State:
+        """Return a copy that can be folded on without changing this state."""
+        return State(
+            self.started,
+            self.plan,
+            self.at,
+            self.length,
+            self.begun,
+            self.busy,
+            self.persons,
+            self.inline_bytes,
+            self.ready.copy(),
+            self.open.copy(),
+            {name: loop.copy() for name, loop in self.loops.items()},
+            self.results.copy(),
+            self.keys.copy(),
+            self.left.copy(),
+            self.usage.copy(),
+            self.paused,
+            self.stop,
+            self.end,
+        )
+
+
+def fold(state: State | None, record: Record) -> State:
+    """Return the state after a record. An existing state is changed in place.
+
+    Raises:
+        ValueError: the first record is no `Started`, or a later one is.
+    """
+    if isinstance(record, records.Started):
+        if state is not None:
+            raise ValueError(f"the journal of run {record.run_id} has a second start")
+        return _started(record)
+    if state is None:
+        raise ValueError("the first record of a journal must be of a start")
+    state.length += 1
+    state.at = record.at
+    _FOLDS[type(record)](state, record)
+    return state
+
+
+def folded(journal: Iterable[Record]) -> State | None:
+    """Return the state after all records of a journal; None if it is empty."""
+    state: State | None = None
+    for record in journal:
+        state = fold(state, record)
+    return state
+
+
+def _started(record: records.Started) -> State:
+    plan = plan_of_json(record.definition) if record.definition is not None else None
+    state = State(record, plan, record.at)
+    if plan is not None:
+        state.ready = dict.fromkeys(plan.roots)
+    return state
+
+
+def _on_looped(state: State, record: records.Looped) -> None:
+    del state.ready[record.step]
+    state.loops[record.step] = Loop(record.items, [None] * len(record.items))
+
+
+def _on_begun(state: State, record: records.Scheduled | records.Waiting) -> None:
+    key = record.step, record.index
+    before = state.open.get(key)  # of an earlier attempt
+    works = record.kind in WORKING
+    if before is None:
+        _begin(state, key)
+        state.busy += works
+    entry = Open(record.step, record.index, record.attempt, record, works)
+    state.begun += 1
+    state.open[key] = entry
+    if entry.id is not None:
+        state.keys[entry.id] = key
+
+
+def _begin(state: State, key: Key) -> None:
+    """Take a step from those that are ready, or the next item from its loop."""
+    step, index = key
+    if index is None:
+        state.ready.pop(step, None)
+    else:
+        state.loops[step].begun = index + 1
+
+
+def _on_held(state: State, record: records.Held) -> None:
+    _wait_for_person(state, (record.step, record.index), record.data or {}, record.sequence)
+
+
+def _on_released(state: State, record: records.Released) -> None:
+    _wait_for_person(state, (record.step, record.index), None, record.sequence)
+
+
+def _on_news(state: State, record: records.News) -> None:
+    key = record.step, record.index
+    entry = state.open[key]
+    data = (record.event or {}).get("data", {})
+    match record.news:
+        case "asked":
+            _wait_for_person(state, key, data, entry.heard)
+        case "escalated":
+            state.open[key] = replace(entry, escalated=data.get("step", entry.escalated + 1))
+        case _:
+            _wait_for_person(state, key, None, entry.heard)
+
+
+def _wait_for_person(state: State, key: Key, data: JsonObject | None, sequence: int) -> None:
+    entry = state.open[key]
+    state.persons += (data is not None) - (entry.person is not None)
+    state.open[key] = replace(entry, person=data, heard=sequence)
+
+
+def _on_retry(state: State, record: records.Retry) -> None:
+    before = state.open[record.step, record.index]
+    _close(state, before, child_ended=record.child is not None)
+    state.busy += before.works
+    state.open[before.key] = Open(record.step, record.index, record.attempt, record, before.works)
+
+
+def _close(state: State, entry: Open, child_ended: bool) -> None:
+    del state.open[entry.key]
+    state.busy -= entry.works
+    state.persons -= entry.person is not None
+    if entry.id is None:
+        return
+    del state.keys[entry.id]
+    if isinstance(entry.waits, records.Scheduled) and not child_ended:
+        state.left[entry.id] = entry.key
+
+
+def _on_ended(state: State, record: records.Ended) -> None:
+    key = record.step, record.index
+    entry = state.open.get(key)
+    if entry is not None:
+        _close(state, entry, child_ended=record.child is not None)
+    elif record.step not in state.loops or record.index is not None:
+        _begin(state, key)
+        state.begun += record.outcome != "skipped"
+    for name, tokens in (record.usage or {}).items():
+        state.usage[name] = state.usage.get(name, 0) + tokens
+    state.inline_bytes += record.size
+    result = Result(record.outcome, record.output, record.ref, record.size, record.error)
+    if record.index is not None:
+        loop = state.loops[record.step]
+        loop.results[record.index] = result
+        loop.ended += 1
+        loop.failed += record.outcome == "failed"
+        return
+    done = state.loops.pop(record.step, None)
+    if done is not None:
+        items = tuple(item or Result("skipped") for item in done.results)
+        result = replace(result, items=items)
+    state.results[record.step] = result
+    _make_ready(state, record.step)
+
+
+def _make_ready(state: State, done: str) -> None:
+    """Note the steps that waited for nothing but this step."""
+    assert state.plan is not None
+    for name in state.plan.followers[done]:
+        if all(needed in state.results for needed in state.plan.step(name).needs):
+            state.ready[name] = None
+
+
+def _on_left(state: State, record: records.Left) -> None:
+    del state.left[record.child]
+
+
+def _on_paused(state: State, record: records.Paused) -> None:
+    state.paused = record.approval_id
+
+
+def _on_resumed(state: State, record: records.Resumed) -> None:
+    state.paused = None
+
+
+def _on_stop(state: State, record: records.Stop) -> None:
+    state.stop = record
+    for entry in list(state.open.values()):
+        _close(state, entry, child_ended=False)
+    state.ready.clear()
+    state.loops.clear()
+
+
+def _on_end(state: State, record: records.End) -> None:
+    state.end = record
+    state.ready.clear()
+
+
+_FOLDS: Final[Mapping[type, Callable[[State, Any], None]]] = {
+    records.Looped: _on_looped,
+    records.Scheduled: _on_begun,
+    records.Waiting: _on_begun,
+    records.Held: _on_held,
+    records.Released: _on_released,
+    records.News: _on_news,
+    records.Retry: _on_retry,
+    records.Ended: _on_ended,
+    records.Left: _on_left,
+    records.Paused: _on_paused,
+    records.Resumed: _on_resumed,
+    records.Stop: _on_stop,
+    records.End: _on_end,
+}

@@ -1,0 +1,70 @@
+"""Keeps large outputs out of the records: a reference stands in for each. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from penstock_workflows.engine.records import Json, JsonObject
+
+MAX_INLINE_BYTES: Final = 64 * 1024
+# When the outputs in a run's records have this size together, only small ones follow.
+MAX_TOTAL_BYTES: Final = 1024 * 1024
+SMALL_BYTES: Final = 1024
+
+
+class ValuesNeeded(Exception):
+    """An expression or an event needs values that were stored by reference.
+
+    The service loads the values of `digests`, and makes the same call again with them.
+    """
+
+    def __init__(self, digests: Iterable[str]) -> None:
+        self.digests = frozenset(digests)
+        super().__init__(f"{len(self.digests)} stored values are needed")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value that the service stores under its digest before it appends the records."""
+
+    digest: str
+    payload: bytes
+
+
+def reference(payload: bytes) -> JsonObject:
+    """Return the reference to a value, from the value as JSON."""
+    digest = hashlib.sha256(payload).hexdigest()
+    return {"digest": digest, "size": len(payload)}
+
+
+def kept(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, Stored | None]:
+    """Return an output, its reference and its size for a record, and the value to store.
+
+    A small output stays as it is. Of a large one, the record has the reference only.
+    `total_bytes` is the size of all outputs that are in
+    the run's records already.
+    """
+    payload = orjson.dumps(output)
+    limit = MAX_INLINE_BYTES if total_bytes < MAX_TOTAL_BYTES else SMALL_BYTES
+    if len(payload) <= limit:
+        return output, None, len(payload), None
+    ref = reference(payload)
+    return None, ref, 0, Stored(ref["digest"], payload)
+
+
+def loaded(output: Json, ref: JsonObject | None, values: Mapping[str, Json]) -> Json:
+    """Return the output, which may be a stored value.
+
+    Raises:
+        ValuesNeeded: the value is not among `values`.
+    """
+    if ref is None:
+        return output
+    if ref["digest"] not in values:
+        raise ValuesNeeded([ref["digest"]])
+    return values[ref["digest"]]
