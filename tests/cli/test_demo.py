@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
 import pytest
+import yaml
 
 from penstock_automations.actions.webhook.signing import signed
 from penstock_automations.rules.secrets import new_secret
@@ -18,7 +20,10 @@ from penstock_cli.demo.automations import are_wanted
 from penstock_cli.demo.receiver import Receiver
 from penstock_cli.demo.script import Call, Fail, Say, Think
 from penstock_cli.local.child import StartFailed
+from penstock_workflows.definition import Definition, compile
+from penstock_workflows.definition.compiled import Run, SubWorkflow
 
+WORKFLOWS = Path(demo.__file__).parent / "workflows"
 AGNO_DEMO, ADK_DEMO = RECIPES
 
 
@@ -64,6 +69,36 @@ def test_it_fails_on_purpose_in_the_middle_of_a_sentence() -> None:
 
 def test_anything_else_is_told_what_there_is_to_try() -> None:
     assert "delete report.txt" in played("hi")[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [
+        ("Lint this change:\n+x = 1", {"score": 82}),
+        ("Scan this change:\n+PASSWORD = 1", {"findings": ["line with a password"]}),
+        ("Scan this change:\n+x = 1", {"findings": []}),
+        ("Assign workers of T: look", {"workers": [{"name": "Database Monitor"}]}),
+    ],
+)
+def test_the_agents_of_the_workflows_answer_with_json(message: str, answer: Any) -> None:
+    said = orjson.loads(played(message)[0])
+    for key, value in answer.items():
+        assert said[key] == value or value[0].items() <= said[key][0].items()
+
+
+def test_the_definitions_of_the_demo_use_its_agents_and_each_other() -> None:
+    definitions = [
+        Definition.model_validate(yaml.safe_load(file.read_text("utf-8")))
+        for file in sorted(WORKFLOWS.glob("*.yaml"))
+    ]
+    agents = {agent["id"] for recipe in RECIPES for agent in recipe.agents}
+    for definition in definitions:
+        for step in compile(definition).steps.values():
+            match step.action:
+                case Run(agent):
+                    assert agent in agents
+                case SubWorkflow(workflow):
+                    assert workflow in {each.name for each in definitions}
 
 
 async def test_a_missing_environment_says_what_to_run(
@@ -129,12 +164,9 @@ async def test_the_real_servers_play_the_script(tmp_path: Path) -> None:
             await server.start(tmp_path)
         for server in (agno, adk):
             await server.healthy()
-        assert {agent.id for agent in (*agno.agents, *adk.agents)} == {
-            "assistant",
-            "mindrian-agent",
-            "vana",
-        }
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            apps = (await client.get(f"{adk.url}/list-apps")).json()
+            assert set(apps) == {agent.id for agent in adk.agents}
             for agent in agno.agents:
                 run = await client.post(
                     f"{agent.url}/agents/{agent.agent}/runs",

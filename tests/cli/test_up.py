@@ -90,9 +90,9 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up], config: 
     code, agents = up.penstock("agents")
     assert code == 0
     assert {(each["id"], each["protocol"], each["answers"]) for each in agents} == {
-        ("assistant", "agno", True),
-        ("mindrian-agent", "agno", True),
-        ("vana", "adk", True),
+        *((id, "agno", True) for id in ("assistant", "mindrian-agent", "linter", "writer")),
+        *((id, "agno", True) for id in ("global_supervisor", "database_monitor")),
+        *((id, "adk", True) for id in ("vana", "scanner", "team_supervisor")),
     }
 
     with httpx.Client(base_url=up.url, trust_env=False, timeout=30) as client:

@@ -51,10 +51,21 @@ RECIPES = (
                 "accepts": ["dependencies"],
             },
             {"id": "mindrian-agent", "name": "Mindrian", "accepts": ["dependencies"]},
+            {"id": "linter", "name": "Linter"},
+            {"id": "writer", "name": "Writer"},
+            {"id": "global_supervisor", "name": "Global Supervisor"},
+            {"id": "database_monitor", "name": "Database Monitor"},
         ),
     ),
     Recipe(
-        "adk", "adk_app", "/list-apps", ({"id": "vana", "name": "Vana", "accepts": ["stateDelta"]},)
+        "adk",
+        "adk_app",
+        "/list-apps",
+        (
+            {"id": "vana", "name": "Vana", "accepts": ["stateDelta"]},
+            {"id": "scanner", "name": "Security Scanner"},
+            {"id": "team_supervisor", "name": "Team Supervisor"},
+        ),
     ),
 )
 

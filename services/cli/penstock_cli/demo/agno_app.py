@@ -93,7 +93,15 @@ _db = SqliteDb(db_file=str(Path(os.environ["DEMO_DATA"]) / "agno.sqlite"))
 _tools = [*FREE, tool(requires_confirmation=True)(delete_file)]
 _agents = [
     Agent(id=id, name=name, model=ScriptedModel(), db=_db, tools=_tools, telemetry=False)
-    for id, name in (("assistant", "Demo Assistant"), ("mindrian-agent", "Mindrian"))
+    for id, name in (
+        ("assistant", "Demo Assistant"),
+        ("mindrian-agent", "Mindrian"),
+        # These agents work in the workflows of the demo.
+        ("linter", "Linter"),
+        ("writer", "Writer"),
+        ("global_supervisor", "Global Supervisor"),
+        ("database_monitor", "Database Monitor"),
+    )
 ]
 
 app = AgentOS(id="penstock-demo", agents=_agents, db=_db, telemetry=False).get_app()

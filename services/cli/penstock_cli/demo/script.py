@@ -6,6 +6,7 @@ where our packages are not installed.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -118,6 +119,49 @@ def _delete(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
         yield from _say(f"All right, {path} stays where it is.")
 
 
+def _lint(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    documents = "README" in match.string
+    issues = [] if documents else ["the function has no docstring", "a name is too short"]
+    return _answer({"score": 98 if documents else 82, "issues": issues})
+
+
+def _scan(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    secret = re.search(r"password|secret|token", match.string, re.IGNORECASE)
+    findings = [f"line with a {secret[0].lower()}"] if secret else []
+    return _answer({"findings": findings})
+
+
+def _report(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    return _say(f"Code review finished successfully. The score is {match[1]}.")
+
+
+def _plan(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    yield Think("I should check the database cluster first, ")
+    yield Think("as it is the most critical component.")
+    task = "Check database cluster health and connection pool status"
+    teams = [{"name": name, "task": task} for name in ("Payment Gateway", "Warehouse")]
+    yield from _answer({"teams": teams})
+
+
+def _assign(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    worker = {"name": "Database Monitor", "task": "Execute database health check"}
+    return _answer({"workers": [worker]})
+
+
+def _check(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    if results:
+        return _say("The database is healthy. One warning: the connection pool is 85% full.")
+    return iter([Call("check_database_status", {"host": "db-cluster-01", "timeout": 30})])
+
+
+def _conclude(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    return _say("Diagnosis completed successfully. Found 2 warnings, 0 critical issues.")
+
+
+def _answer(value: dict[str, Any]) -> Iterator[Step]:
+    return _say(json.dumps(value))
+
+
 def _fail(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
     yield from _say("I was about to answer, ")
     yield Fail("the model is not available (this failure is scripted)")
@@ -133,6 +177,15 @@ Scene = Callable[[re.Match[str], Sequence[str]], Iterator[Step]]
 _SCENES: list[tuple[re.Pattern[str], Scene]] = [
     (re.compile(pattern, re.IGNORECASE), scene)
     for pattern, scene in [
+        # The steps of the demo's workflows.
+        (r"^Lint this change:", _lint),
+        (r"^Scan this change:", _scan),
+        (r"^Report on the review with score (\d+)", _report),
+        (r"^Plan the diagnosis:", _plan),
+        (r"^Assign workers of ", _assign),
+        (r"^Execute database health check", _check),
+        (r"^Conclude from the reports", _conclude),
+        # What a person may try.
         (r"\bdelete\s*(?:the\s+)?(?:file\s+)?([\w./-]*\w)?", _delete),
         (r"\bweather\b(?:\s+in\s+([\w -]*\w))?", _weather),
         (r"\bresearch\b([\w -]*)", _research),

@@ -1,0 +1,1 @@
+"""The app `scanner` of the demo ADK server."""

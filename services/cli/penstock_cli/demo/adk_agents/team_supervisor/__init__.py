@@ -1,0 +1,1 @@
+"""The app `team_supervisor` of the demo ADK server."""
