@@ -2,7 +2,8 @@
 
 Rules of automations and of the approvals policy have conditions in CEL. A condition is refused when
 it is compiled if it could take much time or memory; see `limits`. The module `template` fills texts
-with values from data; its placeholders are paths, not CEL.
+with values from data; its placeholders are paths, not CEL. Steps of workflows have expressions that
+give values; `value` compiles these with CEL, and `evaluation` evaluates them within a budget.
 """
 
 from penstock.expressions.condition import (

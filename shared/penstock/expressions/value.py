@@ -2,114 +2,189 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final, Literal
 
-import orjson
 from cel_expr_python import cel
 
-from penstock.expressions.condition import VariableType, compile_error, plain_reason
-from penstock.expressions.errors import ExpressionError, MissingField, Position
+from penstock.expressions.condition import compile_error
+from penstock.expressions.errors import ExpressionError, Position
+from penstock.expressions.evaluation import SUPPORTED, Evaluation
+from penstock.expressions.library import (
+    MAX_RESULT_BYTES,
+    Budget,
+    TooMuch,
+    kind_of,
+    plain_json,
+    to_time,
+)
+from penstock.expressions.syntax import (
+    Call,
+    Constant,
+    Listed,
+    Loop,
+    Mapped,
+    Name,
+    Node,
+    Select,
+    Tree,
+    read_tree,
+)
+
+MAX_CHARACTERS: Final = 2000
 
 # The JSON type that an expression must give.
 ValueType = Literal["any", "boolean", "text", "object", "list"]
+# The type of a variable: any JSON value, or a time.
+ScopeType = Literal["any", "time"]
+# A path that an expression reads, such as ("input", "files"); it ends before an index.
+ReadPath = tuple[str, ...]
 
-MAX_RESULT_BYTES: Final = 512 * 1024
-
-_MISSING: Final = ("NOT_FOUND: ", "UNKNOWN: Index error")
-_NAMES: Final[Mapping[ValueType, tuple[str, type]]] = {
-    "boolean": ("BOOL", bool),
-    "text": ("STRING", str),
-    "object": ("MAP", dict),
-    "list": ("LIST", list),
+_GIVES: Final[Mapping[ValueType, tuple[str, type, str]]] = {
+    "boolean": ("BOOL", bool, "true or false"),
+    "text": ("STRING", str, "a text"),
+    "object": ("MAP", dict, "an object"),
+    "list": ("LIST", list, "a list"),
 }
-_TYPES: Final[Mapping[VariableType, Any]] = {
-    "object": cel.Type.DYN,
-    "time": cel.Type.TIMESTAMP,
-}
+_TYPES: Final[Mapping[ScopeType, Any]] = {"any": cel.Type.DYN, "time": cel.Type.TIMESTAMP}
+_DYN, _TEXT = cel.Type.DYN, cel.Type.STRING
+# The functions that Penstock adds to CEL.
+_OWN: Final = [
+    cel.FunctionDecl("json", [cel.Overload("json", return_type=_TEXT, parameters=[_DYN])]),
+    cel.FunctionDecl(
+        "join",
+        [
+            cel.Overload(
+                f"join_{len(more)}",
+                return_type=_TEXT,
+                parameters=[cel.Type.List(_DYN), *more],
+                is_member=True,
+            )
+            for more in ([], [_TEXT])
+        ],
+    ),
+]
 
 
 class Scope:
     """Compiles expressions that see the variables of the given names and types."""
 
-    def __init__(self, variables: Mapping[str, VariableType]) -> None:
-        self._env = cel.NewEnv(variables={name: _TYPES[type_] for name, type_ in variables.items()})
+    def __init__(self, variables: Mapping[str, ScopeType]) -> None:
+        types = {name: _TYPES[type_] for name, type_ in variables.items()}
+        self._variables = dict(variables)
+        self._env = cel.NewEnv(variables=types, functions=_OWN)
 
     def compile(self, text: str, gives: ValueType = "any") -> ValueExpression:
         """Return the compiled expression.
 
         Raises:
-            ExpressionError: the text is no expression, uses an unknown variable or function, or
-                gives another type.
+            ExpressionError: the text is no expression or too long, uses an unknown variable or
+                function, or gives another type.
         """
+        if len(text) > MAX_CHARACTERS:
+            raise ExpressionError(
+                f"the expression has {len(text)} characters; at most {MAX_CHARACTERS} are allowed"
+            )
         try:
             compiled = self._env.compile(text)
         except RuntimeError as error:
             raise compile_error(str(error)) from None
+        tree = read_tree(compiled.serialize(), text)
+        reads = frozenset(_check(tree, self._variables))
         found = compiled.return_type().name()
-        if (
-            gives != "any"
-            and found not in ("DYN", _NAMES[gives][0])
-            and not found.startswith(f"{_NAMES[gives][0]}<")
-        ):
-            raise ExpressionError(f"gives {found}, must be {_NAMES[gives][0]}", Position(1, 1))
-        return ValueExpression(text, gives, self._env, compiled)
+        if gives != "any" and found.partition("<")[0] not in ("DYN", _GIVES[gives][0]):
+            wanted = _GIVES[gives][2]
+            raise ExpressionError(f"gives {found}, must be {wanted}", Position(1, 1))
+        times = frozenset(name for name, type_ in self._variables.items() if type_ == "time")
+        return ValueExpression(text, gives, tree.root, reads, times)
 
 
 class ValueExpression:
-    """A compiled expression that gives a JSON value."""
+    """A compiled expression that gives a JSON value.
 
-    def __init__(self, text: str, gives: ValueType, env: Any, compiled: Any) -> None:
+    `reads` are the paths of the variables that it reads.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        gives: ValueType,
+        root: Node,
+        reads: frozenset[ReadPath],
+        times: frozenset[str],
+    ) -> None:
         self.text = text
         self.gives = gives
-        self._env = env
-        self._compiled = compiled
+        self.reads = reads
+        self._root = root
+        self._times = times
 
     def evaluate(self, scope: Mapping[str, Any]) -> Any:
         """Return the expression's value: None, a boolean, a number, a text, a list or an object.
 
-        `scope` has the JSON value of each variable; `now` is a text such as
-        `2026-11-22T17:00:00Z`, or a datetime.
+        `scope` has the JSON value of each variable that the expression reads. A variable that is a
+        time has a text such as `2026-11-22T17:00:00Z`. Parts of the scope may be parts of the
+        result, so neither may be changed.
 
         Raises:
             MissingField: the expression reads a field that the data does not have.
-            ExpressionError: an operation fails, or the result has another type than it must have
-                or is too large.
+            ExpressionError: an operation fails, takes too much time or memory, or the result has
+                another type than it must have or is larger than `MAX_RESULT_BYTES`.
         """
         data = dict(scope)
-        if isinstance(data.get("now"), str):
-            data["now"] = datetime.fromisoformat(data["now"])
+        budget = Budget()
+        for name in self._times & data.keys():
+            if not isinstance(data[name], datetime):
+                data[name] = to_time(budget, data[name])
         try:
-            result = self._compiled.eval(self._env.Activation(data))
-            is_error = result.type().name() == "ERROR"
-            value = result.plain_value()
-        except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-            raise ExpressionError(plain_reason(str(error))) from None
-        if is_error:
-            reason = str(value)
-            kind = MissingField if reason.startswith(_MISSING) else ExpressionError
-            raise kind(plain_reason(reason))
-        value = _json(value)
-        if self.gives != "any" and not isinstance(value, _NAMES[self.gives][1]):
-            raise ExpressionError(f"gives a value that is not {_NAMES[self.gives][0]}")
-        if len(orjson.dumps(value)) > MAX_RESULT_BYTES:
-            raise ExpressionError(f"gives more than {MAX_RESULT_BYTES} bytes")
+            found = Evaluation(budget, data).value(self._root)
+            value = plain_json(found, MAX_RESULT_BYTES)
+        except TooMuch as error:
+            raise ExpressionError(f"the expression is given up, since {error}") from None
+        except RecursionError:
+            raise ExpressionError("the data is nested too deep") from None
+        if self.gives != "any" and not isinstance(value, _GIVES[self.gives][1]):
+            raise ExpressionError(f"gives {kind_of(value)}, must be {_GIVES[self.gives][2]}")
         return value
 
 
-def _json(value: Any) -> Any:
-    match value:
-        case None | bool() | str() | int():
-            return value
-        case float() if math.isfinite(value):
-            return value
-        case datetime():
-            moment = value.astimezone(UTC).isoformat(timespec="milliseconds")
-            return moment.removesuffix("+00:00") + "Z"
-        case list():
-            return [_json(each) for each in value]
-        case dict() if all(isinstance(name, str) for name in value):
-            return {name: _json(each) for name, each in value.items()}
-    raise ExpressionError("gives a value that JSON does not have")
+def _check(tree: Tree, variables: Mapping[str, Any]) -> Iterator[ReadPath]:
+    """Yield the paths that a tree reads.
+
+    Raises:
+        ExpressionError: the tree has a function that values may not use.
+    """
+    open_: list[tuple[Node, frozenset[str]]] = [(tree.root, frozenset())]
+    while open_:
+        node, inner = open_.pop()
+        if (path := _path(node)) is not None and path[0] not in inner:
+            if path[0] not in variables:  # the name of a type, such as `string`
+                raise ExpressionError(f"{path[0]} is no variable", tree.position(node))
+            yield path
+            continue
+        match node:
+            case Constant() | Name():
+                pass
+            case Select(_, operand):
+                open_.append((operand, inner))
+            case Call(_, function, arguments):
+                if function not in SUPPORTED:
+                    raise ExpressionError(f"{function} is not supported", tree.position(node))
+                open_ += [(each, inner) for each in arguments]
+            case Listed(_, elements):
+                open_ += [(each, inner) for each in elements]
+            case Mapped(_, entries):
+                open_ += [(each, inner) for entry in entries for each in entry]
+            case Loop(_, _, variable, range_, each):
+                open_.append((range_, inner))
+                open_ += [(part, inner | {variable}) for part in each]
+
+
+def _path(node: Node) -> ReadPath | None:
+    """Return the path of a chain of names such as `input.diff`; None for another node."""
+    fields: list[str] = []
+    while isinstance(node, Select):
+        fields.append(node.field)
+        node = node.operand
+    return (node.name, *reversed(fields)) if isinstance(node, Name) else None

@@ -189,7 +189,7 @@ class _Compiler:
         self, path: Path, text: str, gives: ValueType, names: Collection[str]
     ) -> ValueExpression:
         """Return the compiled expression; any expression after noting that the text is wrong."""
-        scope = Scope({"input": "object", "now": "time", **dict.fromkeys(names, "object")})
+        scope = Scope({"input": "any", "now": "time", **dict.fromkeys(names, "any")})
         try:
             return scope.compile(text, gives)
         except ExpressionError as error:

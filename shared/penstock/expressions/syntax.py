@@ -1,0 +1,275 @@
+"""Reads the syntax tree of a compiled expression. Pure.
+
+The CEL runtime gives the tree as bytes: a `cel.expr.CheckedExpr` of protobuf. So this module sees
+the same tree that the runtime evaluates. It reads the few fields that it needs without a library.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from penstock.expressions.errors import ExpressionError, Position
+
+MAX_NODES: Final = 4000
+MAX_DEPTH: Final = 150
+
+Macro = Literal["all", "exists", "exists_one", "map"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A literal: null, a boolean, a number or a text."""
+
+    id: int
+    value: bool | int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A variable."""
+
+    id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """A field of an object, or with `is_test` whether the object has the field."""
+
+    id: int
+    operand: Node
+    field: str
+    is_test: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function or an operator, whose first argument may be the target of a method."""
+
+    id: int
+    function: str
+    arguments: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list literal."""
+
+    id: int
+    elements: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A map literal."""
+
+    id: int
+    entries: tuple[tuple[Node, Node], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A macro. `each` is evaluated for each element of `range`: conditions, and for `map` a value.
+
+    The macro `filter` is a `map` whose value is the variable.
+    """
+
+    id: int
+    macro: Macro
+    variable: str
+    range: Node
+    each: tuple[Node, ...]
+
+
+Node: TypeAlias = Constant | Name | Select | Call | Listed | Mapped | Loop
+
+_Fields: TypeAlias = list[tuple[int, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The root of the tree, and the position of each node."""
+
+    root: Node
+    positions: Mapping[int, Position]
+
+    def position(self, node: Node) -> Position | None:
+        """Return where the node is in the text; None if this is not known."""
+        return self.positions.get(node.id)
+
+
+def read_tree(serialized: bytes, text: str) -> Tree:
+    """Return the tree of an expression that `serialize` of the runtime has written.
+
+    Raises:
+        ExpressionError: the expression has a part that values may not have, or too many parts.
+    """
+    [checked] = (value for number, value in _fields(serialized) if number == 2)
+    parts = dict(_fields(checked))
+    positions = _positions(parts.get(5, b""), text)
+    reader = _Reader(positions)
+    return Tree(reader.node(parts[4]), positions)
+
+
+@dataclass(slots=True)
+class _Reader:
+    positions: Mapping[int, Position]
+    count: int = 0
+    depth: int = 0
+
+    def node(self, data: bytes) -> Node:
+        self.count += 1
+        self.depth += 1
+        fields = _fields(data)
+        id = next((value for number, value in fields if number == 2), 0)
+        if self.count > MAX_NODES:
+            raise self._refused(id, f"the expression has more than {MAX_NODES} parts")
+        if self.depth > MAX_DEPTH:
+            raise self._refused(id, f"the expression is nested more than {MAX_DEPTH} deep")
+        for number, value in fields:
+            if number in _KINDS:
+                found = _KINDS[number](self, id, value)
+                self.depth -= 1
+                return found
+        raise self._refused(id, "this is not allowed in an expression")
+
+    def _refused(self, id: int, reason: str) -> ExpressionError:
+        return ExpressionError(reason, self.positions.get(id))
+
+    def _constant(self, id: int, data: bytes) -> Node:
+        [(number, value)] = _fields(data) or [(1, None)]
+        match number:
+            case 1:
+                return Constant(id, None)
+            case 2:
+                return Constant(id, bool(value))
+            case 3:
+                return Constant(id, value - 2**64 if value >= 2**63 else value)
+            case 5:
+                return Constant(id, float(struct.unpack("<d", value)[0]))
+            case 6:
+                return Constant(id, value.decode())
+        raise self._refused(id, "unsigned numbers and bytes are not allowed")
+
+    def _name(self, id: int, data: bytes) -> Node:
+        return Name(id, _text(_fields(data), 1))
+
+    def _select(self, id: int, data: bytes) -> Node:
+        fields = _fields(data)
+        operand = self.node(_one(fields, 1))
+        return Select(id, operand, _text(fields, 2), any(number == 3 for number, _ in fields))
+
+    def _call(self, id: int, data: bytes) -> Node:
+        fields = _fields(data)
+        arguments = [value for wanted in (1, 3) for number, value in fields if number == wanted]
+        return Call(id, _text(fields, 2), tuple(self.node(each) for each in arguments))
+
+    def _list(self, id: int, data: bytes) -> Node:
+        return Listed(id, tuple(self.node(value) for number, value in _fields(data) if number == 1))
+
+    def _struct(self, id: int, data: bytes) -> Node:
+        fields = _fields(data)
+        if any(number == 1 for number, _ in fields):
+            raise self._refused(id, "messages are not allowed; write a map, as in {'name': value}")
+        entries = [_fields(value) for number, value in fields if number == 2]
+        return Mapped(
+            id,
+            tuple((self.node(_one(each, 3)), self.node(_one(each, 4))) for each in entries),
+        )
+
+    def _loop(self, id: int, data: bytes) -> Node:
+        fields = _fields(data)
+        found = _body(self.node(_one(fields, 6)), _text(fields, 3))
+        if found is None or any(number == 8 for number, _ in fields):
+            raise self._refused(id, "this macro is not allowed in an expression")
+        macro, each = found
+        return Loop(id, macro, _text(fields, 1), self.node(_one(fields, 2)), each)
+
+
+_KINDS: Final[Mapping[int, Callable[[_Reader, int, bytes], Node]]] = {
+    3: _Reader._constant,
+    4: _Reader._name,
+    5: _Reader._select,
+    6: _Reader._call,
+    7: _Reader._list,
+    8: _Reader._struct,
+    9: _Reader._loop,
+}
+
+
+def _body(step: Node, accumulator: str) -> tuple[Macro, tuple[Node, ...]] | None:
+    """Return the macro that CEL has expanded to this step, and what it evaluates each time."""
+    match step:
+        case Call(_, "_&&_", (Name(_, name), condition)) if name == accumulator:
+            return "all", (condition,)
+        case Call(_, "_||_", (Name(_, name), condition)) if name == accumulator:
+            return "exists", (condition,)
+        case Call(_, "_?_:_", (condition, Call(_, "_+_", (Name(), Constant())), Name(_, name))):
+            return ("exists_one", (condition,)) if name == accumulator else None
+        case Call(_, "_?_:_", (condition, appended, Name(_, name))) if name == accumulator:
+            inner = _body(appended, accumulator)
+            return ("map", (condition, *inner[1])) if inner is not None else None
+        case Call(_, "_+_", (Name(_, name), Listed(_, (element,)))) if name == accumulator:
+            return "map", (element,)
+    return None
+
+
+def _fields(data: bytes) -> _Fields:
+    """Return the fields of a protobuf message: numbers as int, all else as bytes."""
+    return list(_read(data))
+
+
+def _read(data: bytes) -> Iterator[tuple[int, Any]]:
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        match tag & 7:
+            case 0:
+                value, at = _varint(data, at)
+                yield tag >> 3, value
+            case 2:
+                size, at = _varint(data, at)
+                yield tag >> 3, data[at : at + size]
+                at += size
+            case kind:  # fixed64 (1) and fixed32 (5)
+                size = 8 if kind == 1 else 4
+                yield tag >> 3, data[at : at + size]
+                at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+
+
+def _one(fields: _Fields, wanted: int) -> bytes:
+    return next((value for number, value in fields if number == wanted), b"")
+
+
+def _text(fields: _Fields, wanted: int) -> str:
+    return _one(fields, wanted).decode()
+
+
+def _positions(source: bytes, text: str) -> dict[int, Position]:
+    """Return the position of each node; the source has offsets in characters."""
+    starts = [0, *(at + 1 for at, sign in enumerate(text) if sign == "\n")]
+    found = {}
+    for number, value in _read(source):
+        if number == 4:
+            entry = dict(_read(value))
+            found[entry.get(1, 0)] = _position(starts, entry.get(2, 0))
+    return found
+
+
+def _position(starts: Sequence[int], offset: int) -> Position:
+    line = sum(start <= offset for start in starts)
+    return Position(max(line, 1), offset - starts[max(line, 1) - 1] + 1)
