@@ -42,37 +42,49 @@ class PretendTree:
         """Make the root and its record; nothing is published yet."""
         self.runs["root"] = PretendRun(self._bus, self._new_id(), "thread-1")
         self._depths["root"] = 0
+        own = {**_source("diagnosis"), "agent_type": "global_supervisor"}
+        self.root.envelope = {"source": own}
         await self.root.record(agent="diagnosis", target="workflows", **record)
 
-    async def step(self, parent: str, step: str, child: str = "", **data: Any) -> PretendRun:
-        """Publish the begin of a step of a run; return the step's run, which has not begun."""
-        name, step_id = child or step, f"step_{step}"
-        run = PretendRun(self._bus, self._new_id(), f"session-{name}")
-        self.runs[name] = run
-        depth = self._depths[name] = self._depths[parent] + 1
+    async def step(
+        self, parent: str, step: str, *, team: str = "", agent: str = "", **data: Any
+    ) -> PretendRun:
+        """Publish the begin of a step of a run; return the step's run, which has not begun.
+
+        The step dispatches a team if `team` is its name, and a worker otherwise.
+        """
+        step_id, agent = f"step_{step}", agent or step
+        run = PretendRun(self._bus, self._new_id(), f"session-{step}")
+        self.runs[step] = run
+        depth = self._depths[step] = self._depths[parent] + 1
         by = self.runs[parent]
         run.envelope = {
             "parent_run_id": by.run_id,
             "step_id": step_id,
             "workflow_depth": depth,
-            "source": _source(name),
+            "source": _source(agent),
         }
-        await run.record(agent=name, parent_run_id=by.run_id, step_id=step_id, workflow_depth=depth)
-        await self.say(
-            parent,
-            "workflow.step_started",
-            step_id,
-            **_step(by, step_id),
-            description=f"Doing {step}",
-            child_run_id=run.run_id,
-            **data,
+        await run.record(
+            agent=agent, parent_run_id=by.run_id, step_id=step_id, workflow_depth=depth
         )
+        dispatched = {"task": f"Do {step}", "subrun_id": run.run_id}
+        if team:
+            data = {"role": "team_supervisor", "team_name": team, **data}
+            await self.say(parent, "dispatch.team", step_id, team_name=team, **dispatched)
+        else:
+            data = {"role": "worker", **data}
+            await self.say(parent, "dispatch.worker", step_id, worker_name=agent, **dispatched)
+        began = {"description": f"Doing {step}", "kind": "step", "child_run_id": run.run_id}
+        fields = {**_step(by, step_id), **began, **data}
+        await self.say(parent, "workflow.step_started", step_id, **fields)
         return run
 
     async def done(self, parent: str, step: str, output: Any = None, error: str = "") -> None:
-        """Publish the end of a step."""
-        step_id = f"step_{step}"
-        fields = _step(self.runs[parent], step_id)
+        """Publish the end of a step's run and of the step."""
+        step_id, run_id = f"step_{step}", self.runs[step].run_id
+        fields = {**_step(self.runs[parent], step_id), "child_run_id": run_id}
+        over = {"subrun_id": run_id, "status": "failed" if error else "completed"}
+        await self.say(parent, "dispatch.finished", step_id, **over)
         if error:
             info = {"code": "upstream_error", "message": error}
             await self.say(parent, "workflow.step_failed", step_id, **fields, error=info)
@@ -114,13 +126,12 @@ class PretendTree:
 
     async def _teams(self) -> None:
         say = self.say
-        await say("root", "dispatch.team", "step_team", team_name="Payments", task="Look")
-        team = await self.step("root", "team")
+        team = await self.step("root", "team", team="Payments")
         failing = await self.step("root", "other")
         await team.say("lifecycle.started", agent="team", user_id="anonymous")
         await failing.say("lifecycle.started", agent="other", user_id="anonymous")
         await say("team", "workflow.started", workflow="team", run_id=team.run_id)
-        workers = [await self._worker("team", name) for name in ("logs", "metrics")]
+        workers = [await self.step("team", name) for name in ("logs", "metrics")]
         for worker in workers:
             await worker.say("lifecycle.started", agent="w", user_id="anonymous", message="Go")
         for piece in ("one ", "two "):
@@ -147,16 +158,6 @@ class PretendTree:
             await self.done("team", name, name)
         await team.completed("report")
 
-    async def _worker(self, team: str, name: str) -> PretendRun:
-        worker = await self.step(team, name)
-        await self.say(
-            *(team, "dispatch.worker", f"step_{name}"),
-            worker_name=name,
-            task=f"Read the {name}",
-            subrun_id=worker.run_id,
-        )
-        return worker
-
     async def _pause(self, worker: PretendRun) -> None:
         """Let a worker wait for a person, and with it the whole workflow."""
         item = {**ITEM, "tool_call_id": "c1", "tool": "restart", "args": {"host": 1}}
@@ -178,8 +179,8 @@ class PretendTree:
         await self.say(
             *("root", "workflow.transition"),
             run_id=self.root.run_id,
-            from_step=f"step_{before}",
-            to_step=f"step_{after}",
+            from_step=before,
+            to_step=after,
             reason=f"{before}_complete",
         )
 

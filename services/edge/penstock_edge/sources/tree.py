@@ -82,10 +82,9 @@ class TreeSource(Source, Watcher):
         if feed is None or stored.sequence < self._next:
             return
         self._next = stored.sequence + 1
-        changed = self._members.learn(stored)
-        if changed is not None:
-            change = feed.watch if changed in self._members else feed.unwatch
-            change(changed, self)
+        for run_id in self._members.learn(stored):
+            change = feed.watch if run_id in self._members else feed.unwatch
+            change(run_id, self)
         self._deliver([stored])
 
     async def _catch_up(self) -> None:

@@ -18,6 +18,7 @@ from penstock.events.catalogue import TERMINAL
 from penstock_edge.views.items import type_of
 
 STEP_STARTED: Final = "workflow.step_started"
+FINISHED: Final = "dispatch.finished"
 # The number of runs in one tree. A workflow has at most 1,000 runs of steps, but its steps may be
 # workflows, too. The runs of further steps are left out of the tree.
 MAX_RUNS: Final = 10_000
@@ -44,21 +45,65 @@ def child_of(parent: str, data: dict[str, Any]) -> str | None:
     return child if subjects.shard_of(child) == subjects.shard_of(parent) else None
 
 
-class Members:
-    """The runs of a tree whose events are read now, at one position of the stream.
+class Family:
+    """The runs that are in a tree at one position of the stream, each with its parent.
 
-    The root is read to the end of the tree. Any other run is read from the `workflow.step_started`
-    that names the run up to the run's terminal event. A reader must pass all events of the members
-    to `learn`, in the stream's order.
-
-    `known` are runs below the root whose `workflow.step_started` may have expired.
+    A run below the root leaves the tree with its terminal event, or when its parent says that the
+    run has finished, whichever comes first. The runs below it leave with it.
     """
 
     def __init__(self, root: str, known: Sequence[Child] = ()) -> None:
         self.root = root
+        self._parents = {child.run_id: child.parent for child in known}
+        self._children: dict[str, list[str]] = {}
+        for child in known:
+            self._children.setdefault(child.parent, []).append(child.run_id)
+        self._seen = {root, *self._parents}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the tree takes no more runs."""
+        return len(self._seen) >= MAX_RUNS
+
+    def add(self, child: str, parent: str) -> bool:
+        """Add a run; return False if the tree is full, or if the run was in the tree before."""
+        if child in self._seen or self.is_full:
+            return False
+        self._seen.add(child)
+        self._parents[child] = parent
+        self._children.setdefault(parent, []).append(child)
+        return True
+
+    def finish(self, child: Any, parent: str) -> list[str]:
+        """Remove a run of which `parent` says that it has finished; return all removed runs.
+
+        Only the parent of a run can remove it: an agent server chooses the ids of its own inner
+        runs, and could name another run.
+        """
+        return self.end(child) if self._parents.get(child) == parent else []
+
+    def end(self, run_id: str) -> list[str]:
+        """Remove a run with the runs below it; return the removed runs. The root stays."""
+        if self._parents.pop(run_id, None) is None:
+            return []
+        removed = [run_id]
+        for child in self._children.pop(run_id, ()):
+            removed += self.end(child)
+        return removed
+
+
+class Members:
+    """The patterns of the events of a tree's runs, at one position of the stream.
+
+    A reader must pass all events of the members to `learn`, in the stream's order. `known` are runs
+    below the root whose `workflow.step_started` may have expired.
+    """
+
+    def __init__(self, root: str, known: Sequence[Child] = ()) -> None:
+        self.root = root
+        self._family = Family(root, known)
         runs = (root, *(child.run_id for child in known))
         self._patterns = {run: subjects.events_of_run(run) for run in runs}
-        self._seen = set(self._patterns)
 
     def __contains__(self, run_id: str) -> bool:
         """Return whether events of the run are in the tree at this position."""
@@ -72,27 +117,30 @@ class Members:
         """Return the patterns of the events that are read now."""
         return self._patterns.values()
 
-    def learn(self, stored: Stored) -> str | None:
-        """Take the next event of a member; return the run that is a member from now on, or no more.
+    def learn(self, stored: Stored) -> Sequence[str]:
+        """Take the next event of a member; return the runs that have become members, or are none.
 
-        The result is None if the members stay the same.
+        The result is empty if the members stay the same.
         """
         type = type_of(stored)
-        if type == STEP_STARTED:
-            return self._begin(subjects.run_id_of(stored.subject), stored.payload)
+        run_id = subjects.run_id_of(stored.subject)
         if type in TERMINAL:
-            run_id = subjects.run_id_of(stored.subject)
-            if run_id != self.root and self._patterns.pop(run_id, None) is not None:
-                return run_id
-        return None
-
-    def _begin(self, parent: str, payload: bytes) -> str | None:
+            return self._without(self._family.end(run_id))
+        if type not in (STEP_STARTED, FINISHED):
+            return ()
         try:
-            child = child_of(parent, orjson.loads(payload)["data"])
+            data = orjson.loads(stored.payload)["data"]
+            if type == FINISHED:
+                return self._without(self._family.finish(data.get("subrun_id"), run_id))
+            child = child_of(run_id, data)
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            return None  # the encoding reports an event that cannot be read
-        if child is None or child in self._seen or len(self._seen) >= MAX_RUNS:
-            return None
-        self._seen.add(child)
+            return ()  # the encoding reports an event that cannot be read
+        if child is None or not self._family.add(child, run_id):
+            return ()
         self._patterns[child] = subjects.events_of_run(child)
-        return child
+        return (child,)
+
+    def _without(self, runs: Sequence[str]) -> Sequence[str]:
+        for run in runs:
+            self._patterns.pop(run, None)
+        return runs

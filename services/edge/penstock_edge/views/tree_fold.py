@@ -2,10 +2,11 @@
 
 The result has the root's run id, session id and leg, and counts its events from 1. The event of a
 step's run names this run in `subrun`. Ids that are unique only within their run, such as message
-ids, get a qualifier that names the run. Without it, clients would join texts of different runs.
+ids, begin with the id of the run. Otherwise clients would join texts of different runs.
 
 The events about the start, the pauses and the end of a step's run are left out: `workflow.step_*`,
 `dispatch.*` and the root's own pauses report them. So `lifecycle.*` is always about the root.
+docs/workflow-events.md has the rules for users.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from typing import Any, Final
 
 from penstock.bus import subjects
 from penstock.events.catalogue import TERMINAL
-from penstock_edge.views.run_tree import MAX_RUNS, STEP_STARTED, Child, child_of
+from penstock_edge.views.run_tree import (
+    FINISHED,
+    MAX_RUNS,
+    STEP_STARTED,
+    Child,
+    Family,
+    child_of,
+)
 
 Event = dict[str, Any]
 
-GLOBAL_SUPERVISOR: Final = "global_supervisor"
-TEAM_SUPERVISOR: Final = "team_supervisor"
 WORKER: Final = "worker"
 LEFT_OUT: Final = "children_left_out"
 
@@ -29,12 +35,11 @@ _STARTED: Final = "lifecycle.started"
 _PAUSED: Final = "lifecycle.paused"
 _RESUMED: Final = "lifecycle.resumed"
 _OF_THE_ROOT_ALONE: Final = TERMINAL | {_STARTED, _PAUSED, _RESUMED}
-# The types of agents that do not say what the agent's place in the tree is.
-_KINDS: Final = frozenset({"agent", "team", "workflow"})
+_DISPATCHES: Final = frozenset({"dispatch.team", "dispatch.worker"})
 # The fields of `data` whose ids are unique only within the run of the event.
 _IDS: Final = (
     *("message_id", "parent_message_id", "reasoning_id", "tool_call_id", "parent_tool_call_id"),
-    *("step_id", "parent_step_id", "from_step", "to_step", "subrun_id", "parent_subrun_id"),
+    *("step_id", "parent_step_id", "subrun_id", "parent_subrun_id"),
 )
 # The same in the value of an event that an AG-UI server has sent.
 _AGUI_IDS: Final = ("messageId", "entityId")
@@ -42,53 +47,21 @@ _AGUI_IDS: Final = ("messageId", "entityId")
 
 @dataclass(slots=True)
 class _Place:
-    """The place of a run in the tree. `teams` and `workers` map the run's own steps to names."""
+    """The place of a run in the tree."""
 
     run_id: str
     parent: _Place | None = None
     step: str | None = None  # the step of the parent that this run carries out
-    role: str | None = None  # the role that the step names
-    source: Event | None = None  # the source of the newest event that has one
-    teams: dict[str, str] = field(default_factory=dict)
-    workers: dict[str, str] = field(default_factory=dict)
-    subruns: set[str] = field(default_factory=set)  # ids of the run's own `dispatch.worker` events
-    announced: bool = False  # the fold has made a `dispatch.worker` for the run
+    role: str = WORKER  # what the run's agent is in the tree
+    team: str | None = None  # the name of the team in which the run's agent works
+    name: str = ""  # the id of the run's agent
     paused: bool = False
-
-    @property
-    def worker(self) -> str | None:
-        """The name of the worker that this run is; None if the step dispatches no worker."""
-        return self.parent.workers.get(self.step or "") if self.parent is not None else None
-
-    @property
-    def leads(self) -> str | None:
-        """The name of the team that this run leads; None if the step dispatches no team."""
-        return self.parent.teams.get(self.step or "") if self.parent is not None else None
-
-    @property
-    def team(self) -> str | None:
-        """The name of the team in which this run works."""
-        return self.leads or (self.parent.team if self.parent is not None else None)
-
-    @property
-    def agent_type(self) -> str:
-        """The type of the run's agent in `source`.
-
-        A run whose step dispatches nothing has the type of its workflow's run.
-        """
-        if self.role is not None:
-            return self.role
-        if self.worker is not None:
-            return WORKER
-        if self.leads is not None:
-            return TEAM_SUPERVISOR
-        return GLOBAL_SUPERVISOR if self.parent is None else self.parent.agent_type
 
     def qualified(self, id: Any) -> Any:
         """Return an id of this run as it is unique in the tree. Run ids are unique already."""
         if self.parent is None or not isinstance(id, str) or not id or subjects.is_run_id(id):
             return id
-        return f"{self.run_id[-12:]}.{id}"
+        return f"{self.run_id}/{id}"
 
     def step_id(self, given: Any) -> Any:
         """Return the step id of an event of this run that has the step id `given`.
@@ -100,13 +73,18 @@ class _Place:
         return self.qualified(given)
 
     def shown_source(self, source: Event | None) -> Event | None:
-        """Return the source of an event of this run, with the agent's place in the tree."""
-        if source is None:
-            return None
-        shown = {**source, "team_name": source.get("team_name") or self.team}
-        if source.get("agent_type") in _KINDS:
-            shown["agent_type"] = self.agent_type
-        return shown
+        """Return the source of an event of this run, with the agent's place in the tree.
+
+        A worker inside the agent server stays a worker.
+        """
+        if source is None or self.parent is None:
+            return source
+        inner = source.get("agent_type") == WORKER
+        return {
+            **source,
+            "agent_type": WORKER if inner else self.role,
+            "team_name": source.get("team_name") or self.team,
+        }
 
     def subrun(self, own: Event | None = None) -> Event | None:
         """Return the inner run of an event of this run; None for the root's own events.
@@ -121,40 +99,37 @@ class _Place:
         subrun: Event = {"id": self.run_id}
         if self.parent.parent is not None:
             subrun["parent_id"] = self.parent.run_id
-        name = self.worker or self.leads or (self.source or {}).get("agent_name")
-        return {**subrun, "name": name} if name else subrun
+        return {**subrun, "name": self.name} if self.name else subrun
 
 
 @dataclass(slots=True)
 class TreeFold:
     """Folds the events of one tree, which must come in the order of their stream.
 
-    With `agent_protocol`, the result is for the dialect of an agent protocol. Its clients know one
-    state, and need the begin and the end of each inner run. So the fold renames the `state.*`
-    events of the runs below the root to `state.child_*`, and makes `dispatch.worker` and
-    `dispatch.finished` for the runs of steps that dispatch no worker themselves.
+    With `one_state`, the clients of the dialect know one state, the root's. So the fold renames the
+    `state.*` events of the runs below the root to `state.child_*`.
 
     `known` are runs below the root whose `workflow.step_started` may have expired, parents first.
     """
 
     root: str
-    agent_protocol: bool = False
+    one_state: bool = False
     known: Sequence[Child] = ()
     waits: bool = field(default=False, init=False)  # the view has a pause that has not ended
+    _family: Family = field(init=False)
     _places: dict[str, _Place] = field(default_factory=dict)
-    _seen: set[str] = field(default_factory=set)
     _sequence: int = 0
     _leg: int = 1
     _session_id: str | None = None
     _latest: str = ""  # the greatest timestamp so far
-    _is_full: bool = False  # the tree has as many runs as it may have
+    _is_full: bool = False  # a run was left out
 
     def __post_init__(self) -> None:
+        self._family = Family(self.root, self.known)
         self._places[self.root] = _Place(self.root)
         for child in self.known:
             parent = self._places.get(child.parent) or self._places[self.root]
             self._places[child.run_id] = _Place(child.run_id, parent, child.step_id)
-        self._seen.update(self._places)
 
     @property
     def leg(self) -> int:
@@ -170,9 +145,7 @@ class TreeFold:
         place = self._places.get(run_id)
         if place is None or not _names_parent(place, event):
             return []
-        name = event["event"]
-        type = f"{name['category']}.{name['action']}"
-        place.source = event.get("source") or place.source
+        type = f"{event['event']['category']}.{event['event']['action']}"
         self._latest = max(self._latest, event["timestamp"])
         if place.parent is None:
             shown = self._of_the_root(place, type, event)
@@ -194,12 +167,12 @@ class TreeFold:
                 yield self._resumed({})
             yield self._shown(place, event, _unique_data(place, type, event["data"]))
             return
-        if type in (_PAUSED, _RESUMED):
+        if type == _STARTED:
+            place.name = event["data"].get("agent") or ""
+        elif type in (_PAUSED, _RESUMED):
             place.paused = type == _PAUSED
         if type == _RESUMED and self.waits:
             yield self._resumed(event["data"])
-        if self.agent_protocol:
-            yield from self._boundary(place, type, event)
 
     def _resumed(self, data: Event) -> Event:
         """Return the event that ends the view's pause.
@@ -224,10 +197,9 @@ class TreeFold:
     def _shown(self, place: _Place, event: Event, data: Event) -> Event:
         self._sequence += 1
         shown = {**self._of_root(place, event), "data": data, "sequence": self._sequence}
-        if self.agent_protocol and place.parent is not None:
-            name = event["event"]
-            if name["category"] == "state":
-                shown["event"] = {"category": "state", "action": f"child_{name['action']}"}
+        name = event["event"]
+        if self.one_state and place.parent is not None and name["category"] == "state":
+            shown["event"] = {"category": "state", "action": f"child_{name['action']}"}
         return shown
 
     def _of_root(self, place: _Place, event: Event) -> Event:
@@ -249,72 +221,41 @@ class TreeFold:
         shown["subrun"] = place.subrun(event.get("subrun"))
         return shown
 
-    def _boundary(self, place: _Place, type: str, event: Event) -> Iterator[Event]:
-        """Make the begin or the end of the run as an inner run."""
-        parent, data = place.parent, event["data"]
-        assert parent is not None
-        envelope = self._of_root(place, {**event, "source": place.source})
-        envelope["sequence"] = self._sequence
-        if type == _STARTED and place.run_id not in parent.subruns:
-            place.announced = True
-            name = place.worker or place.leads or data.get("agent") or ""
-            begun = {"worker_name": name, "task": data.get("message") or ""}
-            yield {
-                **envelope,
-                "subrun": parent.subrun(),
-                "event": {"category": "dispatch", "action": "worker"},
-                "data": {**begun, "subrun_id": place.run_id, **_parent_of(place)},
-            }
-        elif type in TERMINAL and place.announced:
-            status = type.partition(".")[2]
-            ended: Event = {"subrun_id": place.run_id, "status": status}
-            if status == "completed":
-                ended["result"] = data.get("summary")
-            elif data.get("error"):
-                ended["error"] = data["error"]
-            yield {
-                **envelope,
-                "event": {"category": "dispatch", "action": "finished"},
-                "data": ended,
-            }
-
     def _learn(self, place: _Place, type: str, event: Event) -> Iterator[Event]:
-        """Keep what the event says about runs below; return a warning if a run is left out."""
+        """Keep which runs are in the tree from now on; return a warning if a run is left out."""
         data = event["data"]
-        if type == "dispatch.team" and event.get("step_id"):
-            place.teams[event["step_id"]] = data.get("team_name", "")
-        elif type == "dispatch.worker":
-            place.subruns.add(data.get("subrun_id", ""))
-            if event.get("step_id"):
-                place.workers[event["step_id"]] = data.get("worker_name", "")
-        elif type in TERMINAL and place.parent is not None:
-            del self._places[place.run_id]
-        elif type == STEP_STARTED and (child := child_of(place.run_id, data)) is not None:
-            yield from self._add(place, child, data, event)
+        if type == STEP_STARTED and (child := child_of(place.run_id, data)) is not None:
+            if self._family.add(child, place.run_id):
+                role, team = data.get("role"), data.get("team_name")
+                self._places[child] = _Place(
+                    child,
+                    place,
+                    data.get("step_id"),
+                    role if isinstance(role, str) else WORKER,
+                    team if isinstance(team, str) else place.team,
+                )
+            elif self._family.is_full and not self._is_full:
+                self._is_full = True
+                yield self._left_out(event)
+        elif type in TERMINAL:
+            self._forget(self._family.end(place.run_id))
+        elif type == FINISHED:
+            self._forget(self._family.finish(data.get("subrun_id"), place.run_id))
 
-    def _add(self, place: _Place, child: str, data: Event, event: Event) -> Iterator[Event]:
-        if child in self._seen:
-            return
-        if len(self._seen) < MAX_RUNS:
-            self._seen.add(child)
-            role = data.get("role")
-            self._places[child] = _Place(
-                child, place, data.get("step_id"), role if isinstance(role, str) else None
-            )
-        elif not self._is_full:
-            self._is_full = True
-            self._sequence += 1
-            yield {
-                **self._of_root(place, event),
-                "sequence": self._sequence,
-                "source": None,
-                "event": {"category": "system", "action": "warning"},
-                "data": {
-                    "code": LEFT_OUT,
-                    "message": f"the stream has the events of {MAX_RUNS} runs; further steps' "
-                    "runs have streams of their own",
-                },
-            }
+    def _forget(self, runs: Sequence[str]) -> None:
+        for run_id in runs:
+            self._places.pop(run_id, None)
+
+    def _left_out(self, event: Event) -> Event:
+        self._sequence += 1
+        text = f"the stream has the events of {MAX_RUNS} runs; further runs have their own streams"
+        return {
+            **self._of_root(self._places[self.root], event),
+            "sequence": self._sequence,
+            "source": None,
+            "event": {"category": "system", "action": "warning"},
+            "data": {"code": LEFT_OUT, "message": text},
+        }
 
 
 def _names_parent(place: _Place, event: Event) -> bool:
@@ -326,14 +267,6 @@ def _names_parent(place: _Place, event: Event) -> bool:
     return place.parent is None or event.get("parent_run_id") == place.parent.run_id
 
 
-def _parent_of(place: _Place) -> Event:
-    """Return the field for the inner run that contains this one; empty if it is the root."""
-    parent = place.parent
-    if parent is None or parent.parent is None:
-        return {}
-    return {"parent_subrun_id": parent.run_id}
-
-
 def _unique_data(place: _Place, type: str, data: Event) -> Event:
     """Return the data of an event of this run with ids that are unique in the tree.
 
@@ -341,7 +274,7 @@ def _unique_data(place: _Place, type: str, data: Event) -> Event:
     """
     unique: Event = {key: place.qualified(data[key]) for key in _IDS if key in data}
     shown = {**data, **unique}
-    if type == "dispatch.worker" and not data.get("parent_subrun_id"):
+    if type in _DISPATCHES and data.get("subrun_id") and not data.get("parent_subrun_id"):
         shown["parent_subrun_id"] = place.run_id
     if type == "approval.requested":
         shown["items"] = [_unique_item(place, item) for item in data.get("items") or ()]

@@ -20,7 +20,7 @@ from penstock_edge.views.tree_encoding import TreeEncoding, TreeLeg
 from penstock_edge.views.tree_fold import TreeFold
 from penstock_edge.views.view import Deliver, Delivery, ReadFrom, RunTree, Source, View
 
-# The dialects of agent protocols (see `TreeFold.agent_protocol`).
+# The dialects of agent protocols, whose clients know one state (see `TreeFold.one_state`).
 AGENT_PROTOCOLS: Final = frozenset({"agno", "adk", *PROFILES})
 # The dialects in which a workflow's run is shown with the runs of its steps, unless a request says
 # otherwise: all but the stored events themselves, and the upstream's bytes, which a workflow lacks.
