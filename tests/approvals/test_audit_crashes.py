@@ -87,7 +87,7 @@ async def test_a_kill_at_any_write_of_a_vote(
         dies = approvals_process(url, dies_in=("decide", write), outbox_s=60, policy=policy)
         async with dies as victim:
             await asked(penstock, approval, votes[voter])
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with pipeline(url, Config(), AGAIN, policy=policy, outbox_s=0.1):
             for request in votes.values():
                 assert await asked(penstock, approval, request) == 200
@@ -108,7 +108,7 @@ async def test_a_kill_at_any_write_of_an_expiry(
         )
         async with dies as victim:
             approval = await pause(penstock)
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with pipeline(url, Config(), AGAIN, policy=policy, outbox_s=0.1, ack_wait_s=1):
             await audited(penstock, approval, "requested", "expired", "decided", "sent")
 
@@ -123,7 +123,7 @@ async def test_a_kill_at_any_write_of_a_withdrawal(fresh_nats: NatsServer, write
             approval = await pause(penstock)
         async with approvals_process(url, dies_in=("on_event", write), ack_wait_s=1) as victim:
             await end(penstock, approval.run_id)
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with pipeline(url, Config(), AGAIN, ack_wait_s=1):
             await audited(penstock, approval, "requested", "withdrawn")
 

@@ -115,7 +115,7 @@ async def test_a_kill_at_any_write_of_an_automatic_decision_leaves_it_taken_once
         )
         async with dies as victim:
             run_id = await start_and_pause(penstock)
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         services: Services = (ApprovalsService,)
         async with pipeline(
             fresh_nats.url, Config(), services, policy=policy, ack_wait_s=1, outbox_s=0.1

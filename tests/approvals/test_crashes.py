@@ -94,7 +94,7 @@ async def test_a_kill_at_any_step_of_a_decision_leaves_it_taken_once(
             approval = await pause(penstock)
             body = decision(approval, idempotency_key=new_run_id())
             first = await post(victim.url, approval, body)
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with pipeline(nats.url, Config(), (ApprovalsService,), outbox_s=0.1) as other:
             if write > 2:
                 # The decision is stored, so the sweep sends it without a second request.
@@ -122,7 +122,7 @@ async def test_a_kill_while_a_request_is_recorded_leaves_it_asked_once(
         dies = approvals_process(fresh_nats.url, dies_in=("on_event", write), ack_wait_s=1)
         async with dies as victim:
             run_id = await start_and_pause(penstock)
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with pipeline(fresh_nats.url, Config(), (ApprovalsService,), ack_wait_s=1):
             *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
             approval = await penstock.approval(paused.data["approval_id"])
@@ -275,7 +275,7 @@ async def test_a_decision_is_told_once_though_the_run_has_paused_again_since(
         async with approvals_process(nats.url, dies_in=("decide", WRITES), outbox_s=60) as victim:
             first = await pause(penstock)
             await post(victim.url, first, decision(first, idempotency_key=new_run_id()))
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         run_id = first.run_id
         async with pipeline(nats.url, Config(), (ApprovalsService,), outbox_s=60):
             upstream = await RawWriter.resume(penstock.bus, run_id, "upstream", "test/2")

@@ -98,7 +98,7 @@ async def test_a_kill_at_any_write_of_a_vote_loses_no_vote_and_sends_one_decisio
         async with dies as victim:
             with suppress(BusError):
                 await penstock.ask(approval.approval_id, votes[voter - 1])
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         services: Services = (ApprovalsService,)
         async with pipeline(fresh_nats.url, Config(), services, policy=policy, outbox_s=0.1):
             # Each client without an answer repeats its vote.

@@ -39,7 +39,7 @@ async def test_a_kill_at_any_step_of_a_start_leaves_one_run_and_one_outcome(
             fresh_nats.url, dies_before=write, config=str(config)
         ) as victim:
             await run.open()
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with automations_process(fresh_nats.url, config=str(config)) as other:
             [outcome] = await made.outcomes(run.run_id, 1)
             assert await other.stop() == 0
@@ -70,7 +70,7 @@ async def test_a_kill_at_any_step_of_a_decision_leaves_one_decision_and_one_outc
         await made.store.apply(gate, user("u1"))
         async with automations_process(fresh_nats.url, dies_before=write) as victim:
             run_id = await start_and_pause(made.penstock)
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with automations_process(fresh_nats.url) as other:
             [outcome] = await made.outcomes(run_id, 1)
             assert await other.stop() == 0

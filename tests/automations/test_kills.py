@@ -28,7 +28,7 @@ async def test_a_kill_at_any_step_of_a_delivery_leaves_one_outcome(
         async with automations_process(fresh_nats.url, dies_before=write) as victim:
             run = await made.run()
             await run.open()
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with automations_process(fresh_nats.url) as other:
             await made.outcomes(run.run_id, 1)
             assert await other.stop() == 0
@@ -57,7 +57,7 @@ async def test_a_kill_at_any_step_of_an_ordered_delivery_leaves_one_outcome_and_
             run = await made.run()
             await run.open()
             await run.tool(1)
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with automations_process(fresh_nats.url) as other:
             await run.tool(2)
             outcomes = await made.outcomes(run.run_id, 2)
@@ -84,7 +84,7 @@ async def test_a_kill_before_a_retry_is_scheduled_loses_no_retry(fresh_nats: Nat
         ) as victim:
             run = await made.run()
             await run.open()
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with automations_process(fresh_nats.url, retry_delays_s=delays):
             [outcome] = await made.outcomes(run.run_id, 1)
         assert outcome.data["attempts"] == 2

@@ -426,7 +426,7 @@ async def test_a_kill_at_any_write_leaves_one_delivery_for_the_time(
         await in_force_since(made.store, rule, 3600)
         with contextlib.suppress(RuntimeError):  # the process may be killed before it is ready
             async with automations_process(fresh_nats.url, dies_before=write) as victim:
-                assert await victim.process.wait() == -signal.SIGKILL
+                assert await victim.process.ended() == -signal.SIGKILL
         async with automations_process(fresh_nats.url) as other:
             await received.count(1, timeout_s=30)
             await handled(made)

@@ -85,7 +85,7 @@ async def test_a_kill_at_any_write_starts_one_run_for_a_time(
             async with automations_process(
                 fresh_nats.url, dies_before=write, config=str(config)
             ) as victim:
-                assert await victim.process.wait() == -signal.SIGKILL
+                assert await victim.process.ended() == -signal.SIGKILL
         async with automations_process(fresh_nats.url, config=str(config)) as other:
             await eventually(lambda: started(made, "timed"), 30, what="the start")
 

@@ -37,7 +37,7 @@ async def penstock(
         {"id": "nobody", "protocol": "adk", "url": "http://127.0.0.1:1", "agent": "gone"},
     ]
     folder = tmp_path_factory.mktemp("penstock")
-    nats = NatsServer(folder / "nats", on_disk=True)  # all workers share the server
+    nats = NatsServer(folder / "nats")
     nats.start()
     try:
         async with deployment(nats.url, folder, agents, 2) as running:

@@ -179,7 +179,7 @@ async def test_a_kill_at_any_write_of_an_escalation_leaves_it_announced_once(
         )
         async with dies as victim:
             approval = await pause(penstock)
-            assert await victim.process.wait() == -signal.SIGKILL
+            assert await victim.process.ended() == -signal.SIGKILL
         async with pipeline(
             fresh_nats.url, Config(), AGAIN, policy=policy, ack_wait_s=1, outbox_s=0.1
         ):
@@ -205,7 +205,7 @@ async def test_a_decision_announces_the_step_that_a_killed_process_left_unsaid(
     async with pipeline(fresh_nats.url, Config(), WITHOUT) as penstock:
         async with approvals_process(fresh_nats.url, dies_in=("on_due", 2), policy=policy) as dies:
             approval = await pause(penstock)
-            assert await dies.process.wait() == -signal.SIGKILL
+            assert await dies.process.ended() == -signal.SIGKILL
         lead = person("lee", "leads")
         async with pipeline(fresh_nats.url, Config(), AGAIN, policy=policy, outbox_s=0.1) as other:
             await other.ask(approval.approval_id, vote(approval, lead))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from support.drive.waiting import eventually
+from support.real.forked import Forked
 from support.real.ports import free_port
 
 # The script counts the writes to the bus from the call's begin on, and sends SIGKILL to itself
@@ -52,7 +51,7 @@ main(ApprovalsService)
 class ApprovalsProcess:
     """A running approvals service, and its URL."""
 
-    process: asyncio.subprocess.Process
+    process: Forked
     url: str
 
     def send(self, number: signal.Signals) -> None:
@@ -61,9 +60,8 @@ class ApprovalsProcess:
 
     async def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
+        self.process.kill()
+        await self.process.ended()
 
 
 @asynccontextmanager
@@ -96,10 +94,8 @@ async def approvals_process(
         "LOG_LEVEL": "warning",
         **({} if policy is None else {"POLICY": policy}),
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        env=os.environ | {f"PENSTOCK_{name}": str(value) for name, value in given.items()},
+    process = Forked(
+        command, os.environ | {f"PENSTOCK_{name}": str(value) for name, value in given.items()}
     )
     made = ApprovalsProcess(process, f"http://127.0.0.1:{port}")
     try:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import httpx
 import orjson
 
 from support.drive.waiting import eventually
+from support.real.forked import Forked
 from support.real.ports import free_port
 
 # The script counts the writes that belong to deliveries, and sends SIGKILL to itself before the
@@ -48,18 +47,17 @@ main(AutomationsService)
 class AutomationsProcess:
     """A running automations service."""
 
-    process: asyncio.subprocess.Process
+    process: Forked
 
     async def kill(self) -> None:
         """Send SIGKILL."""
-        if self.process.returncode is None:
-            self.process.send_signal(signal.SIGKILL)
-        await self.process.wait()
+        self.process.kill()
+        await self.process.ended()
 
     async def stop(self) -> int:
         """Send SIGTERM; return the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return await self.process.wait()
+        self.process.terminate()
+        return await self.process.ended()
 
 
 @asynccontextmanager
@@ -84,9 +82,7 @@ async def automations_process(
     variables = {f"PENSTOCK_{name.upper()}": _text(value) for name, value in given.items()}
     program = ["-m", "penstock_automations"] if dies_before is None else ["-c", _DIES]
     arguments = [] if dies_before is None else [str(dies_before)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *program, *arguments, env={**os.environ, **variables}
-    )
+    process = Forked([*program, *arguments], {**os.environ, **variables})
     made = AutomationsProcess(process)
     try:
         async with httpx.AsyncClient() as http:

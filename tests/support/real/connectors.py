@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from penstock.bus.records import Claim
 from penstock.settings import Config
 from support.drive.steps import Step
 from support.drive.waiting import eventually
+from support.real.forked import Forked
 
 _TESTS = str(Path(__file__).parents[2])
 DEAD = "connector-dead-1-abcdef"
@@ -50,19 +49,18 @@ class Hurt:
 class ConnectorProcess:
     """A process of `python -m penstock_connector`, and its pod name in the leases."""
 
-    def __init__(self, process: asyncio.subprocess.Process, pod: str) -> None:
+    def __init__(self, process: Forked, pod: str) -> None:
         self._process = process
         self.pod = pod
 
     async def died(self) -> int:
         """Wait until the process has ended by itself; return its exit code."""
-        return await self._process.wait()
+        return await self._process.ended()
 
     async def kill(self) -> None:
         """Send SIGKILL, which ends the process as a crash does."""
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
+        self._process.kill()
+        await self._process.ended()
 
     def sleep(self) -> None:
         """Send SIGSTOP: the process does nothing, and its connections stay open."""
@@ -75,7 +73,7 @@ class ConnectorProcess:
     async def stop(self) -> int:
         """Send SIGTERM; return the exit code."""
         self._process.terminate()
-        return await self._process.wait()
+        return await self._process.ended()
 
 
 @asynccontextmanager
@@ -87,11 +85,9 @@ async def connector_process(
     file.write_text(yaml.safe_dump(config.model_dump()))
     given = {"config": file, "nats_url": bus.settings.url, "probe_port": 0, **FAST, **settings}
     before = await _living(bus)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        *(hurt.arguments if hurt is not None else ["penstock_connector"]),
-        env=os.environ
+    process = Forked(
+        ["-m", *(hurt.arguments if hurt is not None else ["penstock_connector"])],
+        os.environ
         | {"PYTHONPATH": os.pathsep.join((_TESTS, os.environ.get("PYTHONPATH", "")))}
         | {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},
     )
@@ -104,9 +100,8 @@ async def connector_process(
         found = await eventually(lives, 30, "the connector's process")
         yield ConnectorProcess(process, found.removeprefix("pod."))
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        process.kill()
+        await process.ended()
 
 
 async def claimed_by_the_dead(bus: Bus, run_id: str) -> None:

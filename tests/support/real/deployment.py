@@ -21,6 +21,7 @@ from support.drive.bus import make_streams
 from support.drive.waiting import eventually
 from support.real import servers
 from support.real.ports import free_port
+from support.real.processes import pid_of
 
 SERVICES = ("normalizer", "approvals", "connector", "edge")
 
@@ -100,19 +101,20 @@ class Deployment:
         """
         port, probe_port = port or free_port(), free_port()
         number = len(self.instances)
-        process = servers.start(
-            f"{service} {number}",
-            [*before, self.python, "-m", f"penstock_{service}"],
-            log=self.folder / f"{service}-{number}.log",
-            owner_pid=os.getpid(),
-            env={
-                "PENSTOCK_CONFIG": str(self.config),
-                "PENSTOCK_NATS_URL": self.nats_url,
-                "PENSTOCK_PORT": str(port),
-                "PENSTOCK_PROBE_PORT": str(probe_port),
-                **self.environment,
-            },
-        )
+        name, log = f"{service} {number}", self.folder / f"{service}-{number}.log"
+        program = ["-m", f"penstock_{service}"]
+        env = {
+            "PENSTOCK_CONFIG": str(self.config),
+            "PENSTOCK_NATS_URL": self.nats_url,
+            "PENSTOCK_PORT": str(port),
+            "PENSTOCK_PROBE_PORT": str(probe_port),
+            **self.environment,
+        }
+        if before or self.python != sys.executable:
+            command = [*before, self.python, *program]
+            process = servers.start(name, command, log=log, owner_pid=os.getpid(), env=env)
+        else:
+            process = servers.start_python(name, program, log=log, env=env)
         instance = Instance(service, port, probe_port, process)
         self.instances.append(instance)
 
@@ -129,10 +131,7 @@ class Deployment:
 
     async def kill(self, instance: Instance) -> None:
         """Send SIGKILL to the service."""
-        # The supervisor passes other signals on, but SIGKILL would end only the supervisor.
-        children = Path(f"/proc/{instance.process.popen.pid}/task").glob("*/children")
-        for pid in " ".join(path.read_text() for path in children).split():
-            os.kill(int(pid), signal.SIGKILL)
+        os.kill(pid_of(instance.process), signal.SIGKILL)
         await asyncio.to_thread(instance.process.popen.wait)
         self.instances.remove(instance)
 

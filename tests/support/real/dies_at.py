@@ -22,13 +22,16 @@ from support.drive.steps import Step
 def clock_ahead(seconds: float) -> None:
     """Shift the clock of the times that this process writes.
 
-    Call this before the modules that import the clock.
+    The modules that have imported the clock get the shifted one, too.
     """
+    real = messages.now
 
     def now() -> str:
         return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
 
-    messages.now = now
+    for module in list(sys.modules.values()):
+        if getattr(module, "now", None) is real:
+            module.__dict__["now"] = now
 
 
 def hurt_at(step: Step, when: str, times: int, number: int) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.real.forked import Forked
 from support.real.servers import Process
 
 
 def pid_of(process: Process) -> int:
-    """Return the process id of the server itself, below its supervisor."""
+    """Return the process id of the server itself, below its supervisor if it has one."""
+    if isinstance(process.popen, Forked):
+        return process.popen.pid
     children = Path(f"/proc/{process.popen.pid}/task").glob("*/children")
     [pid] = " ".join(path.read_text() for path in children).split()
     return int(pid)

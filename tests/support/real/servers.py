@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.drive.waiting import wait_for
+from support.real.forked import Forked
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _STOP_TIMEOUT_S = 15
@@ -44,7 +45,7 @@ def _leave_none_behind() -> None:
 class Process:
     """A running server. It ends with `stop`, or when the process `owner_pid` has ended."""
 
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | Forked
     log: Path
 
     def stop(self) -> None:
@@ -79,6 +80,14 @@ def start(
         )
     _STARTED.append((popen, owner_pid))
     return Process(popen, log)
+
+
+def start_python(
+    name: str, program: Sequence[str], *, log: Path, env: Mapping[str, str]
+) -> Process:
+    """Start a program of this interpreter, which ends with this process. See `Forked`."""
+    LOGS[name] = log
+    return Process(Forked(program, {**os.environ, **env}, log), log)
 
 
 def await_log(process: Process, probe: str, timeout_s: float) -> str:
