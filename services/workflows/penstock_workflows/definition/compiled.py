@@ -104,9 +104,10 @@ class Retry:
         return min(self.backoff_s * self.factor ** (attempt - 1), self.max_backoff_s)
 
 
-# The failure codes that a retry must name in `codes`. The agent may have done its work before a
-# failure of the first kind, and a person has decided in the second.
-NEVER_RETRIED = frozenset({"outcome_unknown", "rejected"})
+# The failure codes that a retry must name in `codes`. After `outcome_unknown`, the agent may have
+# done its work. After `rejected` and `cancelled`, a person has decided. A nested workflow that
+# exceeded a limit would exceed the limit again.
+NEVER_RETRIED = frozenset({"outcome_unknown", "rejected", "cancelled", "limit_exceeded"})
 
 
 @dataclass(frozen=True, slots=True)

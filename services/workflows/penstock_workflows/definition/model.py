@@ -138,7 +138,7 @@ class Retry(Part):
     codes: Annotated[tuple[str, ...], Field(max_length=50)] | None = Field(
         None,
         description="The failure codes after which the step is tried again. Default: every code "
-        "but `outcome_unknown` and `rejected`.",
+        "but `outcome_unknown`, `rejected`, `cancelled` and `limit_exceeded`.",
     )
 
 
@@ -226,7 +226,7 @@ class Definition(Part):
         "Default: null.",
     )
     concurrency: int = Field(
-        20, ge=1, le=100, description="How many steps are under way at the same time."
+        20, ge=1, le=100, description="How many runs and calls are under way at the same time."
     )
     timeout: Duration | None = Field(
         None, description="The time after which the workflow fails with code `timeout`."

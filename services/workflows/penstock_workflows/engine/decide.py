@@ -7,7 +7,7 @@ same arguments give the same decision.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -124,9 +124,17 @@ def _invalid(definition: JsonObject | None) -> JsonObject | None:
 
 
 def _announce_resumption(draft: Draft) -> None:
-    """Record that something can go on again, if the run is paused."""
+    """Record that something can go on again, if the run is paused.
+
+    A pause also ends when its approval is over while other steps wait for people: the run is then
+    paused anew, with an approval that can be decided.
+    """
     state = draft.state
-    if state.paused is not None and state.persons < len(state.open) and not draft.is_over:
+    if state.paused is None or draft.is_over:
+        return
+    asked = [entry.person for entry in state.open.values() if entry.person is not None]
+    waits = 0 < len(state.open) == len(asked)
+    if not waits or all(data.get("approval_id") != state.paused for data in asked):
         draft.write(records.Resumed(draft.at, state.paused))
 
 
@@ -135,8 +143,8 @@ def _announce_pause(draft: Draft) -> None:
     state = draft.state
     if state.paused is None and not draft.is_over and 0 < len(state.open) == state.persons:
         asked = next(entry.person for entry in state.open.values() if entry.person is not None)
-        data = {"reason": "approval_required", **asked}
-        draft.write(records.Paused(draft.at, str(data.get("approval_id", "")), data))
+        data = {"reason": "approval_required", "approval_id": "", **asked}
+        draft.write(records.Paused(draft.at, data["approval_id"], data))
 
 
 # the handlers of the inputs
@@ -267,43 +275,35 @@ def _on_approval(draft: Draft, input: inputs.ApprovalInput) -> None:
                     **{name: value for name, value in data.items() if name in _PAUSE_FIELDS},
                 }
                 event = {"type": "lifecycle.paused", "data": asked}
-                draft.write(records.News(draft.at, entry.step, "asked", entry.index, event))
+                draft.write(replace(news, event=event))
         case "escalated":
             if data.get("step", 0) > entry.escalated:
                 draft.write(news)
         case "withdrawn":
             draft.write(news)
             _reject(draft, entry, "withdrawn", str(data.get("reason", "it was withdrawn")), {})
-        case "expired" | "decided":
-            _decide_approval(draft, entry, input, news)
+        case "expired":
+            # What follows is the policy's: `decided` comes next, or the step waits on.
+            if not entry.expired:
+                draft.write(news)
+        case "decided":
+            draft.write(news)
+            _announce_resumption(draft)
+            _decide_approval(draft, draft.state.open[key], input)
 
 
-def _decide_approval(
-    draft: Draft, entry: Open, input: inputs.ApprovalInput, news: records.News
-) -> None:
+def _decide_approval(draft: Draft, entry: Open, input: inputs.ApprovalInput) -> None:
     data = (input.event or {}).get("data", {})
-    draft.write(news)
-    _announce_resumption(draft)
-    entry = draft.state.open[entry.key]
-    items = input.items or data.get("items") or []
-    if not items:
-        if input.news == "expired":
-            _reject(draft, entry, "expired", str(data.get("reason", "nobody decided")), {})
-        return
-    item = items[0]
-    given = {name: item.get(name) for name in ("value", "note")}
-    given |= {"by": data.get("by")}
+    outcome = "approve" if data.get("outcome") == "approved" else "reject"
+    item = next(iter(input.items or data.get("items") or ()), {"decision": outcome})
+    note = item.get("note") or data.get("note")
+    given = {"value": item.get("value"), "note": note, "by": data.get("by")}
     if item["decision"] == "approve":
-        result = {
-            **result_of(text=str(item.get("note") or ""), data=item.get("value")),
-            **given,
-            "decision": "approved",
-        }
-        complete(draft, entry, result)
+        result = result_of(text=str(note or ""), data=item.get("value"))
+        complete(draft, entry, {**result, **given, "decision": "approved"})
     elif item.get("expired"):
         _reject(draft, entry, "expired", "nobody decided in time", given)
     else:
-        note = item.get("note") or data.get("note")
         reason = f"rejected by {data.get('by', 'a person')}" + (f": {note}" if note else "")
         _reject(draft, entry, "rejected", reason, given)
 

@@ -83,7 +83,8 @@ class Open:
     works: bool
     person: JsonObject | None = None
     heard: int = 0
-    escalated: int = 0
+    escalated: int = 0  # the last step of the approval's escalation
+    expired: bool = False  # the approval's deadline has passed
 
     @property
     def key(self) -> Key:
@@ -245,7 +246,9 @@ def _on_news(state: State, record: records.News) -> None:
             _wait_for_person(state, key, data, entry.heard)
         case "escalated":
             state.open[key] = replace(entry, escalated=data.get("step", entry.escalated + 1))
-        case _:
+        case "expired":
+            state.open[key] = replace(entry, expired=True)
+        case "decided" | "withdrawn":
             _wait_for_person(state, key, None, entry.heard)
 
 

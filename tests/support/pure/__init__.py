@@ -1,0 +1,1 @@
+"""Pure stand-ins, which need neither a server nor a bus."""
