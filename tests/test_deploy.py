@@ -144,7 +144,7 @@ def test_compose_opens_nothing_beyond_loopback() -> None:
 
 def test_the_agents_of_compose_are_a_valid_configuration() -> None:
     config = load_config(ROOT / "deploy/compose/penstock.yaml")
-    hosts = {urlsplit(agent.url).hostname for agent in config.agents}
+    hosts = {urlsplit(agent.url).hostname for agent in config.server_agents}
     assert hosts <= set(COMPOSE["services"])
 
 

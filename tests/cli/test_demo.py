@@ -12,6 +12,7 @@ import orjson
 import pytest
 import yaml
 
+from penstock.settings import Config
 from penstock_automations.actions.webhook.signing import signed
 from penstock_automations.rules.secrets import new_secret
 from penstock_cli import demo
@@ -167,7 +168,7 @@ async def test_the_real_servers_play_the_script(tmp_path: Path) -> None:
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
             apps = (await client.get(f"{adk.url}/list-apps")).json()
             assert set(apps) == {agent.id for agent in adk.agents}
-            for agent in agno.agents:
+            for agent in Config(agents=agno.agents).server_agents:
                 run = await client.post(
                     f"{agent.url}/agents/{agent.agent}/runs",
                     data={"message": "delete a.txt", "stream": "true"},

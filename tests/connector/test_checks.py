@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.settings import agent_config
+from penstock.settings import Config, agent_config
 from penstock_connector.checks import Finding, check_all
 from support.real.upstreams import Upstream
 
@@ -19,7 +19,7 @@ from support.real.upstreams import Upstream
 async def found(url: str, protocol: str = "agno", agent: str = "", **more: Any) -> Finding:
     """Return the finding about this one agent."""
     config = {"id": "mine", "protocol": protocol, "url": url, "agent": agent, **more}
-    [finding] = await check_all([agent_config(config)], 20.0)
+    [finding] = await check_all(Config(agents=[agent_config(config)]).server_agents, 20.0)
     assert finding.agent == "mine"
     return finding
 
@@ -175,7 +175,7 @@ async def test_a_server_that_is_silent_is_given_up() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = agent_config({"id": "a", "protocol": "adk", "url": url})
-        [finding] = await check_all([config], 0.2)
+        [finding] = await check_all(Config(agents=[config]).server_agents, 0.2)
     assert finding.verdict == "unreachable"
     assert finding.text == f"{url}/list-apps did not answer within 0.2 s"
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from penstock.settings import AgentBase, Settings, variable_name
+from penstock.settings import AgentBase, AgentOfServer, Settings, variable_name
 
 _MIB, _KIB = 1024 * 1024, 1024
 
@@ -19,9 +19,8 @@ def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
     Fields that every service has and groups of settings are left out.
     """
-    bases = [
-        base for base in (Settings, AgentBase) if issubclass(model, base) and model is not base
-    ]
+    shared = (Settings, AgentBase, AgentOfServer)
+    bases = [base for base in shared if issubclass(model, base) and model is not base]
     common = {name for base in bases for name in base.model_fields}
     return {
         name: field

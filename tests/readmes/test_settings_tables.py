@@ -14,7 +14,8 @@ from support.drive.repository import ROOT, services
 MODELS = [
     "penstock.settings.Settings",
     "penstock.settings.AuthSettings",
-    *(f"penstock.settings.{name}" for name in ("AgentBase", "AgnoAgent", "AdkAgent", "AguiAgent")),
+    *(f"penstock.settings.{name}" for name in ("AgentBase", "AgentOfServer", "AgnoAgent")),
+    *(f"penstock.settings.{name}" for name in ("AdkAgent", "AguiAgent", "WorkflowAgent")),
     *(
         f"penstock_{name}.settings.{name.capitalize()}Settings"
         for name in services()

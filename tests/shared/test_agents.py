@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from penstock.settings import (
     AdkAgent,
@@ -15,6 +16,7 @@ from penstock.settings import (
     AguiAgent,
     Config,
     ConfigurationError,
+    WorkflowAgent,
     load_config,
 )
 
@@ -98,4 +100,34 @@ def test_an_error_names_the_place_in_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("protocol", "kept"), [("agno", URL), ("adk", URL), ("agui", f"{URL}/")])
 def test_only_an_agui_url_keeps_its_slash(tmp_path: Path, protocol: str, kept: str) -> None:
-    assert loaded(tmp_path, protocol=protocol, url=f"{URL}/").url == kept
+    agent = loaded(tmp_path, protocol=protocol, url=f"{URL}/")
+    assert not isinstance(agent, WorkflowAgent)
+    assert agent.url == kept
+
+
+def test_a_workflow_has_no_server() -> None:
+    config = Config.model_validate(
+        {
+            "agents": [
+                {"id": "review", "protocol": "workflow", "topology_id": 200},
+                {"id": "old", "protocol": "workflow", "agent": "review", "version": "3"},
+                {"id": "linter", "protocol": "agno", "url": URL},
+            ]
+        }
+    )
+    review, old, linter = config.agents
+    assert isinstance(review, WorkflowAgent)
+    assert (review.agent, review.version, review.kind) == ("review", None, "workflow")
+    assert isinstance(old, WorkflowAgent)
+    assert (old.agent, old.version) == ("review", "3")
+    assert config.by_topology(200) is review
+    assert config.server_agents == [linter]
+    assert (config.server_agent("review"), config.server_agent("linter")) == (None, linter)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("url", URL), ("headers", {"a": "b"}), ("accepts", ["state"])]
+)
+def test_a_workflow_has_no_field_about_a_server(field: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=f"`{field}` is for the protocol agno or adk or agui"):
+        Config.model_validate({"agents": [{"id": "w", "protocol": "workflow", field: value}]})

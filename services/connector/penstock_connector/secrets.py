@@ -6,12 +6,12 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from penstock.redaction import is_secret, without
-from penstock.settings import AgentConfig
+from penstock.settings import ServerAgent
 
 MIN_CHARACTERS: Final = 6  # of a secret; a shorter one would also match ordinary words
 
 
-def without_secrets(agent: AgentConfig, facts: dict[str, Any]) -> dict[str, Any]:
+def without_secrets(agent: ServerAgent, facts: dict[str, Any]) -> dict[str, Any]:
     """The facts of a lost leg without the agent's credentials.
 
     The credentials must not be in a source frame, because clients with the scope `raw` read source
@@ -24,7 +24,7 @@ def without_secrets(agent: AgentConfig, facts: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def _secrets(agent: AgentConfig) -> list[str]:
+def _secrets(agent: ServerAgent) -> list[str]:
     values = [value for name, value in agent.headers.items() if is_secret(name)]
     values += [value.rpartition(" ")[2] for value in values]  # "Bearer …" without its scheme
     at = urlsplit(agent.url)

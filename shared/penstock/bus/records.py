@@ -57,6 +57,10 @@ class StartCommand(Record):
     workflow_depth: int | None = Field(
         None, description="How many workflows this run is inside of: 1 for a step of an outer one"
     )
+    version: str | None = Field(
+        None, description="For workflows: the version of the definition, which is checked already"
+    )
+    workflow: str | None = Field(None, description="For workflows: the name of the definition")
     roles: list[str] | None = Field(
         None, description="For workflows: the user's roles, which the run's children inherit"
     )

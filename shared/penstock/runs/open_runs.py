@@ -206,7 +206,7 @@ class OpenRuns:
             return True
         if record.status != "queued":
             return False
-        start = subjects.command("connector", "start", record.run_id)
+        start = subjects.command(record.target or "connector", "start", record.run_id)
         if await self._bus.tail(COMMANDS, start) is not None:
             return False
         # A connector that has claimed the run has written to RAW, or is about to write.

@@ -7,7 +7,7 @@ import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -25,9 +25,11 @@ from penstock.bus.records import RunRecord, StartCommand
 from penstock.bus.shards import new_run_id
 from penstock.bus.write.objects import wrap
 from penstock.runs.open_runs import OpenRuns
+from penstock.runs.session_runs import list_run
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.trace import traceparent
-from penstock.settings import AgentConfig
+from penstock.runs.workflows import check_start, input_of
+from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.problems import Problem
 
 SHOWN_CHARACTERS = 200  # the number of the message's characters that the run's record keeps
@@ -128,17 +130,29 @@ class Starter:
 
         Raises:
             Problem: 409 if the key was used with another request before; 422 if the agent server
-                has no path for the session id or the user id; 429 if the user has too many runs.
+                has no path for the session id or the user id, or the input does not fit the
+                workflow; 404 if there is no such workflow; 429 if the user has too many runs.
             BusError: the run was not started. OutcomeUnknown: the run may have been started.
         """
         require_reachable(start.agent, start.user_id, start.session_id)
+        if isinstance(start.agent, WorkflowAgent):
+            try:
+                start = await checked_workflow(self._bus, start)
+            except Problem:
+                # The latest version may have changed after the first request.
+                if (record := await self._earlier(start)) is not None:
+                    return Started(record, new=False)
+                raise
         if start.run_id is not None:
             run_id = start.run_id
         elif start.shard is not None:
             run_id = new_run_id(start.shard, self._bus.clock.time())
         else:
             run_id = await self.new_run_id(start.user_id, start.session_id)
-        if not await self._open_runs.has_room(start.user_id) and not await self._is_repeat(start):
+        # The runs of a workflow's steps are never refused: the limits of the workflow's definition
+        # bound their number.
+        has_room = start.origin.step_id is not None or await self._open_runs.has_room(start.user_id)
+        if not has_room and await self._earlier(start) is None:
             self._open_runs.refuse(start.user_id)
         # If there were an `await` between the check and this line, many concurrent starts could
         # all pass the check.
@@ -159,7 +173,8 @@ class Starter:
         command = _command(start, run_id, self._bus.clock.stamp()).model_copy(
             update={"callers_known": self._callers_known}
         )
-        if start.session_id is None:
+        if start.session_id is None or start.origin.step_id is not None:
+            # A step's run is in the shard of its parent, and so is the step's own session.
             await self._shards.record(
                 command.user_id, command.session_id, subjects.shard_of(run_id)
             )
@@ -184,6 +199,9 @@ class Starter:
         try:
             if start.prepare is not None:
                 await start.prepare(command.run_id)
+            if command.workflow is not None:
+                # The connector lists the run of any other agent in its session.
+                await list_run(self._bus, command)
         except BaseException:
             await self._delete_record(command.run_id, revision)
             raise
@@ -193,13 +211,14 @@ class Starter:
             await self._delete_record(command.run_id, revision)
             raise
 
-    async def _is_repeat(self, start: Start) -> bool:
-        """Return whether an earlier request has started the run already."""
+    async def _earlier(self, start: Start) -> RunRecord | None:
+        """Return the record of the run if an earlier request has started it; else None."""
         run_id = start.run_id
         if run_id is None and start.key is not None:
             entry = await self._bus.bucket("idempotency").get(_key_of(start))
             run_id = orjson.loads(entry.value)["run_id"] if entry is not None else None
-        return run_id is not None and await self._bus.bucket("runs").get(run_id) is not None
+        entry = await self._bus.bucket("runs").get(run_id) if run_id is not None else None
+        return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
         """Return the id of the first run with the key, and whether this id is `run_id`.
@@ -234,6 +253,7 @@ class Starter:
             session_id=command.session_id,
             user_id=command.user_id,
             roles=list(start.roles) or None,
+            target="workflows" if command.workflow is not None else None,
             message=command.message[:SHOWN_CHARACTERS],
             created_at=command.created_at,
             updated_at=command.created_at,
@@ -255,7 +275,9 @@ class Starter:
     async def _publish(self, command: StartCommand) -> None:
         payload = await wrap(self._bus, f"{command.run_id}.start", command.dump())
         message = Message(
-            subjects.command("connector", "start", command.run_id),
+            subjects.command(
+                "connector" if command.workflow is None else "workflows", "start", command.run_id
+            ),
             payload,
             {"Nats-Msg-Id": command.run_id},
         )
@@ -327,4 +349,33 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
         step_id=start.origin.step_id,
         workflow_depth=start.origin.workflow_depth,
         created_at=created_at,
+        **(_for_workflow(start.agent, start) if isinstance(start.agent, WorkflowAgent) else {}),
+    )
+
+
+def _for_workflow(agent: WorkflowAgent, start: Start) -> dict[str, Any]:
+    """Return the fields of a start command that the service `workflows` needs besides."""
+    return {
+        "workflow": agent.agent,
+        "version": agent.version,
+        "roles": list(start.roles) or None,
+        "automations": list(start.origin.automations) or None,
+        "depth": start.origin.depth or None,
+    }
+
+
+async def checked_workflow(bus: Bus, start: Start) -> Start:
+    """Return the start of a workflow with the version and the whole input of the run.
+
+    Raises:
+        Problem: 404 if there is no such workflow or version, 422 if the input does not fit.
+        BusError: the definition cannot be read.
+    """
+    agent = start.agent
+    assert isinstance(agent, WorkflowAgent)
+    record = await check_start(bus, agent.agent, agent.version, start.input, start.message)
+    return replace(
+        start,
+        agent=agent.model_copy(update={"version": record.version}),
+        input=input_of(record.input_schema, start.input, start.message),
     )

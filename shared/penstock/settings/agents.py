@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
@@ -32,7 +32,7 @@ MAX_NAMED = 20  # the number of agents that an error text lists
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
-Protocol: TypeAlias = Literal["agno", "adk", "agui"]
+Protocol: TypeAlias = Literal["agno", "adk", "agui", "workflow"]
 ThreadIds: TypeAlias = Literal["derived", "verbatim"]
 _THREAD_IDS: Final = (
     "The session id that goes upstream when callers are authenticated. `derived` makes one from "
@@ -49,18 +49,14 @@ class AgentBase(BaseModel):
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")] = Field(
         description="The id of the agent in every API of Penstock."
     )
-    protocol: Protocol = Field(description="The protocol that the agent server speaks.")
-    url: Annotated[
-        str,
-        Field(
-            description="The base URL of the agent server. For AG-UI it is the exact URL to which "
-            "runs are posted."
-        ),
-    ]
+    protocol: Protocol = Field(
+        description="The protocol that the agent server speaks, or `workflow` for a workflow of "
+        "Penstock."
+    )
     agent: str = Field(
         "",
         description="The agent's id at its server: an Agno agent, team or workflow, or an ADK "
-        "`appName`. Default: `id`.",
+        "`appName`; for `workflow`, the workflow's name. Default: `id`.",
     )
     kind: Literal["agent", "team", "workflow"] = Field(
         "agent",
@@ -71,6 +67,28 @@ class AgentBase(BaseModel):
     topology_id: int | None = Field(
         None, description="The number by which the executions contract names the agent."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_foreign_fields(cls, value: Any) -> Any:
+        return _own_fields(cls, value) if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _upstream_id(self) -> Self:
+        self.agent = self.agent or self.id
+        return self
+
+
+class AgentOfServer(AgentBase):
+    """The fields of the agents of agent servers."""
+
+    url: Annotated[
+        str,
+        Field(
+            description="The base URL of the agent server. For AG-UI it is the exact URL to which "
+            "runs are posted."
+        ),
+    ]
     timeout_s: Annotated[
         float, Field(gt=0, description="Seconds that one upstream request may take.")
     ] = 300.0
@@ -86,11 +104,6 @@ class AgentBase(BaseModel):
         " such as `dependencies`, `stateDelta`, `stateDelta.app:theme` or "
         "`forwardedProps.locale`. Penstock answers 422 to all others.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_foreign_fields(cls, value: Any) -> Any:
-        return _own_fields(cls, value) if isinstance(value, dict) else value
 
     @field_validator("url")
     @classmethod
@@ -111,20 +124,15 @@ class AgentBase(BaseModel):
         starts.check_setting(self.protocol, self.accepts)
         return self
 
-    @model_validator(mode="after")
-    def _upstream_id(self) -> Self:
-        self.agent = self.agent or self.id
-        return self
 
-
-class AgnoAgent(AgentBase):
+class AgnoAgent(AgentOfServer):
     """An agent, team or workflow of an Agno AgentOS."""
 
     protocol: Literal["agno"]
     thread_ids: ThreadIds = Field("derived", description=_THREAD_IDS)
 
 
-class AdkAgent(AgentBase):
+class AdkAgent(AgentOfServer):
     """An app of a Google ADK server."""
 
     protocol: Literal["adk"]
@@ -135,7 +143,7 @@ class AdkAgent(AgentBase):
     )
 
 
-class AguiAgent(AgentBase):
+class AguiAgent(AgentOfServer):
     """An agent behind AG-UI."""
 
     protocol: Literal["agui"]
@@ -169,8 +177,27 @@ class AguiAgent(AgentBase):
         return self
 
 
+class WorkflowAgent(AgentBase):
+    """A workflow of Penstock, which the service `workflows` runs. It has no agent server."""
+
+    protocol: Literal["workflow"]
+    kind: Literal["workflow"] = "workflow"
+    version: str | None = Field(
+        None,
+        description="The workflow's version. Default: the version that is the latest one when a "
+        "run starts.",
+    )
+
+    @property
+    def accepts(self) -> Sequence[str]:
+        """Nothing: the schema of the workflow says which input it takes."""
+        return ()
+
+
 # One agent of an agent server, in the form that every service reads.
-AgentConfig: TypeAlias = AgnoAgent | AdkAgent | AguiAgent
+ServerAgent: TypeAlias = AgnoAgent | AdkAgent | AguiAgent
+# What a run can be started with: an agent of an agent server, or a workflow.
+AgentConfig: TypeAlias = ServerAgent | WorkflowAgent
 
 _BY_PROTOCOL: Final = Field(discriminator="protocol")
 _AGENT: Final[TypeAdapter[AgentConfig]] = TypeAdapter(Annotated[AgentConfig, _BY_PROTOCOL])
@@ -178,6 +205,7 @@ _MODELS: Final[dict[str, type[AgentBase]]] = {
     "agno": AgnoAgent,
     "adk": AdkAgent,
     "agui": AguiAgent,
+    "workflow": WorkflowAgent,
 }
 
 
@@ -240,6 +268,16 @@ class Config(BaseModel):
     def agent(self, id: str) -> AgentConfig | None:
         """Return the agent with this id; None when no agent has this id."""
         return next((agent for agent in self.agents if agent.id == id), None)
+
+    def server_agent(self, id: str) -> ServerAgent | None:
+        """Return the agent with this id; None when no agent of an agent server has this id."""
+        agent = self.agent(id)
+        return None if isinstance(agent, WorkflowAgent) else agent
+
+    @property
+    def server_agents(self) -> list[ServerAgent]:
+        """The agents of agent servers."""
+        return [agent for agent in self.agents if not isinstance(agent, WorkflowAgent)]
 
     def no_agent(self, id: str) -> str:
         """Return the error text for an unknown agent id, which lists the configured agents."""

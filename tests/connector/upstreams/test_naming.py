@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from penstock.bus.records import StartCommand
-from penstock.settings import agent_config
+from penstock.settings import WorkflowAgent, agent_config
 from penstock_connector.upstreams.session_names import thread_id
 
 
@@ -38,6 +38,7 @@ def test_a_session_is_called_otherwise_where_callers_are_known(
             callers_known=said,
             created_at="now",
         )
+        assert not isinstance(config, WorkflowAgent)
         return thread_id(config, command, callers_known=known)
 
     assert (name("alice") == "s") is same

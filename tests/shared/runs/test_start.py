@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from penstock.bus import Bus, BusUnavailable
-from penstock.bus.records import RunRecord, StartCommand
+from penstock.bus.records import (
+    LatestWorkflow,
+    RunRecord,
+    SessionRecord,
+    StartCommand,
+    WorkflowRecord,
+)
 from penstock.bus.streams import COMMANDS
-from penstock.bus.subjects import command
+from penstock.bus.subjects import command, session_key
 from penstock.bus.write.objects import unwrap
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Origin, Start, Starter
-from penstock.settings import AgnoAgent
+from penstock.settings import AgnoAgent, WorkflowAgent
+from penstock.web.problems import Problem
 from support.drive.bus import connected
 from support.real.nats import NatsServer
 
@@ -27,9 +35,9 @@ def starter(bus: Bus) -> Starter:
     return Starter(bus, OpenRuns(bus, 0, 0), SessionShards(bus, (AGENT.id,)), callers_known=True)
 
 
-async def commands_of(bus: Bus, run_id: str) -> int:
+async def commands_of(bus: Bus, run_id: str, target: str = "*") -> int:
     info = await bus.api(
-        f"STREAM.INFO.{COMMANDS}", {"subjects_filter": command("connector", "start", run_id)}
+        f"STREAM.INFO.{COMMANDS}", {"subjects_filter": command(target, "start", run_id)}
     )
     return sum((info["state"].get("subjects") or {}).values())
 
@@ -88,3 +96,116 @@ async def test_a_start_that_was_cut_before_its_command_is_completed_by_its_repea
         assert await commands_of(bus, run_id) == 0
         assert (await starter(bus).start(asked)).new
         assert await commands_of(bus, run_id) == 1
+
+
+REVIEW = WorkflowAgent(id="review", protocol="workflow", agent="code_review")
+SCHEMA = {
+    "type": "object",
+    "properties": {"diff": {"type": "string"}, "message": {"type": "string"}},
+    "required": ["diff"],
+    "additionalProperties": False,
+}
+
+
+async def define(bus: Bus, name: str, version: str, schema: dict[str, Any]) -> None:
+    record = WorkflowRecord(
+        name=name,
+        version=version,
+        digest="",
+        definition={},
+        input_schema=schema,
+        created_at="2026-11-22T10:00:00.000Z",
+        created_by="ada",
+    )
+    await bus.bucket("workflows").put(f"v.{name}.{version}", record.dump())
+    latest = LatestWorkflow(version=version)
+    await bus.bucket("workflows").put(f"latest.{name}", latest.dump())
+
+
+async def started(bus: Bus, target: str, run_id: str) -> StartCommand:
+    stored = await bus.tail(COMMANDS, command(target, "start", run_id))
+    assert stored is not None
+    return StartCommand.model_validate_json(await unwrap(bus, stored.payload))
+
+
+async def test_a_workflow_is_started_by_the_service_workflows_with_its_checked_input(
+    nats_server: NatsServer,
+) -> None:
+    async with connected(nats_server.url) as bus:
+        await define(bus, "code_review", "1.2", SCHEMA)
+        asked = Start(
+            REVIEW,
+            "Review it",
+            "s-review",
+            "alice",
+            roles=["dev"],
+            input={"diff": "+1"},
+            origin=replace(ORIGIN, step_id=None),
+        )
+        run = (await starter(bus).start(asked)).record
+        assert run.target == "workflows"
+        assert await commands_of(bus, run.run_id, "connector") == 0
+        sent = await started(bus, "workflows", run.run_id)
+        assert (sent.agent, sent.workflow, sent.version) == ("review", "code_review", "1.2")
+        assert sent.input == {"diff": "+1", "message": "Review it"}
+        assert (sent.roles, sent.automations, sent.depth) == (["dev"], ["first", "second"], 2)
+        entry = await bus.bucket("sessions").get(session_key("alice", "review", "s-review"))
+        assert entry is not None
+        assert SessionRecord.model_validate_json(entry.value).runs == [run.run_id]
+
+
+@pytest.mark.parametrize(
+    ("agent", "given", "status", "text"),
+    [
+        (REVIEW, {}, 422, "input.diff: is missing"),
+        (REVIEW, {"diff": 1}, 422, "input.diff: must be string, not 1"),
+        (REVIEW, {"diff": "", "dif": 1}, 422, "input.dif: there is no such field"),
+        (REVIEW.model_copy(update={"version": "9"}), {}, 404, "no version 9"),
+        (REVIEW.model_copy(update={"agent": "other"}), {}, 404, "there is no workflow 'other'"),
+    ],
+)
+async def test_a_start_that_a_workflow_cannot_take_starts_nothing(
+    nats_server: NatsServer,
+    agent: WorkflowAgent,
+    given: dict[str, Any],
+    status: int,
+    text: str,
+) -> None:
+    async with connected(nats_server.url) as bus:
+        await define(bus, "code_review", "1", SCHEMA)
+        run_id = await starter(bus).new_run_id("alice", None)
+        with pytest.raises(Problem, match=text) as refused:
+            await starter(bus).start(Start(agent, "", None, "alice", input=given, run_id=run_id))
+        assert refused.value.status == status
+        assert await bus.bucket("runs").get(run_id) is None
+        assert await commands_of(bus, run_id) == 0
+
+
+async def test_a_start_is_repeated_although_the_workflow_has_another_version_now(
+    nats_server: NatsServer,
+) -> None:
+    async with connected(nats_server.url) as bus:
+        await define(bus, "code_review", "1", {})
+        asked = Start(REVIEW, "Hello", "s1", "alice", key="k", request=b"x")
+        first = await starter(bus).start(asked)
+        await define(bus, "code_review", "2", SCHEMA)
+        again = await starter(bus).start(asked)
+        assert (first.new, again.new) == (True, False)
+        assert again.record.run_id == first.record.run_id
+        assert (await started(bus, "workflows", first.record.run_id)).version == "1"
+
+
+async def test_the_runs_of_a_workflow_do_not_fail_at_the_limit_of_open_runs(
+    nats_server: NatsServer,
+) -> None:
+    async with connected(nats_server.url) as bus:
+        limited = Starter(
+            bus, OpenRuns(bus, 1, 0), SessionShards(bus, (AGENT.id,)), callers_known=True
+        )
+        await limited.start(Start(AGENT, "Hello", None, "bob"))
+        with pytest.raises(Problem, match="cancel some") as refused:
+            await limited.start(Start(AGENT, "Hello", None, "bob"))
+        assert refused.value.status == 429
+        run_id = await limited.new_run_id("bob", None)
+        step = Start(AGENT, "Hello", "s2", "bob", run_id=run_id, origin=ORIGIN)
+        assert (await limited.start(step)).new

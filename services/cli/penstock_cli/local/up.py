@@ -210,7 +210,7 @@ async def _greet(
 async def _warn(agents: list[AgentConfig], ready: asyncio.Event) -> None:
     """Log which agents of the file cannot work as configured. Services do not wait for this."""
     try:
-        findings = await check_all(agents)
+        findings = await check_all(Config(agents=agents).server_agents)
     except Exception:  # the check only warns; Penstock starts all the same
         log.exception("the agents' servers could not be checked")
         return

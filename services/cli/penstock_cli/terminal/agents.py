@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.settings import AgentConfig, Config, ConfigurationError, load_config
+from penstock.settings import (
+    AgentConfig,
+    Config,
+    ConfigurationError,
+    WorkflowAgent,
+    load_config,
+)
 from penstock_cli.terminal.api import Api
 from penstock_cli.terminal.output import Output
 
@@ -31,7 +37,10 @@ def show_configured(output: Output, config: Config) -> None:
         for agent in config.agents:
             output.json_line(agent.model_dump(mode="json", exclude={"headers"}))
         return
-    rows = [(each.id, each.protocol, each.kind, each.agent, each.url) for each in config.agents]
+    rows = [
+        (each.id, each.protocol, each.kind, each.agent, getattr(each, "url", ""))
+        for each in config.agents
+    ]
     output.table(("agent", "protocol", "kind", "upstream's id", "url"), rows)
 
 
@@ -53,10 +62,14 @@ def chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
 
 
 def check(output: Output, agents: Sequence[AgentConfig], timeout_s: float) -> int:
-    """Check the server of each agent, show the findings, and return the exit code."""
+    """Check the server of each agent, show the findings, and return the exit code.
+
+    A workflow has no server, so there is nothing to check.
+    """
     from penstock_connector.checks import check_all  # noqa: PLC0415 - the client needs no service
 
-    findings = asyncio.run(check_all(agents, timeout_s))
+    servers = [agent for agent in agents if not isinstance(agent, WorkflowAgent)]
+    findings = asyncio.run(check_all(servers, timeout_s))
     for finding in findings:
         if output.as_json:
             verdict = {"agent": finding.agent, "verdict": finding.verdict, "said": finding.text}
@@ -64,7 +77,7 @@ def check(output: Output, agents: Sequence[AgentConfig], timeout_s: float) -> in
         else:
             output.text(f"{finding.agent}: {finding.verdict.replace('_', ' ')}: {finding.text}")
     if not findings:
-        output.notice("no agent is configured")
+        output.notice("no agent of an agent server is configured")
     return DONE if all(finding.is_fine for finding in findings) else WRONG
 
 

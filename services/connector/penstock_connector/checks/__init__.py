@@ -12,7 +12,7 @@ from typing import Final
 
 import httpx
 
-from penstock.settings import AgentConfig
+from penstock.settings import ServerAgent
 from penstock_connector.checks import adk, agno, agui
 from penstock_connector.checks.finding import Finding, Verdict
 from penstock_connector.checks.probe import NotReached, Probe
@@ -23,20 +23,20 @@ __all__ = ["TIMEOUT_S", "Finding", "Verdict", "check", "check_all"]
 TIMEOUT_S: Final = 5.0  # for one request; a check makes a few
 AT_A_TIME: Final = 8  # agents that are checked side by side
 
-_CHECKS: Final[Mapping[str, Callable[[Probe, AgentConfig], Awaitable[Finding]]]] = {
+_CHECKS: Final[Mapping[str, Callable[[Probe, ServerAgent], Awaitable[Finding]]]] = {
     "agno": agno.check,
     "adk": adk.check,
     "agui": agui.check,
 }
 
 
-async def check_all(agents: Sequence[AgentConfig], timeout_s: float = TIMEOUT_S) -> list[Finding]:
+async def check_all(agents: Sequence[ServerAgent], timeout_s: float = TIMEOUT_S) -> list[Finding]:
     """Check the agents; return one finding for each, in the order of the agents."""
     turns = asyncio.Semaphore(AT_A_TIME)
     # redirects are not followed, since the connector does not follow them either
     async with httpx.AsyncClient(timeout=timeout_s, follow_redirects=False) as client:
 
-        async def one(agent: AgentConfig) -> Finding:
+        async def one(agent: ServerAgent) -> Finding:
             async with turns:
                 return await check(client, agent, timeout_s)
 
@@ -44,7 +44,7 @@ async def check_all(agents: Sequence[AgentConfig], timeout_s: float = TIMEOUT_S)
 
 
 async def check(
-    client: httpx.AsyncClient, agent: AgentConfig, timeout_s: float = TIMEOUT_S
+    client: httpx.AsyncClient, agent: ServerAgent, timeout_s: float = TIMEOUT_S
 ) -> Finding:
     """Check one agent. The text of the finding holds none of the agent's credentials."""
     probe = Probe(client, agent.url, agent.headers, timeout_s)

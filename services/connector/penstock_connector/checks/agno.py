@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.settings import AgentConfig, did_you_mean
+from penstock.settings import ServerAgent, did_you_mean
 from penstock_connector.checks.finding import Finding, listed
 from penstock_connector.checks.known import agent_os, refusal_of, what_answers
 from penstock_connector.checks.probe import Probe
 
 
-async def check(probe: Probe, agent: AgentConfig) -> Finding:
+async def check(probe: Probe, agent: ServerAgent) -> Finding:
     """The finding about an Agno agent.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urljoin, urlsplit
 
-from penstock.settings import AgentConfig
+from penstock.settings import ServerAgent
 from penstock_connector.checks.finding import Finding, listed
 from penstock_connector.checks.known import agui_paths, refusal_of, what_answers
 from penstock_connector.checks.probe import Answer, NotReached, Probe
@@ -18,7 +18,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NOT_ALLOWED = 405
 
 
-async def check(probe: Probe, agent: AgentConfig) -> Finding:
+async def check(probe: Probe, agent: ServerAgent) -> Finding:
     """The finding about an AG-UI agent.
 
     Raises:

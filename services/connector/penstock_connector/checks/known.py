@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.settings import AgentConfig, did_you_mean
+from penstock.settings import ServerAgent, did_you_mean
 from penstock_connector.checks.finding import Finding, listed
 from penstock_connector.checks.probe import Answer, NotReached, Probe
 
@@ -72,7 +72,7 @@ def agui_paths(document: Any) -> list[str]:
     ]
 
 
-async def what_answers(probe: Probe, agent: AgentConfig) -> str | None:
+async def what_answers(probe: Probe, agent: ServerAgent) -> str | None:
     """Say which server answers, and what to change in the configuration; None if it is unknown."""
     try:
         for base in probe.bases:
@@ -94,7 +94,7 @@ async def what_answers(probe: Probe, agent: AgentConfig) -> str | None:
     return None
 
 
-def _changes(agent: AgentConfig, protocol: str, base: str, known: list[str]) -> str:
+def _changes(agent: ServerAgent, protocol: str, base: str, known: list[str]) -> str:
     wanted = [f"`protocol: {protocol}`"] * (agent.protocol != protocol)
     wanted += [f"`url: {base}`"] * (agent.url.rstrip("/") != base)
     if agent.agent not in known:
@@ -103,7 +103,7 @@ def _changes(agent: AgentConfig, protocol: str, base: str, known: list[str]) -> 
     return "set " + " and ".join(wanted)
 
 
-def refusal_of(answer: Answer, agent: AgentConfig) -> Finding | None:
+def refusal_of(answer: Answer, agent: ServerAgent) -> Finding | None:
     """The finding for a server that refuses our credentials; None if the server accepts them."""
     if not answer.is_refused:
         return None

@@ -200,7 +200,7 @@ class Continues:
             "approval_id": command.approval_id,
             "items": [item.model_dump() for item in command.items],
         }
-        agent = self._context.config.agent(command.agent)
+        agent = self._context.config.server_agent(command.agent)
         writer = self._stores.runs.writer(order.run_id, last)
         try:
             await self._context.opener.open(order, agent, writer, facts, is_taken_over=was_claimed)

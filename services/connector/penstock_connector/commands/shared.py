@@ -13,7 +13,7 @@ from penstock.bus import Bus
 from penstock.bus.records import StartCommand
 from penstock.bus.streams import COMMANDS, raw_for
 from penstock.bus.subjects import run_id_of
-from penstock.settings import AgentConfig, Config
+from penstock.settings import Config, ServerAgent
 from penstock_connector.legs.opener import LegOpener
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.registry import LegRegistry
@@ -70,7 +70,7 @@ class Context:
         command = StartCommand.model_validate(
             record.model_dump(include=_OF_RECORD) | {"created_at": record.created_at}
         )
-        facts = facts_of_open(command, self.config.agent(record.agent))
+        facts = facts_of_open(command, self.config.server_agent(record.agent))
         await writer.write("open", orjson.dumps(facts), leg=1)
         await writer.write("event", orjson.dumps(event), leg=1)
 
@@ -108,7 +108,7 @@ class Context:
         return await self.orders.decisions.decided_at(order.approval_id)
 
 
-def facts_of_open(command: StartCommand, agent: AgentConfig | None) -> dict[str, Any]:
+def facts_of_open(command: StartCommand, agent: ServerAgent | None) -> dict[str, Any]:
     """The payload of the first leg's `open`: the run's facts, as the normalizer needs them."""
     facts: dict[str, Any] = {
         "agent": command.agent,

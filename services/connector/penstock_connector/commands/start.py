@@ -173,7 +173,7 @@ class Starts:
             await self._stores.leg_records.delete(run_id)
             return
         try:
-            agent = context.config.agent(command.agent)
+            agent = context.config.server_agent(command.agent)
             writer, facts = self._stores.runs.writer(run_id), facts_of_open(command, agent)
             await context.opener.open(order, agent, writer, facts, is_taken_over=was_claimed)
         except BusError:

@@ -13,7 +13,7 @@ from typing import Final
 
 import httpx
 
-from penstock.settings import AgentConfig
+from penstock.settings import ServerAgent
 from penstock_connector.checks import check
 from penstock_connector.checks.finding import shown
 from penstock_connector.legs.outcome import Outcome
@@ -33,7 +33,7 @@ class Diagnosis:
         self._looked_at_s: dict[str, float] = {}
         self._looking: set[asyncio.Task[None]] = set()
 
-    def after(self, run_id: str, agent: AgentConfig, url: str, outcome: Outcome) -> None:
+    def after(self, run_id: str, agent: ServerAgent, url: str, outcome: Outcome) -> None:
         """Check the server in the background if the leg ended before its stream began.
 
         `url`: the URL that was called.
@@ -55,7 +55,7 @@ class Diagnosis:
             await asyncio.wait(self._looking)
 
     async def _look(
-        self, run_id: str, agent: AgentConfig, url: str, outcome: Outcome, reached: bool
+        self, run_id: str, agent: ServerAgent, url: str, outcome: Outcome, reached: bool
     ) -> None:
         advice = "start it, or set `url` to its address as seen from here"
         if reached:

@@ -29,7 +29,7 @@ import orjson
 
 from penstock import telemetry
 from penstock.bus import FenceConflict, HistoryLost, RawWriter
-from penstock.settings import AgentConfig
+from penstock.settings import ServerAgent
 from penstock.starts import NotAccepted
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.outcome import TAKEN_OVER, Outcome, ended, lost
@@ -104,7 +104,7 @@ class Leg:
 
     run_id: str
     number: int
-    agent: AgentConfig
+    agent: ServerAgent
     upstream: Upstream[Any]
     writer: RawWriter
     resources: Resources

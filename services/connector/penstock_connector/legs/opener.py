@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from penstock.bus import BusError, FenceConflict, RawWriter
-from penstock.settings import AgentConfig
+from penstock.settings import ServerAgent
 from penstock_connector.legs.leg import FRESH_S
 from penstock_connector.legs.orders import Order
 from penstock_connector.legs.outcome import lost
@@ -34,7 +34,7 @@ class LegOpener:
     async def open(
         self,
         order: Order,
-        agent: AgentConfig | None,
+        agent: ServerAgent | None,
         writer: RawWriter,
         facts: dict[str, Any],
         *,
@@ -107,7 +107,7 @@ class LegOpener:
             if other != pod and revision and (record is None or record.leg <= leg):
                 await records.delete_of(other, run_id, revision)
 
-    async def _join(self, order: Order, agent: AgentConfig) -> Joined:
+    async def _join(self, order: Order, agent: ServerAgent) -> Joined:
         return await self._stores.sessions.join(
             order.session,
             agent.id,

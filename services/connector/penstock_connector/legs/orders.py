@@ -16,7 +16,7 @@ from penstock.bus import Bus, Stored
 from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Turn
 from penstock.bus.subjects import session_key
 from penstock.bus.write import objects
-from penstock.settings import AgentConfig
+from penstock.settings import ServerAgent
 from penstock_connector.state.decided import Decisions
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.state.retries import with_retries
@@ -111,7 +111,7 @@ class Orders:
                 return pause
         raise LookupError(f"the record of the pause for approval {command.approval_id} is lost")
 
-    async def request(self, order: Order, upstream: Upstream[Any], agent: AgentConfig) -> Call:
+    async def request(self, order: Order, upstream: Upstream[Any], agent: ServerAgent) -> Call:
         """Make the request that opens the leg; it is the same for each connector that makes it.
 
         Raises:
@@ -130,7 +130,7 @@ class Orders:
         return await upstream.resume(self._client, agent, resume, pause)
 
 
-def accepted(agent: AgentConfig, command: StartCommand) -> StartCommand:
+def accepted(agent: ServerAgent, command: StartCommand) -> StartCommand:
     """Return the start with only the input that may be passed to the agent's server.
 
     Raises:

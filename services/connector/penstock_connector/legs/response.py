@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 
 from penstock.bus.budget import Budget
-from penstock.settings import AgentConfig
+from penstock.settings import ServerAgent
 from penstock.sse import FrameTooLarge
 from penstock_connector.http.reading import reading_of
 from penstock_connector.legs.body import Body, Frames
@@ -66,7 +66,7 @@ class ResponseBody:
         self,
         response: httpx.Response,
         resources: Resources,
-        agent: AgentConfig,
+        agent: ServerAgent,
         upstream: Upstream[Any],
         progress: Progress,
         store: Store,

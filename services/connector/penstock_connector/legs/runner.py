@@ -18,7 +18,7 @@ from penstock.bus.budget import Budget
 from penstock.bus.records import CancelCommand, SendingState
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control
-from penstock.settings import AgentConfig
+from penstock.settings import ServerAgent
 from penstock_connector.legs.diagnosis import Diagnosis
 from penstock_connector.legs.flush import Flush
 from penstock_connector.legs.history import LegHistory
@@ -68,11 +68,11 @@ class LegRunner:
             Flush(),
         )
 
-    def upstream(self, agent: AgentConfig) -> Upstream[Any]:
+    def upstream(self, agent: ServerAgent) -> Upstream[Any]:
         """The adapter that speaks with the agent's server."""
         return self._upstreams[agent.protocol]
 
-    def new_thread_id(self, order: Order, agent: AgentConfig) -> str:
+    def new_thread_id(self, order: Order, agent: ServerAgent) -> str:
         """The id that the order's session gets at the agent's server if the session is new."""
         return thread_id(agent, order.command, callers_known=self._callers_known)
 
@@ -83,7 +83,7 @@ class LegRunner:
     async def run(
         self,
         order: Order,
-        agent: AgentConfig,
+        agent: ServerAgent,
         writer: RawWriter,
         *,
         is_queued: bool = False,
@@ -139,7 +139,7 @@ class LegRunner:
 
     # The steps that a leg calls
 
-    async def _prepare(self, order: Order, agent: AgentConfig, *, was_called: bool) -> Call:
+    async def _prepare(self, order: Order, agent: ServerAgent, *, was_called: bool) -> Call:
         """The leg's request.
 
         Raises:
@@ -250,7 +250,7 @@ class LegRunner:
         await self._bus.publisher.publish(Message(subject, asked.dump(), {}))
 
 
-def _waits_for_its_thread(agent: AgentConfig) -> bool:
+def _waits_for_its_thread(agent: ServerAgent) -> bool:
     """Whether a start waits while its thread has a paused run: see `state/paused_session.py`."""
     return agent.protocol == "agui" and agent.starts_while_paused == "refuse"
 

@@ -17,7 +17,7 @@ from penstock.bus import FenceConflict, Retry, Stored
 from penstock.bus.messages import raw_frame
 from penstock.bus.read.direct import STORED_AT
 from penstock.bus.records import CancelCommand
-from penstock.settings import AgentConfig, Config
+from penstock.settings import Config, ServerAgent
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.leg import outlives_us
 from penstock_connector.legs.opener import LegOpener
@@ -159,7 +159,7 @@ class Takeover:
             state = sending_state(str(orjson.loads(last.payload).get("code")))
             await self._stores.sendings.record(record.approval_id, state, is_known=True)
 
-    def _moves_freely(self, order: Order, agent: AgentConfig, history: LegHistory) -> bool:
+    def _moves_freely(self, order: Order, agent: ServerAgent, history: LegHistory) -> bool:
         """Whether two connectors may hold the leg for a moment without any loss."""
         if not history.called:
             return True  # the fence admits only one call
@@ -167,7 +167,7 @@ class Takeover:
         has_position = seen.last_event_index is not None or seen.last_id is not None
         return has_position and outlives_us(self._runner.upstream(agent), seen, order.run_id)
 
-    async def _order(self, run_id: str, last: Stored) -> tuple[Order, AgentConfig] | None:
+    async def _order(self, run_id: str, last: Stored) -> tuple[Order, ServerAgent] | None:
         """The order that the leg's holder has recorded; None if it does not suffice."""
         record, _ = await self._stores.leg_records.read(run_id, holder_of(last))
         if record is None or record.leg != leg_of(last):
@@ -177,10 +177,10 @@ class Takeover:
         except (LookupError, ValidationError) as error:
             log.warning("run %s: its command cannot be carried out again: %s", run_id, error)
             return None
-        agent = self._config.agent(order.command.agent)
+        agent = self._config.server_agent(order.command.agent)
         return (order, agent) if agent is not None else None
 
-    async def _history(self, order: Order, agent: AgentConfig, last: Stored) -> LegHistory:
+    async def _history(self, order: Order, agent: ServerAgent, last: Stored) -> LegHistory:
         """The leg up to `last`, as its holder saw it."""
         upstream = self._runner.upstream(agent)
         history = LegHistory(order.leg, upstream.watch, self._max_frame_bytes)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand
-from penstock.settings import AgentBase
+from penstock.settings import AgentOfServer
 from penstock.sse import Frame
 
 
@@ -44,7 +44,7 @@ class Attachment:
     notes: Any = None  # the adapter's own
 
 
-AgentT_contra = TypeVar("AgentT_contra", bound=AgentBase, contravariant=True)
+AgentT_contra = TypeVar("AgentT_contra", bound=AgentOfServer, contravariant=True)
 
 
 class Upstream(Protocol[AgentT_contra]):

@@ -11,11 +11,11 @@ import uuid
 
 from penstock.bus.records import ContinueCommand, StartCommand
 from penstock.bus.subjects import session_key
-from penstock.settings import AgentConfig
+from penstock.settings import ServerAgent
 
 
 def thread_id(
-    agent: AgentConfig, command: StartCommand | ContinueCommand, *, callers_known: bool
+    agent: ServerAgent, command: StartCommand | ContinueCommand, *, callers_known: bool
 ) -> str:
     """The id of a new session. `callers_known` counts if the command does not say it."""
     of_command = getattr(command, "callers_known", None)

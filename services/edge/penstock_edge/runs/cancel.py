@@ -1,4 +1,4 @@
-"""Cancels a run: sends a command to the connector, and ends the run if no connector ends it."""
+"""Cancels a run: sends a command to the service of the run, and ends the run if nobody does."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Canceller:
     async def cancel(self, run_id: str, who: Identity) -> Cancelled:
         """Cancel the run, and wait for the run's end.
 
-        If no connector has ended the run after `wait_s`, the edge ends the run, and waits for at
-        most 5 seconds more.
+        If no service has ended the run after `wait_s`, the edge ends the run, and waits for at most
+        5 seconds more.
 
         Raises:
             Problem: 404 if the run is unknown or the caller may not see it; 409 if the run has
@@ -82,10 +82,10 @@ class Canceller:
         event = None
         try:
             if mine:
-                await self._command(CancelCommand(run_id=record.run_id, by=by))
+                await self._command(record, CancelCommand(run_id=record.run_id, by=by))
             event = await _within(end, self._wait_s)
             if event is None:
-                # No connector has ended the run, perhaps because none is running. So the edge ends
+                # No service has ended the run, perhaps because none is running. So the edge ends
                 # the run.
                 await self._force(record, by)
                 event = await _within(end, FORCED_WAIT_S)
@@ -96,8 +96,8 @@ class Canceller:
             raise _ended(type_of(event).removeprefix("lifecycle."))
         return event
 
-    async def _command(self, command: CancelCommand) -> None:
-        subject = subjects.command("connector", "cancel", command.run_id)
+    async def _command(self, record: RunRecord, command: CancelCommand) -> None:
+        subject = subjects.command(record.target or "connector", "cancel", command.run_id)
         await self._bus.publisher.publish(Message(subject, command.dump(), {}))
 
     async def _force(self, record: RunRecord, by: str) -> None:

@@ -198,6 +198,7 @@ USERS: Final = (
         "edge",
         "carries clients' requests, and sends them events",
         ["command.connector.start.*", "command.connector.cancel.*", "raw.*.edge"],
+        ["command.workflows.start.*", "command.workflows.cancel.*"],
         ["decide.*", "turn.*", "deadletter.edge.*"],
         # The edge follows which runs are open, since the users' limits count open runs.
         _follows("KV_runs"),
@@ -215,6 +216,7 @@ USERS: Final = (
         "approvals",
         "takes decisions and continues runs; no other service may",
         ["command.connector.continue.*", "raw.*.approvals", "deadletter.approvals.*"],
+        ["command.workflows.continue.*", "command.workflows.cancel.*"],
         # No other service may write the audit.
         ["schedule.approvals.>", "audit.*"],
         _takes(EVENTS, "approvals"),
@@ -236,7 +238,8 @@ USERS: Final = (
     _service(
         "automations",
         "matches events with rules; sends webhooks, starts runs and decides as rules ask",
-        ["command.connector.start.*", "raw.*.automations", "deadletter.automations.*"],
+        ["command.connector.start.*", "command.workflows.start.*"],
+        ["raw.*.automations", "deadletter.automations.*"],
         ["decide.*", "link.*", "delivery.*.*"],
         ["schedule.automations.>", "schedule.automations-schedules.*"],
         _follows("KV_rules"),
@@ -251,7 +254,7 @@ USERS: Final = (
         _reads(EVENTS, RAW, SCHEDULES, COMMANDS),
         _buckets("rules", "deliveries", "endpoints", "runs", "sessions", "aliases", "leases"),
         _buckets("tokens", "workflows"),
-        _keys("rules.*", "deliveries.>", "endpoints.>", "runs.*", "aliases.*"),
+        _keys("rules.*", "deliveries.>", "endpoints.>", "runs.*", "aliases.*", "sessions.*"),
         _keys("leases.automations.*"),
         # A delivery that is replayed over HTTP is marked as replayed among the dead letters, too.
         _keys("letters.automations.*"),
@@ -283,7 +286,7 @@ USERS: Final = (
         _follows("KV_workflows"),
         _reads(JOURNAL, EVENTS, RAW, SCHEDULES, COMMANDS),
         _buckets("runs", "sessions", "aliases", "leases", "tokens", "workflows"),
-        _keys("runs.*", "aliases.*", "workflows.v.*.>", "workflows.latest.*"),
+        _keys("runs.*", "aliases.*", "sessions.*", "workflows.v.*.>", "workflows.latest.*"),
         _TOKENS,
         _KEEPS_OBJECTS,
     ),

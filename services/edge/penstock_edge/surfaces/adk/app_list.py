@@ -12,7 +12,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from penstock.settings import AgentConfig
+from penstock.settings import AdkAgent, AgentConfig
 from penstock.web.operation import (
     FLAG,
     OBJECT,
@@ -93,16 +93,17 @@ class AppList:
         names = sorted(agents)
         if not detailed:
             return json_response(names)
-        servers = {agent.url: agent for agent in agents.values() if agent.protocol == ADK}
+        adk = [agent for agent in self._edge.config.agents if isinstance(agent, AdkAgent)]
+        servers = {agent.url: agent for agent in adk}
         descriptions = await asyncio.gather(*map(self._described, servers.values()))
         by_server = dict(zip(servers, descriptions, strict=True))
+        of_server = {_name(agent): by_server[agent.url] for agent in adk}
         described = [
-            by_server.get(agents[name].url, {}).get(name) or _known(name, agents[name])
-            for name in names
+            of_server.get(name, {}).get(name) or _known(name, agents[name]) for name in names
         ]
         return json_response({"apps": described})
 
-    async def _described(self, agent: AgentConfig) -> dict[str, dict[str, Any]]:
+    async def _described(self, agent: AdkAgent) -> dict[str, dict[str, Any]]:
         """Map app names to the descriptions that this agent's ADK server gives.
 
         The result is empty if the ADK server cannot be asked.

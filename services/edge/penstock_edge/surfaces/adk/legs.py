@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from starlette.requests import Request
@@ -20,7 +20,7 @@ from penstock.dialects.adk.encode.shapes import item_ids
 from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
-from penstock.settings import AgentConfig
+from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import read_body, require_json
 from penstock.web.problems import Problem
@@ -55,6 +55,10 @@ class Alias:
     item_id: str
 
 
+# A workflow has no agent server whose timeout an error frame could name.
+NO_TIMEOUT_S: Final = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedLeg:
     """The leg that a request has opened, and the position from which the leg is read."""
@@ -69,6 +73,8 @@ class OpenedLeg:
 
         The leg of an ADK agent is relayed byte for byte. The events of any other agent are encoded.
         """
+        if isinstance(self.agent, WorkflowAgent):
+            return encoded_leg_view(self.run_id, self.number, NO_TIMEOUT_S, streaming=streaming)
         timeout_s = self.agent.timeout_s
         if self.agent.protocol == ADK:
             return upstream_leg_view(self.run_id, self.number, timeout_s, self.agent.hosts)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from penstock.redaction import redacted, redacted_value
 from penstock.runs.start import require_reachable
-from penstock.settings import AgentConfig
+from penstock.settings import AdkAgent
 from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class AdkServers:
     async def ask(
         self,
         method: str,
-        agent: AgentConfig,
+        agent: AdkAgent,
         user_id: str,
         session_id: str | None = None,
         body: Any = None,
@@ -85,7 +85,7 @@ class AdkServers:
 
     async def artifact(
         self,
-        agent: AgentConfig,
+        agent: AdkAgent,
         user_id: str,
         session_id: str,
         below: Sequence[str],
@@ -99,7 +99,7 @@ class AdkServers:
         parts = ["apps", agent.agent, "users", user_id, "sessions", session_id, "artifacts"]
         return await self._send("GET", agent, [*parts, *below], query=query)
 
-    async def described(self, agent: AgentConfig) -> list[Any]:
+    async def described(self, agent: AdkAgent) -> list[Any]:
         """Return the server's descriptions of its apps; empty if an older server has only names.
 
         Raises:
@@ -118,7 +118,7 @@ class AdkServers:
     async def _send(
         self,
         method: str,
-        agent: AgentConfig,
+        agent: AdkAgent,
         parts: Sequence[str],
         body: Any = None,
         query: Mapping[str, str] | None = None,
@@ -141,7 +141,7 @@ class AdkServers:
             raise Problem(502, f"the ADK server cannot be asked: {cause}") from error
 
     async def create(
-        self, agent: AgentConfig, user_id: str, session_id: str, given: dict[str, Any]
+        self, agent: AdkAgent, user_id: str, session_id: str, given: dict[str, Any]
     ) -> ServerAnswer:
         """Create a session, and return the server's answer; `given` is the body without the id.
 
@@ -167,7 +167,7 @@ class AdkServers:
             await self._check_missing(agent, user_id, session_id)
         return answer
 
-    async def _check_missing(self, agent: AgentConfig, user_id: str, session_id: str) -> None:
+    async def _check_missing(self, agent: AdkAgent, user_id: str, session_id: str) -> None:
         known = await self.ask("GET", agent, user_id, session_id)
         if known.is_success:
             raise Problem(409, f"Session already exists: {session_id}")

@@ -13,8 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from penstock.settings import AgentConfig
+from penstock.bus import BusError
+from penstock.runs.workflows import find_workflow
+from penstock.settings import AgentConfig, ServerAgent, WorkflowAgent
 from penstock.web.operation import FLAG, TEXT, Operation, a_list, an_object, json, serves
+from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 
 TIMEOUT_S: Final = 2.0
@@ -77,13 +80,25 @@ class AgentList:
         return Response(orjson.dumps({"agents": shown}), media_type="application/json")
 
     async def answers(self) -> list[bool]:
-        """Return whether each agent's server answers, in the order of the configuration."""
+        """Return whether each agent can be started, in the order of the configuration.
+
+        The server of an agent must answer, and the definition of a workflow must be there.
+        """
         agents = self._edge.config.agents
         # The requests are shielded: if this caller leaves, other callers may wait for the same
         # request.
-        return await asyncio.gather(*(asyncio.shield(self._answers(each)) for each in agents))
+        return await asyncio.gather(*map(self._answers, agents))
 
-    def _answers(self, agent: AgentConfig) -> asyncio.Task[bool]:
+    async def _answers(self, agent: AgentConfig) -> bool:
+        if not isinstance(agent, WorkflowAgent):
+            return await asyncio.shield(self._server_answers(agent))
+        try:
+            await find_workflow(self._edge.bus, agent.agent, agent.version)
+        except (Problem, BusError):
+            return False
+        return True
+
+    def _server_answers(self, agent: ServerAgent) -> asyncio.Task[bool]:
         now_s = time.monotonic()
         known = self._known.get(agent.url)
         if known is None or (known.answers.done() and now_s - known.at_s > KNOWN_FOR_S):

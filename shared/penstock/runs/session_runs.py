@@ -1,0 +1,37 @@
+"""Lists runs in the record of their session, in KV `sessions`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.bus import Bus
+from penstock.bus.records import SessionRecord, StartCommand
+from penstock.bus.subjects import session_key
+
+# The number of runs that a session's record keeps; the oldest ones are dropped.
+LISTED: Final = 1000
+
+
+async def list_run(bus: Bus, command: StartCommand) -> None:
+    """Add a run to the record of its session; a repeat changes nothing.
+
+    Raises:
+        BusError: KV cannot be read or written now.
+    """
+    user_id, agent, session_id = command.user_id, command.agent, command.session_id
+    bucket, key = bus.bucket("sessions"), session_key(user_id, agent, session_id)
+    while True:
+        entry = await bucket.get(key)
+        record = (
+            SessionRecord.model_validate_json(entry.value)
+            if entry is not None
+            # A connector sets the id at the agent server when it claims a run.
+            else SessionRecord(agent=agent, session_id=session_id, thread_id="")
+        )
+        if command.run_id in record.runs:
+            return
+        record.user_id = user_id
+        record.runs = [*record.runs, command.run_id][-LISTED:]
+        revision = entry.revision if entry is not None else 0
+        if await bucket.update(key, record.dump(), revision) is not None:
+            return
