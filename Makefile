@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
+.PHONY: images n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
@@ -66,7 +66,7 @@ test: setup upstreams node agui-client lint types imports ## Run all that CI run
 	@$(PYTEST_N) -rs
 
 test-fast: setup ## Run the tests of pure code and of the bus, which need .venv alone (90 s on two cores)
-	@$(PYTEST_N) -m "not real and not bench and not chaos and not dist and not n8n" -rs $(FAST)
+	@$(PYTEST_N) -m "not real and not bench and not chaos and not dist and not images and not kubernetes and not n8n" -rs $(FAST)
 
 lint: setup ## Check style and format
 	@$(BIN)/ruff check --quiet
@@ -103,6 +103,9 @@ dist: setup ## Build the wheels and sdists of all members into dist/, with the l
 
 dist-check: setup upstreams ## Install the wheels into an empty environment, and run penstock from there
 	@$(BIN)/python -m pytest tests/test_dist.py -m dist -p no:xdist --timeout 900 -rs
+
+images: setup ## Build the images with buildah (as root), start each and serve runs from them
+	@$(BIN)/python -m pytest tests/images -m images -p no:xdist -rs
 
 bench-peers: ## Make the environment of the peer that `make bench` measures beside the edge
 	@deploy/venv.sh .penstock/venvs/bench_naive deploy/upstreams/bench_naive.txt

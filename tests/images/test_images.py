@@ -1,0 +1,180 @@
+"""The images are built, and their processes start, serve runs and end, without a Docker daemon."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from images.buildah import Image, Running, missing, python_image
+from penstock.bus.admin.permissions import OPERATOR
+from support.drive.repository import ROOT, services
+from support.real.nats import NatsServer, password_of
+from support.real.ports import free_port
+
+pytestmark = [pytest.mark.images, pytest.mark.timeout(1800)]
+
+SERVICES = sorted(set(services()) - {"cli"})
+DEMOS = ["demo-adk", "demo-agno"]
+QUESTION = {"message": "What is the weather in Paris?", "agent": "assistant"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if reason := missing():
+        pytest.skip(f"images are not built: {reason}")
+    return python_image(tmp_path_factory.mktemp("debian"))
+
+
+@pytest.fixture(scope="module")
+def images(base: str) -> Iterator[dict[str, Image]]:
+    """Build every image."""
+    with ExitStack() as stack:
+        built = {}
+        for target in [*SERVICES, "penstock", *DEMOS]:
+            built[target] = Image.build(target, base)
+            stack.callback(built[target].remove)
+        yield built
+
+
+@pytest.fixture(scope="module")
+def agents(images: dict[str, Image], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run the demo's agent servers from their images; return the configuration that names them."""
+    folder = tmp_path_factory.mktemp("agents")
+    with ExitStack() as stack:
+        ports = []
+        for target in DEMOS:
+            ports.append(free_port())
+            command = [*images[target].config["Cmd"][:-1], str(ports[-1])]
+            server = Running(images[target], folder, command=command)
+            stack.callback(server.kill)
+            server.url = f"http://127.0.0.1:{ports[-1]}"
+            server.ready("/list-apps" if target == "demo-adk" else "/health")
+        text = (ROOT / "deploy/compose/penstock.yaml").read_text()
+        for target, port, known in zip(DEMOS, ports, (7778, 7777), strict=True):
+            text = text.replace(f"{target}:{known}", f"127.0.0.1:{port}")
+        yield text
+
+
+@pytest.fixture(scope="module")
+def deployment(
+    images: dict[str, Image], agents: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Running]]:
+    """Run every service from its image against NATS, each as its own NATS user."""
+    folder = tmp_path_factory.mktemp("services")
+    nats = NatsServer(folder)
+    nats.start()
+
+    def user(name: str) -> dict[str, str]:
+        return {
+            "PENSTOCK_NATS_URL": nats.url,
+            "PENSTOCK_NATS_USER": name,
+            "PENSTOCK_NATS_PASSWORD": password_of(name),
+        }
+
+    with ExitStack() as stack:
+        stack.callback(nats.stop)
+        make = ["penstock", "streams", "make"]
+        streams = Running(images["penstock"], folder, command=make, environment=user(OPERATOR))
+        assert streams.wait() == 0, streams.log()
+        running = {}
+        for name in SERVICES:
+            running[name] = Running(images[name], folder, agents, environment=user(name))
+            stack.callback(running[name].kill)
+        for process in running.values():
+            process.ready()
+        yield running
+
+
+def run(url: str, **request: str) -> list[str]:
+    """Start a run, and return the types of its events until it ends or pauses."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        started = client.post("/v1/runs", json=request)
+        assert started.status_code in (200, 201, 202), started.text
+        path = f"/v1/runs/{started.json()['run_id']}/events"
+        kinds = []
+        with client.stream("GET", path) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("event: "):
+                    kinds.append(line.removeprefix("event: "))
+                    if kinds[-1] in ("lifecycle.completed", "lifecycle.failed", "lifecycle.paused"):
+                        break
+        return kinds
+
+
+@pytest.mark.parametrize("agent", ["assistant", "vana"])
+def test_the_services_serve_a_run_from_their_images(
+    deployment: dict[str, Running], agent: str
+) -> None:
+    kinds = run(deployment["edge"].url, **{**QUESTION, "agent": agent})
+    assert kinds[0] == "lifecycle.started"
+    assert kinds[-1] == "lifecycle.completed"
+
+
+def test_an_approval_is_decided_at_its_own_image(deployment: dict[str, Running]) -> None:
+    kinds = run(deployment["edge"].url, message="Please delete report.txt", agent="assistant")
+    assert kinds[-1] == "lifecycle.paused"
+    waiting = httpx.get(f"{deployment['approvals'].url}/v1/approvals").json()
+    assert "delete_file" in json.dumps(waiting)
+
+
+@pytest.mark.parametrize(("service", "path"), [("automations", "/v1/automations")])
+def test_a_service_answers_at_its_own_image(
+    deployment: dict[str, Running], service: str, path: str
+) -> None:
+    assert httpx.get(f"{deployment[service].url}{path}").status_code == 200
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_runs_without_rights(deployment: dict[str, Running], service: str) -> None:
+    assert deployment[service].user() == 10001
+    assert httpx.get(f"{deployment[service].probes}/livez").status_code == 200
+
+
+@pytest.mark.parametrize("target", [*SERVICES, "penstock"])
+def test_an_image_lists_its_packages(images: dict[str, Image], target: str) -> None:
+    locked = set(
+        re.findall(r"^([a-z0-9-]+)==", (ROOT / "deploy/requirements.txt").read_text(), re.M)
+    )
+    own = {"penstock", f"penstock-{target}"} if target != "penstock" else {"penstock"}
+    found = images[target].components()
+    assert own | locked <= found
+    others = {f"penstock-{name}" for name in services()} - own
+    assert (others <= found) if target == "penstock" else not others & found
+
+
+@pytest.mark.parametrize("target", [*SERVICES, "penstock"])
+def test_an_image_has_no_installer_and_nothing_that_its_user_may_write(
+    images: dict[str, Image], target: str
+) -> None:
+    environment = images[target].root / "opt/penstock"
+    assert not list(environment.glob("lib/*/site-packages/pip*"))
+    assert all(path.lstat().st_uid == 0 for path in environment.rglob("*"))
+
+
+# The last use of `deployment`: it ends the services.
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_ends_with_0_on_sigterm(deployment: dict[str, Running], service: str) -> None:
+    assert deployment[service].stop() == 0, deployment[service].log()
+
+
+def test_everything_in_one_image_serves_a_run_and_ends_with_0(
+    images: dict[str, Image], agents: str, tmp_path: Path
+) -> None:
+    whole = Running(
+        images["penstock"],
+        tmp_path,
+        agents,
+        command=["penstock", "up", "--data", "/var/lib/penstock"],
+    )
+    try:
+        whole.ready()
+        assert run(whole.url, **QUESTION)[-1] == "lifecycle.completed"
+        assert whole.stop() == 0, whole.log()
+    finally:
+        whole.kill()
