@@ -68,6 +68,14 @@ SCHEDULE_FIRINGS = Counter(
     "Times of schedules: fired, caught_up (late), missed, stale (the rule changed), early",
     ["outcome"],
 )
+WORKFLOW_CONFLICTS = Counter(
+    "penstock_workflow_conflicts_total",
+    "Decisions about workflows' runs that were made again: another process had decided, or the "
+    "outcome was unknown",
+)
+WORKFLOWS_IN_MEMORY = Gauge(
+    "penstock_workflows_in_memory", "Workflows' runs that this process has in memory"
+)
 DELIVERIES = Counter("penstock_deliveries_total", "Deliveries that have their outcome", ["outcome"])
 DELIVERY_ATTEMPTS = Counter(
     "penstock_delivery_attempts_total", "Attempts of deliveries, by result", ["result"]

@@ -2,18 +2,138 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import ClassVar, Final
 
-from penstock.service import Service
+from penstock import telemetry
+from penstock.bus import Stored, WorkQueue, streams, subjects
+from penstock.bus.admin.permissions import WORKFLOW_COMMANDS
+from penstock.bus.subjects import WORKFLOWS
+from penstock.runs.open_runs import OpenRuns
+from penstock.runs.session_shards import SessionShards
+from penstock.runs.start import Starter
+from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock_workflows.effects.children import Children
+from penstock_workflows.effects.frames import Frames
+from penstock_workflows.effects.listens import Listens
+from penstock_workflows.effects.owners import Owners
+from penstock_workflows.effects.perform import Performer
+from penstock_workflows.effects.timers import DUE, Timers
+from penstock_workflows.inputs.decisions import Decisions
+from penstock_workflows.inputs.heard_queue import HeardQueue
+from penstock_workflows.inputs.messages import CONCERNS
+from penstock_workflows.inputs.starts import Starts
+from penstock_workflows.inputs.taking import Taking
+from penstock_workflows.journal.journal import Journals
+from penstock_workflows.journal.memory import Runs
 from penstock_workflows.settings import WorkflowsSettings
+
+NEW_SHARDS_S: Final = 1.0  # seconds between two looks for new shards of the bus
 
 
 class WorkflowsService(Service):
     """Carries out the runs of workflows."""
 
-    name: ClassVar[str] = "workflows"
+    name: ClassVar[str] = WORKFLOWS
     settings_type: ClassVar[type[Settings]] = WorkflowsSettings
 
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        assert isinstance(context.settings, WorkflowsSettings)
+        self._settings = settings = context.settings
+        self._runs = Runs(settings.runs_in_memory)
+        journals = Journals(self.bus)
+        shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
+        self._open_runs = OpenRuns(
+            self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
+        )
+        starter = Starter(self.bus, self._open_runs, shards, callers_known=settings.auth.asks)
+        timers = Timers(self.bus, settings.journal_kept_s)
+        children = Children(self.bus, context.config, starter)
+        self._listens = Listens(self.bus, Owners(self.bus), settings.input_ack_wait_s)
+        performer = Performer(self.bus, children, timers, self._listens)
+        decisions = Decisions(
+            self.bus, journals, self._runs, Frames(self.bus, context.pod), performer
+        )
+        self._taking = Taking(
+            self.bus,
+            Starts(self.bus, context.config),
+            decisions,
+            journals,
+            timers,
+            self._listens,
+        )
+        self._inputs: list[str] = []  # the names of the loops that take inputs
+        telemetry.WORKFLOWS_IN_MEMORY.set_function(lambda: len(self._runs))
+        self._stop_forgetting = self.bus.on_reconnect(self._runs.forget)
+
     async def start(self) -> None:
-        """Start nothing yet."""
+        """Begin to take inputs."""
+        for kind in WORKFLOW_COMMANDS:
+            if kind != "replay":
+                pattern = subjects.command(WORKFLOWS, kind, "*")
+                self._take(f"workflows-{kind}", streams.COMMANDS, (pattern,), self._taking.command)
+        self._take(self.name, streams.SCHEDULES, (DUE,), self._taking.due)
+        self.spawn("shards", self._take_from_all)
+        self.spawn("listens", self._listens.tidy)
+        self.spawn("open runs", self._open_runs.follow)
+        self.spawn("replays", self.replays(self._taking.again).run)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new inputs, and finish those that are under way."""
+        await self.cancel("shards", "replays", *self._inputs)
+
+    async def stop(self) -> None:
+        """Stop taking inputs, and give unfinished inputs back."""
+        await self.cancel("shards", "replays", "listens", *self._inputs)
+        await self.cancel("open runs")
+        self._stop_forgetting()
+
+    def _take(
+        self,
+        durable: str,
+        stream: str,
+        patterns: Sequence[str],
+        handle: Callable[[Stored], Awaitable[None]],
+    ) -> None:
+        queue = WorkQueue(
+            self.bus,
+            stream,
+            durable,
+            patterns,
+            handle,
+            on_poison=self.give_up,
+            concurrency=self._settings.inputs_at_once,
+            ack_wait_s=self._settings.input_ack_wait_s,
+        )
+        name = f"{durable} of {stream}"
+        self._inputs.append(name)
+        self.spawn(name, queue.run)
+
+    def _hear(self, stream: str) -> None:
+        queue = HeardQueue(
+            self.bus,
+            stream,
+            self._listens,
+            partial(self._taking.heard, stream),
+            on_poison=self.give_up,
+            concurrency=self._settings.inputs_at_once,
+            ack_wait_s=self._settings.input_ack_wait_s,
+        )
+        name = f"heard events of {stream}"
+        self._inputs.append(name)
+        self.spawn(name, queue.run)
+
+    async def _take_from_all(self) -> None:
+        """Take the events of each shard, also of shards that are made later."""
+        taken = 0
+        while True:
+            for shard in range(taken, self.bus.shards.made):
+                stream = streams.events_of(shard)
+                self._take(self.name, stream, CONCERNS, self._taking.event)
+                self._hear(stream)
+                taken = shard + 1
+            await asyncio.sleep(NEW_SHARDS_S)

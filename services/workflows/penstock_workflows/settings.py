@@ -2,8 +2,34 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from penstock.runs.settings import StartSettings
 
 
 class WorkflowsSettings(StartSettings):
     """From the environment, as `PENSTOCK_<NAME>`."""
+
+    journal_kept_s: float = Field(
+        30 * 86_400.0,
+        ge=1,
+        description="Seconds after the end of a workflow's run for which its journal is kept.",
+    )
+    runs_in_memory: int = Field(
+        2000,
+        ge=1,
+        description="How many workflows' runs one process keeps in memory. The journal of any "
+        "other run is read again when something happens in it.",
+    )
+    inputs_at_once: int = Field(
+        64,
+        ge=1,
+        le=1000,
+        description="How many inputs of one kind a process handles at once: events, timers, or "
+        "commands of a kind. Those of one run are handled one after another.",
+    )
+    input_ack_wait_s: float = Field(
+        10.0,
+        ge=1,
+        description="Seconds after which another process gets an input of a process that ended.",
+    )

@@ -162,7 +162,7 @@ def streams(retention: Retention) -> list[StreamConfig]:
         stream(
             name=JOURNAL,
             description="What happened in each workflow's run, in order: the truth about the run",
-            subjects=["journal.*"],
+            subjects=["journal.*", "journal.*.*"],
             # A full stream must refuse new records. If it dropped old records, the state of runs
             # that are under way would be lost. A workflow may wait for weeks, so there is no age
             # limit: the workflows service purges the subject of a run that ended long ago.
@@ -237,6 +237,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "workflows": forever,  # definitions of workflows
         "deliveries": retention.runs_max_age_s,  # attempts and outcomes of automations
         "endpoints": 3600.0,  # the breakers of automations; each key has its own TTL
+        "listens": forever,  # which events the steps of workflows wait for
         "cursors": retention.runs_max_age_s,  # the positions of clients with a named cursor
         "tokens": forever,  # stream and service tokens, links, by hash; each key has its own TTL
         "checkpoints": forever,  # how far each partition is processed; how far streams reach

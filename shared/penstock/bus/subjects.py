@@ -146,6 +146,11 @@ def journal(run_id: str) -> str:
     return f"journal.{run_id}"
 
 
+def journal_value(run_id: str, digest: str) -> str:
+    """Return the subject of a large value that records of a workflow's run refer to."""
+    return f"journal.{run_id}.{digest}"
+
+
 def alive(pod: str) -> str:
     """Return the subject of core requests that check whether an instance of a service runs."""
     return f"alive.{pod}"
@@ -239,6 +244,8 @@ def run_id_of(subject: str) -> str:
     tokens = subject.split(".")
     if tokens[0] in ("raw", "rawp", "frames"):
         return tokens[-2]
+    if tokens[0] == "journal":
+        return tokens[1]  # journal.<run>, or journal.<run>.<digest>
     if tokens[:2] == ["due", WORKFLOWS]:
         return tokens[2]  # due.workflows.<run>.<timer>
     if tokens[0] in ("delivery", "due"):

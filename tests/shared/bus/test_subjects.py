@@ -49,6 +49,7 @@ def test_the_run_id_is_found_in_every_subject() -> None:
         subjects.deadletter("normalizer", run_id),
         subjects.control(run_id),
         subjects.journal(run_id),
+        subjects.journal_value(run_id, "ab12"),
         subjects.due(subjects.WORKFLOWS, f"{run_id}.step.0"),
     ]:
         assert run_id_of(subject) == run_id

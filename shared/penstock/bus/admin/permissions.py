@@ -264,7 +264,7 @@ USERS: Final = (
     _service(
         "workflows",
         "runs workflows: starts their steps' runs, and is the only one that writes journals",
-        ["journal.*", "raw.*.workflows", "deadletter.workflows.*", "schedule.workflows.>"],
+        ["journal.>", "raw.*.workflows", "deadletter.workflows.*", "schedule.workflows.>"],
         # A step may start a run of an agent or of another workflow; a cancelled workflow cancels
         # the runs of its steps.
         [
@@ -287,6 +287,7 @@ USERS: Final = (
         _reads(JOURNAL, EVENTS, RAW, SCHEDULES, COMMANDS),
         _buckets("runs", "sessions", "aliases", "leases", "tokens", "workflows"),
         _keys("runs.*", "aliases.*", "sessions.*", "workflows.v.*.>", "workflows.latest.*"),
+        [*_buckets("listens"), *_keys("listens.>", "leases.workflows.consumers")],
         _TOKENS,
         _KEEPS_OBJECTS,
     ),

@@ -45,7 +45,7 @@ async def test_a_start_makes_every_stream_and_bucket(own_bus: Bus) -> None:
         *["KV_runs", "KV_sessions", "KV_aliases", "KV_idempotency", "KV_claims", "KV_sent"],
         *["KV_approvals", "KV_policies", "KV_pauses", "KV_threads", "KV_rules", "KV_tokens"],
         "KV_workflows",
-        *["KV_checkpoints", "KV_cursors", "KV_leases"],
+        *["KV_checkpoints", "KV_cursors", "KV_listens", "KV_leases"],
     }
     assert set(await configs(own_bus)) == names
 
@@ -78,7 +78,7 @@ async def test_the_streams_are_what_the_design_says(own_bus: Bus) -> None:
     assert (schedules["max_age"], schedules["allow_msg_schedules"]) == (0, True)
     journal = found["JOURNAL"]
     # A record that is dropped would be lost to its run, whatever its age.
-    assert (journal["subjects"], journal["max_age"]) == (["journal.*"], 0)
+    assert (journal["subjects"], journal["max_age"]) == (["journal.*", "journal.*.*"], 0)
     assert (journal["discard"], journal["allow_atomic"]) == ("new", True)
     letters, advisories = found["DEADLETTERS"], found["ADVISORIES"]
     assert letters["subjects"] == ["deadletter.*.*"]
@@ -113,7 +113,7 @@ async def test_many_starts_at_once_agree(fresh_nats: NatsServer) -> None:
         async with connected(fresh_nats.url) as bus:
             return len(await configs(bus))
 
-    assert set(await asyncio.gather(*(start() for _ in range(5)))) == {29}
+    assert set(await asyncio.gather(*(start() for _ in range(5)))) == {30}
 
 
 async def test_what_is_kept_is_not_changed_by_a_start_with_other_settings(

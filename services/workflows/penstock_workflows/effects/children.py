@@ -1,0 +1,118 @@
+"""Starts and cancels the runs of steps. Every call may be repeated."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from penstock import starts
+from penstock.bus import Bus, Message, Retry, subjects
+from penstock.bus.records import CancelCommand, RunRecord, Target
+from penstock.runs.start import Origin, Start, Starter
+from penstock.settings import AgentConfig, Config, WorkflowAgent
+from penstock.web.problems import Problem
+from penstock_workflows.engine.effects import CancelChild, StartChild
+from penstock_workflows.engine.inputs import ChildInput
+from penstock_workflows.engine.state import State
+
+log = logging.getLogger(__name__)
+
+_BUSY: Final = frozenset({429, 503})  # the start may succeed later
+BUSY_S: Final = 1.0
+_CODES: Final = {404: "not_found", 422: "not_accepted"}
+
+
+class Children:
+    """Publishes the commands of the runs of steps."""
+
+    def __init__(self, bus: Bus, config: Config, starter: Starter) -> None:
+        self._bus = bus
+        self._config = config
+        self._starter = starter
+
+    async def start(self, state: State, child: StartChild) -> ChildInput | None:
+        """Start a run; return its failure if it cannot be started, else None.
+
+        The run's id is in the journal, so a repeated call starts no second run.
+
+        Raises:
+            Retry: the run cannot be started now.
+            BusError: the run was not started, or it is unknown whether it was; repeat the call.
+        """
+        command = state.started.command
+        try:
+            agent = self._agent(child)
+            await self._starter.start(
+                Start(
+                    agent,
+                    child.message,
+                    child.session_id,
+                    str(command.get("user_id", "anonymous")),
+                    roles=command.get("roles") or (),
+                    input=child.input,
+                    run_id=child.child,
+                    shard=subjects.shard_of(child.child),
+                    origin=Origin(
+                        parent_run_id=state.run_id,
+                        automations=tuple(command.get("automations") or ()),
+                        depth=command.get("depth") or 0,
+                        step_id=child.step_id,
+                        workflow_depth=child.workflow_depth,
+                    ),
+                    traceparent=command.get("traceparent"),
+                )
+            )
+        except starts.NotAccepted as error:
+            return _failed(child, "not_accepted", f"the agent does not accept input: {error}")
+        except Problem as problem:
+            if problem.status in _BUSY:
+                log.info("run %s: %s waits: %s", state.run_id, child.step_id, problem.detail)
+                raise Retry(BUSY_S) from problem
+            return _failed(child, _CODES.get(problem.status, "not_started"), problem.detail)
+        return None
+
+    async def cancel(self, child: CancelChild) -> ChildInput | None:
+        """Publish the command to cancel a run; return its end if it was never started.
+
+        A run without a record was not started, and will not be: its step is over. If another
+        process starts it at this moment, that process cancels it (`Decisions`).
+
+        Raises:
+            BusError: the command was not published, or it is unknown whether it was; repeat.
+        """
+        entry = await self._bus.bucket("runs").get(child.child)
+        if entry is None:
+            return ChildInput(child.child, "lifecycle.cancelled", {"reason": child.reason})
+        target: Target = RunRecord.model_validate_json(entry.value).target or "connector"
+        command = CancelCommand(run_id=child.child, by=child.by, reason=child.reason)
+        await self._bus.publisher.publish(
+            Message(
+                subjects.command(target, "cancel", child.child),
+                command.dump(),
+                {"Nats-Msg-Id": f"{child.child}.cancel"},
+            )
+        )
+        return None
+
+    def _agent(self, child: StartChild) -> AgentConfig:
+        """Return the agent of a step's run.
+
+        Raises:
+            Problem: there is no such agent.
+            NotAccepted: the agent does not take the input.
+        """
+        if child.kind == "workflow":
+            return WorkflowAgent(
+                id=child.name, agent=child.name, protocol="workflow", version=child.version
+            )
+        agent = self._config.agent(child.name)
+        if agent is None:
+            raise Problem(404, self._config.no_agent(child.name))
+        if not isinstance(agent, WorkflowAgent):
+            starts.accepted_input(agent.protocol, agent.accepts, child.input)
+        return agent
+
+
+def _failed(child: StartChild, code: str, text: str) -> ChildInput:
+    data: dict[str, Any] = {"error": text, "code": code}
+    return ChildInput(child.child, "lifecycle.failed", data)

@@ -1,0 +1,302 @@
+"""Keeps which events the runs' steps listen for, in KV `listens`.
+
+A step hears of each event that is stored after the step began, and of none that was stored before:
+
+1. `begin` looks which sequence of each shard's EVENTS is the first one after the step's beginning,
+   and writes these sequences to KV `listens`.
+2. It has the durable consumers of all shards deliver the type, too.
+3. It reads the events that were stored meanwhile; the consumers may have passed them over.
+
+A process that gets an event from a consumer first reads KV `listens` as its leader has it. So it
+knows of each step whose consumers were changed before the event was stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+from pydantic import Field
+
+from penstock.bus import Bus, BusUnavailable, Lease, ObjectGone, Stored, streams, subjects
+from penstock.bus.connection.retry import first_answer
+from penstock.bus.read import direct
+from penstock.bus.read.pull import NANO
+from penstock.bus.records import Record
+from penstock.bus.state.kv import is_marker
+from penstock.bus.write import objects
+from penstock_workflows.effects.owners import Owners
+from penstock_workflows.engine.effects import Listen, Unlisten
+from penstock_workflows.engine.inputs import HeardInput
+from penstock_workflows.engine.state import State
+
+log = logging.getLogger(__name__)
+
+BUCKET: Final = "listens"
+DURABLE: Final = "workflows-listen"
+NOTHING: Final = "custom.none.none"  # a subject without messages
+MAX_PENDING: Final = 10_000
+LEASE_TTL_S, LEASE_WAIT_S, LOOK_S = 5.0, 30.0, 0.05
+TIDY_S: Final = 30.0
+_STREAM: Final = f"KV_{BUCKET}"
+
+
+class Listening(Record):
+    """KV `listens`, key `<run>.<step>.<index, or _>.<attempt>`: a step that listens.
+
+    `begins` has the first stream sequence that counts, by the name of the stream of events. A
+    stream that was made later has none, and all its events count. `caught_up` is True when the
+    events were read that were stored while the step began.
+    """
+
+    run_id: str
+    step: str
+    index: int | None = None
+    attempt: int = 1
+    event: str
+    user_id: str
+    begins: dict[str, int] = Field({})
+    caught_up: bool = False
+
+    def counts(self, stream: str, sequence: int) -> bool:
+        """Return whether an event was stored after the step began."""
+        return sequence >= self.begins.get(stream, 0)
+
+
+class Listens:
+    """The steps that listen, as this process knows them."""
+
+    def __init__(self, bus: Bus, owners: Owners, ack_wait_s: float) -> None:
+        self._bus = bus
+        self._owners = owners
+        self._ack_wait_s = ack_wait_s
+        self._bucket = bus.bucket(BUCKET)
+        self._known: dict[str, Listening] = {}
+        self._by_type: defaultdict[str, set[str]] = defaultdict(set)
+        self._sequence = 0  # the last message of the bucket that is taken into account
+        self._reading = asyncio.Lock()
+        self._declared: frozenset[str] = frozenset()
+
+    # effects
+
+    async def begin(self, state: State, listen: Listen) -> list[HeardInput]:
+        """Have a step hear of the events of its type; return those that were stored meanwhile.
+
+        Call `caught_up` when these are handled. A repeated call returns them again until then.
+
+        Raises:
+            BusError: the step does not hear of all events yet; repeat the call.
+        """
+        key = _key(state.run_id, listen)
+        entry = await self._bucket.get(key)
+        if entry is None:
+            user_id = str(state.started.command.get("user_id", "anonymous"))
+            made = Listening(
+                run_id=state.run_id,
+                step=listen.step,
+                index=listen.index,
+                attempt=listen.attempt,
+                event=listen.event,
+                user_id=user_id,
+                begins=await self._begins(listen.since),
+            )
+            await self._bucket.create(key, made.dump())
+            entry = await self._bucket.get(key)
+            if entry is None:
+                raise BusUnavailable(f"{key} of KV {BUCKET} was just deleted")
+        listening = Listening.model_validate_json(entry.value)
+        if listening.caught_up:
+            return []
+        await self.update_consumers()
+        return [
+            HeardInput(listen.step, listen.index, listen.attempt, event)
+            for event in await self._stored_meanwhile(listening)
+        ]
+
+    async def caught_up(self, state: State, listen: Listen) -> None:
+        """Note that all events are handled that `begin` has returned. Raises BusError."""
+        key = _key(state.run_id, listen)
+        entry = await self._bucket.get(key)
+        if entry is None:
+            return  # the step is over
+        listening = Listening.model_validate_json(entry.value)
+        if not listening.caught_up:
+            done = listening.model_copy(update={"caught_up": True})
+            await self._bucket.update(key, done.dump(), entry.revision)
+
+    async def end(self, state: State, listen: Unlisten) -> None:
+        """Have a step hear of no further event. Raises BusError."""
+        await self._bucket.delete(_key(state.run_id, listen))
+
+    # events
+
+    async def heard(self, stream: str, stored: Stored) -> list[tuple[str, HeardInput]]:
+        """Return the inputs of an event, each with the run that it concerns.
+
+        Raises:
+            BusError: the bucket cannot be read now.
+            ValueError: the event is malformed.
+        """
+        await self._read_on()
+        type_ = stored.subject.rpartition(".")[0]
+        found = [self._known[key] for key in self._by_type.get(type_, ())]
+        found = [each for each in found if each.counts(stream, stored.sequence)]
+        if not found:
+            return []
+        owner = await self._owners.of(subjects.run_id_of(stored.subject))
+        found = [each for each in found if each.user_id == owner]
+        if not found:
+            return []
+        event: dict[str, Any] = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+        return [
+            (each.run_id, HeardInput(each.step, each.index, each.attempt, event)) for each in found
+        ]
+
+    async def _stored_meanwhile(self, listening: Listening) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        for shard in range(self._bus.shards.made):
+            stream = streams.events_of(shard)
+            pattern = subjects.event(listening.event, "*")
+            begin = listening.begins.get(stream, 0)
+            for stored in await _all_from(self._bus, stream, pattern, begin):
+                owner = await self._owners.of(subjects.run_id_of(stored.subject))
+                if owner != listening.user_id:
+                    continue
+                try:
+                    payload = await objects.unwrap(self._bus, stored.payload)
+                except ObjectGone:
+                    log.warning("%s: the event is gone, it is not heard", stored.subject)
+                    continue
+                events.append(orjson.loads(payload))
+        return events
+
+    async def _begins(self, since_ms: int) -> dict[str, int]:
+        """Return the first stream sequence of each shard that was stored at this time or later."""
+        at = datetime.fromtimestamp(since_ms / 1000, UTC)
+        found: dict[str, int] = {}
+        for shard in range(self._bus.shards.made):
+            stream = streams.events_of(shard)
+            # The end is read before the first message: a message that is stored between counts.
+            end = (await self._bus.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
+            first = await self._bus.since(stream, at)
+            found[stream] = first.sequence if first is not None else end + 1
+        return found
+
+    # what is known here
+
+    async def _read_on(self) -> None:
+        """Take all changes of the bucket into account that its leader has."""
+        async with self._reading:
+            pattern = f"$KV.{BUCKET}.>"
+            tail = await self._bus.tail(_STREAM, pattern)
+            while tail is not None and self._sequence < tail.sequence:
+                found, _ = await direct.read(self._bus, _STREAM, pattern, self._sequence + 1)
+                for stored in found:
+                    self._apply(stored)
+                    self._sequence = stored.sequence
+                if not found:
+                    await asyncio.sleep(direct.LAG_S)  # a replica that lags behind
+                    tail = await self._bus.tail(_STREAM, pattern)
+
+    def _apply(self, stored: Stored) -> None:
+        key = stored.subject.removeprefix(f"$KV.{BUCKET}.")
+        known = self._known.pop(key, None)
+        if known is not None:
+            keys = self._by_type[known.event]
+            keys.discard(key)
+            if not keys:
+                del self._by_type[known.event]
+        if not is_marker(stored):
+            listening = Listening.model_validate_json(stored.payload)
+            self._known[key] = listening
+            self._by_type[listening.event].add(key)
+
+    # the consumers
+
+    async def update_consumers(self) -> None:
+        """Have the consumers of all shards deliver the types that steps listen for, and no others.
+
+        Raises:
+            BusError: the consumers are not changed, or another process changes them for too long.
+        """
+        async with self._alone():
+            await self._read_on()
+            types = frozenset(self._by_type)
+            for shard in range(self._bus.shards.made):
+                await self._declare(streams.events_of(shard), types)
+            self._declared = types
+
+    async def tidy(self) -> None:
+        """Remove types for which no step listens any more from the consumers, every 30 seconds."""
+        while True:
+            await asyncio.sleep(TIDY_S)
+            try:
+                await self._read_on()
+                if self._declared - self._by_type.keys():
+                    await self.update_consumers()
+            except BusUnavailable as error:
+                log.warning("the consumers of heard events are tidied later: %s", error)
+
+    async def _declare(self, stream: str, types: frozenset[str]) -> None:
+        patterns = [subjects.event(type_, "*") for type_ in sorted(types)] or [NOTHING]
+        config: Mapping[str, Any] = {
+            "durable_name": DURABLE,
+            "filter_subjects": patterns,
+            "deliver_policy": "new",
+            "ack_policy": "explicit",
+            "ack_wait": int(self._ack_wait_s * NANO),
+            "max_ack_pending": MAX_PENDING,
+            "max_deliver": -1,
+        }
+        call = f"CONSUMER.DURABLE.CREATE.{stream}.{DURABLE}"
+        body = {"stream_name": stream, "config": config}
+        await first_answer(lambda: self._bus.api(call, body))
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Hold the lease without which a process could remove the types of a newer step."""
+        holder = f"listens-{secrets.token_hex(8)}"
+        lease = Lease(self._bus, "workflows.consumers", holder, LEASE_TTL_S)
+        try:
+            async with asyncio.timeout(LEASE_WAIT_S):
+                while not await lease.acquire():
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise BusUnavailable(
+                "another process changes the consumers of workflows for too long"
+            ) from None
+        try:
+            yield
+        finally:
+            await lease.release()
+
+
+async def _all_from(bus: Bus, stream: str, pattern: str, begin: int) -> list[Stored]:
+    """Return the messages that match from stream sequence `begin` on, as the leader has them.
+
+    Raises:
+        BusError: the stream cannot be read now.
+    """
+    tail = await bus.tail(stream, pattern)
+    found: list[Stored] = []
+    while tail is not None and begin <= tail.sequence:
+        some = [stored async for stored in direct.replay(bus, stream, pattern, begin)]
+        found += some
+        if some:
+            begin = some[-1].sequence + 1
+        else:
+            await asyncio.sleep(direct.LAG_S)  # a replica that lags behind
+            tail = await bus.tail(stream, pattern)
+    return found
+
+
+def _key(run_id: str, listen: Listen | Unlisten) -> str:
+    index = "_" if listen.index is None else listen.index
+    return f"{run_id}.{listen.step}.{index}.{listen.attempt}"

@@ -1,0 +1,98 @@
+"""Does the effects of decisions. Every call may be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from penstock.bus import Bus
+from penstock.runs.calls import CallJob, publish_call
+from penstock_workflows.effects.children import Children
+from penstock_workflows.effects.listens import Listens
+from penstock_workflows.effects.timers import Timers
+from penstock_workflows.engine.effects import (
+    Call,
+    CancelChild,
+    CancelTimer,
+    Effect,
+    Listen,
+    StartChild,
+    StartTimer,
+    Unlisten,
+)
+from penstock_workflows.engine.inputs import ChildInput, HeardInput, Input
+from penstock_workflows.engine.state import State
+
+
+class Performer:
+    """Does the effects of decisions."""
+
+    def __init__(self, bus: Bus, children: Children, timers: Timers, listens: Listens) -> None:
+        self._bus = bus
+        self._children = children
+        self._timers = timers
+        self._listens = listens
+        self._actions: Final[Mapping[type, Callable[[State, Any], Awaitable[Input | None]]]] = {
+            CancelChild: self._cancel_child,
+            StartTimer: self._start_timer,
+            CancelTimer: self._cancel_timer,
+            Call: self._call,
+            Unlisten: self._unlisten,
+        }
+
+    async def perform(self, state: State, effect: Effect) -> Input | None:
+        """Do an effect of the run with this state. `StartChild` and `Listen` have methods of
+        their own.
+
+        Returns what the run learns from the effect itself.
+
+        Raises:
+            BusError: the effect is not done, or it is unknown whether it is done.
+        """
+        return await self._actions[type(effect)](state, effect)
+
+    async def start_child(self, state: State, child: StartChild) -> ChildInput | None:
+        """See `Children.start`."""
+        return await self._children.start(state, child)
+
+    async def after_end(self, state: State) -> None:
+        """Have the journal of an ended run removed later. Raises BusError."""
+        assert state.end is not None
+        await self._timers.purge_later(state.run_id, state.end.at)
+
+    async def begin_to_listen(self, state: State, listen: Listen) -> list[HeardInput]:
+        """See `Listens.begin`."""
+        return await self._listens.begin(state, listen)
+
+    async def has_caught_up(self, state: State, listen: Listen) -> None:
+        """See `Listens.caught_up`."""
+        await self._listens.caught_up(state, listen)
+
+    async def _cancel_child(self, state: State, effect: CancelChild) -> Input | None:
+        return await self._children.cancel(effect)
+
+    async def _start_timer(self, state: State, effect: StartTimer) -> None:
+        await self._timers.start(state.run_id, effect.timer, effect.due)
+
+    async def _cancel_timer(self, state: State, effect: CancelTimer) -> None:
+        await self._timers.cancel(state.run_id, effect.timer)
+
+    async def _call(self, state: State, effect: Call) -> None:
+        command = state.started.command
+        job = CallJob(
+            run_id=state.run_id,
+            step_id=effect.step_id,
+            call_id=effect.call_id,
+            workflow=state.plan.workflow.name if state.plan is not None else "",
+            url=effect.url,
+            body=effect.body,
+            secret=effect.secret,
+            retry_delays_s=[] if effect.one_attempt else None,
+            give_up_at=effect.give_up_at / 1000 if effect.give_up_at is not None else None,
+            traceparent=command.get("traceparent"),
+            depth=command.get("depth") or 0,
+        )
+        await publish_call(self._bus, job)
+
+    async def _unlisten(self, state: State, effect: Unlisten) -> None:
+        await self._listens.end(state, effect)

@@ -1,0 +1,1 @@
+"""Takes the messages that concern workflows' runs, and decides what they change."""

@@ -1,0 +1,163 @@
+"""Carries out the protocol of a workflow's run for one input: read, decide, append, do, return.
+
+The input's message is acknowledged when `take` returns. So an input whose effects are not done is
+delivered again.
+
+- The records of a decision are appended after the end of the journal that the decision was made
+  from. If another process was first, or it is unknown whether they were stored, the journal is read
+  on, and the decision is made again.
+- After a repeated delivery, a conflict or an unknown outcome, the effects of all open steps are
+  done again. The records may be stored already; then the decision has no records, and nobody else
+  knows that their effects are missing.
+- Nothing is done twice by that: an effect that is repeated is harmless.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable
+from functools import partial
+
+from penstock import telemetry
+from penstock.bus import Bus, FenceConflict, OutcomeUnknown, subjects
+from penstock.bus.shards import new_run_id
+from penstock_workflows.effects.frames import Frames
+from penstock_workflows.effects.perform import Performer
+from penstock_workflows.engine.decide import Decision, decide
+from penstock_workflows.engine.effecting import open_effects, start_child
+from penstock_workflows.engine.effects import CancelChild, Effect, Listen
+from penstock_workflows.engine.inputs import Input, StartInput, StepStartedSeen
+from penstock_workflows.engine.records import Json
+from penstock_workflows.journal.journal import Journals
+from penstock_workflows.journal.loading import Values, read_on
+from penstock_workflows.journal.memory import RunInMemory, Runs
+
+log = logging.getLogger(__name__)
+
+
+class Decisions:
+    """Takes the inputs of runs: those of one run one after another, those of others meanwhile."""
+
+    def __init__(
+        self, bus: Bus, journals: Journals, runs: Runs, frames: Frames, performer: Performer
+    ) -> None:
+        self._bus = bus
+        self._journals = journals
+        self._values = Values(journals)
+        self._runs = runs
+        self._frames = frames
+        self._performer = performer
+
+    async def take(self, run_id: str, given: Input, *, repeated: bool) -> None:
+        """Decide about an input, and do what the decision asks for.
+
+        `repeated` says that the input may have been decided about before.
+
+        Raises:
+            Retry, BusError: not everything is done; give the input again with `repeated`.
+            Exception: the input cannot be processed.
+        """
+        async with self._runs.take(run_id) as run:
+            await self._take(run, given, repeated=repeated or run.owes_effects)
+
+    async def _take(self, run: RunInMemory, given: Input, *, repeated: bool) -> None:
+        if repeated or not (run.is_known or isinstance(given, StartInput)):
+            await self._read_on(run)
+        if isinstance(given, StepStartedSeen):
+            await self._on_step_started(run, given, repeated=repeated)
+            return
+        is_current = repeated
+        while True:
+            decision = await self._decide(run, given)
+            if not decision.records:
+                # The state in memory may be old: then nothing was decided only because another
+                # process has appended what the input is about.
+                if is_current or not await self._read_on(run):
+                    break
+                is_current = True
+                continue
+            try:
+                await self._append(run, decision)
+                break
+            except (FenceConflict, OutcomeUnknown) as error:
+                telemetry.WORKFLOW_CONFLICTS.inc()
+                log.debug("run %s: decided again: %s", run.run_id, error)
+                repeated = is_current = True
+                await self._read_on(run)
+        if run.state is None:
+            return
+        new = decision.effects if decision.records else []
+        await self._do(run, open_effects(run.state) if repeated else new)
+
+    async def _decide(self, run: RunInMemory, given: Input) -> Decision:
+        now_ms = round(self._bus.clock.time() * 1000)
+        make_id = partial(new_run_id, subjects.shard_of(run.run_id), self._bus.clock.time())
+
+        def call(values: dict[str, Json]) -> Decision:
+            return decide(run.state, given, now_ms=now_ms, new_id=make_id, values=values)
+
+        return await self._values.with_values(run.run_id, call)
+
+    async def _append(self, run: RunInMemory, decision: Decision) -> None:
+        for value in decision.stored:
+            await self._journals.keep_value(run.run_id, value.digest, value.payload)
+        # From here on the records may be stored, and their effects are missing.
+        run.owes_effects = True
+        assert decision.state is not None
+        end = await self._journals.append(run.run_id, run.end, decision.records)
+        if not run.end.records:
+            self._frames.begin(run)
+        run.take_over(decision.state, end, decision.frames)
+
+    async def _do(self, run: RunInMemory, effects: Iterable[Effect]) -> None:
+        """Write the run's frames, and then do the effects."""
+        assert run.state is not None
+        run.owes_effects = True
+        await self._frames.write(run)
+        state, learnt = run.state, list[Input]()
+        listens: list[Listen] = []
+        for effect in effects:
+            if isinstance(effect, Listen):
+                listens.append(effect)
+            elif (given := await self._performer.perform(state, effect)) is not None:
+                learnt.append(given)
+        if state.end is not None:
+            await self._performer.after_end(state)
+        heard = [await self._performer.begin_to_listen(state, listen) for listen in listens]
+        # Nothing is owed but what follows, and that is repeated with the effects of the open steps.
+        run.owes_effects = False
+        for given in itertools.chain(learnt, *heard):
+            await self._take(run, given, repeated=False)
+        for listen in listens:
+            await self._performer.has_caught_up(state, listen)
+
+    async def _on_step_started(
+        self, run: RunInMemory, seen: StepStartedSeen, *, repeated: bool
+    ) -> None:
+        """Start a child, now that the event that names it is in EVENTS."""
+        if run.state is None:
+            await self._read_on(run)
+        if run.state is None:
+            return  # no workflow of Penstock: agent servers have steps, too
+        if repeated:
+            await self._do(run, open_effects(run.state))
+        child = start_child(run.state, seen.child)
+        if child is None and not repeated and await self._read_on(run):
+            child = start_child(run.state, seen.child)
+        if child is None:
+            return
+        failure = await self._performer.start_child(run.state, child)
+        if failure is not None:
+            await self._take(run, failure, repeated=False)
+            return
+        # Another process may have ended the step meanwhile. It may have found no run to cancel.
+        if await self._read_on(run) and start_child(run.state, seen.child) is None:
+            await self._performer.perform(run.state, CancelChild(seen.child, "stopped", "workflow"))
+
+    async def _read_on(self, run: RunInMemory) -> bool:
+        """Bring the run up to its journal; return whether the journal had further records."""
+        projected = (0, 0)
+        if not run.is_known:
+            projected = await self._frames.continue_(run)
+        return await read_on(run, self._journals, self._values, projected)

@@ -1,0 +1,40 @@
+"""The queue of events for which steps listen."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from penstock.bus import Bus, Stored, WorkQueue
+from penstock_workflows.effects.listens import DURABLE, Listens
+
+
+class HeardQueue(WorkQueue):
+    """Processes the messages of the consumer of one shard, whose subjects `Listens` changes."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        stream: str,
+        listens: Listens,
+        handle: Callable[[Stored], Awaitable[None]],
+        *,
+        on_poison: Callable[[Stored, Exception], Awaitable[None]],
+        concurrency: int,
+        ack_wait_s: float,
+    ) -> None:
+        super().__init__(
+            bus,
+            stream,
+            DURABLE,
+            (),
+            handle,
+            on_poison=on_poison,
+            concurrency=concurrency,
+            ack_wait_s=ack_wait_s,
+        )
+        self._listens = listens
+
+    async def create(self) -> str:
+        """Make the consumers with the types for which steps listen now; part of `PullUse`."""
+        await self._listens.update_consumers()
+        return DURABLE

@@ -1,0 +1,75 @@
+"""Makes the first input of a workflow's run from its start command."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock.bus import Bus
+from penstock.bus.records import StartCommand
+from penstock.dialects.workflow import PROTOCOL
+from penstock.runs.workflows import check_input, find_workflow, input_of
+from penstock.settings import Config, WorkflowAgent
+from penstock.web.problems import Problem
+from penstock_workflows.engine.inputs import StartInput
+
+MAX_SHOWN_CHARACTERS: Final = 50_000  # of the message, in lifecycle.started
+_CODES: Final = {404: "unknown_workflow", 422: "invalid_input"}
+
+
+class Starts:
+    """Finds the definition that a start command names."""
+
+    def __init__(self, bus: Bus, config: Config) -> None:
+        self._bus = bus
+        self._config = config
+
+    async def input_of(self, command: StartCommand) -> StartInput:
+        """Return the input of a start. A start that cannot be carried out has the reason.
+
+        Raises:
+            BusError: the definition cannot be read now.
+        """
+        agent = self._config.agent(command.agent)
+        name, version = command.workflow or command.agent, command.version
+        if isinstance(agent, WorkflowAgent):
+            name, version = command.workflow or agent.agent, version or agent.version
+        definition: dict[str, Any] | None = None
+        given: dict[str, Any] = command.input or {}
+        refused: dict[str, Any] | None = None
+        try:
+            found = await find_workflow(self._bus, name, version)
+            if command.version is None:  # otherwise the service that published it has checked it
+                check_input(found, command.input, command.message)
+                given = input_of(found.input_schema, command.input, command.message)
+            definition = found.definition
+        except Problem as problem:
+            code = _CODES.get(problem.status, "not_started")
+            refused = {"code": code, "message": problem.detail}
+        return StartInput(
+            run_id=command.run_id,
+            command=command.model_dump(exclude_none=True),
+            open=_open(command, agent, name),
+            definition=definition,
+            input=given,
+            refused=refused,
+        )
+
+
+def _open(command: StartCommand, agent: object, workflow: str) -> dict[str, Any]:
+    """Return the payload of the run's `open`: the run's facts, as the normalizer needs them."""
+    facts: dict[str, Any] = {
+        "agent": command.agent,
+        "protocol": PROTOCOL,
+        "kind": "workflow",
+        "workflow": workflow,
+        "session_id": command.session_id,
+        "user_id": command.user_id,
+        "message": command.message[:MAX_SHOWN_CHARACTERS],
+    }
+    if isinstance(agent, WorkflowAgent) and agent.name:
+        facts["agent_name"] = agent.name
+    if command.idempotency_key:
+        facts["idempotency_key"] = command.idempotency_key
+    if command.traceparent:
+        facts["traceparent"] = command.traceparent
+    return facts | command.parent_facts()

@@ -1,0 +1,119 @@
+"""Handles each message that may be an input of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from penstock.bus import Bus, BusError, Retry, Stored
+from penstock.bus.records import StartCommand
+from penstock.bus.write import objects
+from penstock_workflows.effects.listens import Listens
+from penstock_workflows.effects.timers import PURGE, Timers, timer_of
+from penstock_workflows.engine.inputs import Input, TimerInput
+from penstock_workflows.engine.records import UnknownRecord
+from penstock_workflows.inputs.decisions import Decisions
+from penstock_workflows.inputs.messages import of_command, of_event
+from penstock_workflows.inputs.starts import Starts
+from penstock_workflows.journal.journal import Journals
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 1.0  # seconds before an input is taken again that the bus kept from being finished
+# Seconds before an input of a run is taken again whose journal a newer version has written: a
+# process of that version may take it.
+NEWER_S = 5.0
+MAX_UNFINISHED = 10_000
+
+
+class Taking:
+    """Turns messages into inputs. A method returns when its message may be acknowledged."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        starts: Starts,
+        decisions: Decisions,
+        journals: Journals,
+        timers: Timers,
+        listens: Listens,
+    ) -> None:
+        self._bus = bus
+        self._starts = starts
+        self._decisions = decisions
+        self._journals = journals
+        self._timers = timers
+        self._listens = listens
+        # The messages whose handling began here and failed, by subject and stream sequence.
+        self._unfinished: set[tuple[str, int]] = set()
+
+    async def command(self, stored: Stored) -> None:
+        """Handle a command for a workflow's run."""
+        await self._once(stored, self._on_command)
+
+    async def event(self, stored: Stored) -> None:
+        """Handle an event."""
+        await self._once(stored, self._on_event)
+
+    async def due(self, stored: Stored) -> None:
+        """Handle a timer that is due."""
+        await self._once(stored, self._on_due)
+
+    async def heard(self, stream: str, stored: Stored) -> None:
+        """Handle an event for which steps may listen."""
+
+        async def handle(stored: Stored, repeated: bool) -> None:
+            for run_id, given in await self._listens.heard(stream, stored):
+                await self._decisions.take(run_id, given, repeated=repeated)
+
+        await self._once(stored, handle)
+
+    async def again(self, stored: Stored) -> None:
+        """Handle a message that was given up, and that an operator replays."""
+        self._unfinished.add((stored.subject, stored.sequence))
+        category = stored.subject.partition(".")[0]
+        await {"command": self.command, "due": self.due}.get(category, self.event)(stored)
+
+    async def _once(
+        self, stored: Stored, handle: Callable[[Stored, bool], Awaitable[None]]
+    ) -> None:
+        key = stored.subject, stored.sequence
+        repeated = stored.delivered != 1 or key in self._unfinished
+        try:
+            await handle(stored, repeated)
+        except BaseException as error:
+            if len(self._unfinished) > MAX_UNFINISHED:
+                self._unfinished.clear()
+            self._unfinished.add(key)
+            if isinstance(error, UnknownRecord):
+                log.warning("%s is tried again every %g s: %s", stored.subject, NEWER_S, error)
+                raise Retry(NEWER_S) from error
+            if isinstance(error, BusError):
+                log.warning("%s is tried again: %s", stored.subject, error)
+                raise Retry(AGAIN_S) from error
+            raise
+        self._unfinished.discard(key)
+
+    async def _on_command(self, stored: Stored, repeated: bool) -> None:
+        _, _, kind, run_id = stored.subject.split(".")
+        payload = await objects.unwrap(self._bus, stored.payload)
+        given: Input
+        if kind == "start":
+            command = StartCommand.model_validate_json(payload)
+            given = await self._starts.input_of(command)
+        else:
+            given = of_command(kind, payload)
+        await self._decisions.take(run_id, given, repeated=repeated)
+
+    async def _on_event(self, stored: Stored, repeated: bool) -> None:
+        payload = await objects.unwrap(self._bus, stored.payload)
+        for run_id, given in of_event(payload):
+            await self._decisions.take(run_id, given, repeated=repeated)
+
+    async def _on_due(self, stored: Stored, repeated: bool) -> None:
+        run_id, timer = timer_of(stored.subject)
+        if timer == PURGE:
+            await self._journals.purge(run_id)
+        else:
+            await self._decisions.take(run_id, TimerInput(timer), repeated=repeated)
+        await self._timers.is_done(stored.sequence)

@@ -1,0 +1,150 @@
+"""Appends to the journals of runs with a fence, and reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.bus import Bus, FenceConflict, Stored, subjects
+from penstock.bus.messages import PART
+from penstock.bus.read import direct
+from penstock.bus.streams import JOURNAL
+from penstock.bus.write import fence
+from penstock_workflows.engine.records import Record, decode, encode
+from penstock_workflows.journal.messages import RECORD, Incomplete, joined, messages_of
+
+# How often a read is repeated whose answer lacks messages. A replica that lags behind has them
+# after some of these pauses; messages that are missing then are lost.
+TRIES: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a journal.
+
+    `sequence` is the stream sequence of the last message, 0 if the journal is empty. `records` is
+    the number of records up to there.
+    """
+
+    sequence: int = 0
+    records: int = 0
+
+
+EMPTY: Final = Position()
+
+
+class Journals:
+    """The journals of all runs, and the large values that their records refer to."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def append(self, run_id: str, after: Position, records: Sequence[Record]) -> Position:
+        """Store all these records or none, if `after` is still the journal's end.
+
+        Returns the new end.
+
+        Raises:
+            FenceConflict: the journal has another end. Read on, and decide again.
+            OutcomeUnknown: the records may be stored. Read on, and decide again.
+            BusUnavailable, StreamFull: nothing was stored.
+            TooLarge: the records are larger than an atomic batch can be.
+        """
+        subject = subjects.journal(run_id)
+        messages = messages_of(subject, encode(records), {RECORD: str(after.records + 1)})
+        sequence = await fence.append(self._bus, subject, messages, after.sequence)
+        return Position(sequence, after.records + len(records))
+
+    async def read(self, run_id: str, after: Position = EMPTY) -> tuple[list[Record], Position]:
+        """Return the records after `after`, and the journal's end as the stream's leader knows it.
+
+        Raises:
+            Incomplete: the stream lacks messages of the journal.
+            UnknownRecord: a newer version of Penstock has written the journal.
+            BusError: the stream cannot be read now.
+        """
+        subject = subjects.journal(run_id)
+        tail = await self._bus.tail(JOURNAL, subject)
+        if tail is None:
+            if after.records:
+                raise Incomplete(f"{subject} is gone")
+            return [], EMPTY
+        if tail.sequence == after.sequence:
+            return [], after
+        if tail.sequence < after.sequence:
+            raise Incomplete(f"{subject} has lost its end")
+        is_next = tail.headers.get(RECORD) == str(after.records + 1) and PART not in tail.headers
+        missing: Incomplete | None = None
+        for _ in range(TRIES):
+            found = [tail] if is_next else await self._between(subject, after.sequence, tail)
+            try:
+                records = _records(found, after.records)
+                return records, Position(tail.sequence, after.records + len(records))
+            except Incomplete as error:
+                missing = error
+            await asyncio.sleep(direct.LAG_S)
+        raise missing or Incomplete(subject)
+
+    async def keep_value(self, run_id: str, digest: str, payload: bytes) -> None:
+        """Store a large value of a run. A repeated call changes nothing.
+
+        Raises:
+            BusError: the value was not stored, or it is unknown whether it was; repeat the call.
+            TooLarge: the value is larger than an atomic batch can be.
+        """
+        subject = subjects.journal_value(run_id, digest)
+        try:
+            await fence.append(self._bus, subject, messages_of(subject, payload, {}), 0)
+        except FenceConflict:
+            return  # the value is stored already
+
+    async def value(self, run_id: str, digest: str) -> bytes:
+        """Return a large value of a run.
+
+        Raises:
+            Incomplete: the stream does not have the value.
+            BusError: the stream cannot be read now.
+        """
+        subject = subjects.journal_value(run_id, digest)
+        tail = await self._bus.tail(JOURNAL, subject)
+        if tail is None:
+            raise Incomplete(f"{subject} is gone")
+        for _ in range(TRIES):
+            found = [tail] if PART not in tail.headers else await self._between(subject, 0, tail)
+            try:
+                return joined(found)[0][1]
+            except Incomplete:
+                await asyncio.sleep(direct.LAG_S)
+        raise Incomplete(f"{subject} lacks parts")
+
+    async def purge(self, run_id: str) -> None:
+        """Remove the journal of a run, and the run's large values. Raises BusError."""
+        for subject in (subjects.journal_value(run_id, "*"), subjects.journal(run_id)):
+            await self._bus.api(f"STREAM.PURGE.{JOURNAL}", {"filter": subject})
+
+    async def _between(self, subject: str, after: int, tail: Stored) -> list[Stored]:
+        """Return the messages after stream sequence `after` up to `tail`, as a replica has them."""
+        found: list[Stored] = []
+        while True:
+            some, pending = await direct.read(self._bus, JOURNAL, subject, after + 1)
+            found += [each for each in some if each.sequence < tail.sequence]
+            if not some or not pending or some[-1].sequence >= tail.sequence:
+                return [*found, tail]
+            after = some[-1].sequence
+
+
+def _records(stored: Sequence[Stored], before: int) -> list[Record]:
+    """Return the records in these messages, which follow the record of number `before`.
+
+    Raises:
+        Incomplete: records or parts are missing.
+    """
+    records: list[Record] = []
+    for headers, payload in joined(stored):
+        first, expected = int(headers[RECORD]), before + len(records) + 1
+        if first != expected:
+            raise Incomplete(f"{stored[-1].subject}: record {expected} is missing, before {first}")
+        records += decode(payload)
+    return records

@@ -1,0 +1,101 @@
+"""Keeps the states of runs in memory, so that an input does not read its run's whole journal.
+
+The journal's fence shows when a state in memory is old: then an append is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from penstock.bus import RawWriter
+from penstock_workflows.engine.effects import Frame
+from penstock_workflows.engine.state import State
+from penstock_workflows.journal.journal import EMPTY, Position
+
+
+@dataclass(slots=True, eq=False)
+class RunInMemory:
+    """A run as far as this process knows its journal.
+
+    `frames` are the source frames of records up to `end` that may not be in RAW yet; `writer`
+    writes them, and is None while it is unknown which frames RAW has. `is_known` is False until the
+    journal was read or written here. `owes_effects` is True from an append until the effects of its
+    records are done: then the effects of all open steps are done again.
+    """
+
+    run_id: str
+    state: State | None = None
+    end: Position = EMPTY
+    is_known: bool = False
+    owes_effects: bool = False
+    frames: deque[Frame] = field(default_factory=deque)
+    writer: RawWriter | None = None
+    is_stale: bool = False  # set while an input uses the run: its state may be wrong
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0  # how many inputs use the run, or wait for it
+
+    def take_over(self, state: State, end: Position, frames: Sequence[Frame]) -> None:
+        """Take over the state after records that were appended here."""
+        self.state, self.end, self.is_known = state, end, True
+        self.frames += frames
+
+    def reset(self) -> None:
+        """Forget what is known of the journal, and of the frames in RAW."""
+        self.state, self.end, self.is_known, self.is_stale = None, EMPTY, False, False
+        self.frames.clear()
+        self.writer = None
+
+
+class Runs:
+    """The runs in memory, at most `limit` besides those that are being worked on."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._runs: OrderedDict[str, RunInMemory] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @asynccontextmanager
+    async def take(self, run_id: str) -> AsyncIterator[RunInMemory]:
+        """Give the run to one input at a time."""
+        run = self._runs.get(run_id)
+        if run is None:
+            run = self._runs[run_id] = RunInMemory(run_id)
+        self._runs.move_to_end(run_id)
+        run.users += 1
+        try:
+            async with run.lock:
+                if run.is_stale:
+                    run.reset()
+                yield run
+        finally:
+            run.users -= 1
+            self._drop_some(run)
+
+    def forget(self) -> None:
+        """Forget every state, as NATS may have lost the end of JOURNAL.
+
+        A state that outlives such a loss could have a sequence that another record got since.
+        """
+        for run_id, run in list(self._runs.items()):
+            if run.users or run.owes_effects:
+                run.is_stale = True
+            else:
+                del self._runs[run_id]
+
+    def _drop_some(self, done: RunInMemory) -> None:
+        is_over = done.state is None or done.state.end is not None
+        if is_over and not done.users and not done.owes_effects:
+            self._runs.pop(done.run_id, None)
+        excess = len(self._runs) - self._limit
+        if excess <= 0:
+            return
+        idle = (run_id for run_id, run in self._runs.items() if not run.users | run.owes_effects)
+        for run_id in list(itertools.islice(idle, excess)):
+            del self._runs[run_id]
