@@ -15,7 +15,7 @@ from penstock.expressions.condition import (
 )
 from penstock.expressions.errors import ExpressionError, MissingField, Position
 from penstock.expressions.template import Template
-from penstock.expressions.value import Scope, ValueExpression, ValueType
+from penstock.expressions.value import ReadPath, Scope, ValueExpression, ValueType
 
 __all__ = [
     "Bound",
@@ -24,6 +24,7 @@ __all__ = [
     "ExpressionError",
     "MissingField",
     "Position",
+    "ReadPath",
     "Scope",
     "Template",
     "ValueExpression",

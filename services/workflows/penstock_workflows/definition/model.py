@@ -11,10 +11,12 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_workflows.definition.names import (
-    AgentId,
     Duration,
+    EventType,
     Expression,
+    Id,
     StepName,
+    Url,
     VariableName,
     Version,
     WorkflowName,
@@ -39,7 +41,7 @@ class Part(BaseModel):
 class Run(Part):
     """Runs an agent of the configuration, and waits for the end of its run."""
 
-    agent: AgentId = Field(description="The id of the agent in the configuration.")
+    agent: Id = Field(description="The id of the agent in the configuration.")
     message: Expression = Field(description="An expression that gives the message, a text.")
     input: Expression | None = Field(
         None,
@@ -72,7 +74,7 @@ class Approve(Part):
     show: Expression | None = Field(
         None, description="An expression that gives an object: what deciders see."
     )
-    policy: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")] | None = Field(
+    policy: Id | None = Field(
         None,
         description="The name that rules of the approvals policy see as the tool's name. "
         "Default: the name of the step.",
@@ -82,25 +84,20 @@ class Approve(Part):
 class Call(Part):
     """Sends a signed webhook, and waits for the answer."""
 
-    url: str = Field(
-        pattern=r"^https?://[^\s]+$",
-        max_length=2000,
+    url: Url = Field(
         description="The URL, a fixed text. The service automations sends the request and limits "
         "which addresses it may reach.",
     )
     body: Expression | None = Field(
         None, description="An expression that gives the body, any JSON value."
     )
-    secret: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")] | None = Field(
-        None, description="The name of the secret that signs the request."
-    )
+    secret: Id | None = Field(None, description="The name of the secret that signs the request.")
 
 
 class Listen(Part):
     """Waits for an event."""
 
-    event: str = Field(
-        pattern=r"^[a-z_]{1,32}\.[a-z_]{1,64}$",
+    event: EventType = Field(
         description="The type of the event, such as `lifecycle.completed`.",
     )
     where: Expression | None = Field(
@@ -182,7 +179,7 @@ class StepDefinition(Part):
         None, description="The time after which one attempt of the step fails with code `timeout`."
     )
     retry: Retry | None = Field(None, description="Carry out the step again if it fails.")
-    on_failure: Literal["fail", "continue"] | StepName = Field(
+    on_failure: Annotated[str, Field(max_length=63)] = Field(
         "fail",
         description="`fail`: the workflow fails. `continue`: the workflow goes on, and later steps "
         "see `<step>.error`. The name of a step: as `continue`, and that step runs, which is "

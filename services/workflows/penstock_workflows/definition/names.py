@@ -59,16 +59,31 @@ def _checked_duration(text: str) -> str:
     return text
 
 
-_VARIABLE: Final = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,62}$")
+_VARIABLE: Final = r"^[A-Za-z][A-Za-z0-9_]{0,62}$"
+_WORKFLOW: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+_VERSION: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$"
+_ID: Final = r"^[A-Za-z0-9_.-]{1,128}$"
+_URL: Final = r"^https?://[^\s]+$"
+_EVENT: Final = r"^[a-z_]{1,32}\.[a-z_]{1,64}$"
+# What each pattern allows, in words for people.
+PATTERNS: Final = {
+    _VARIABLE: "a name has letters, digits and _, begins with a letter, and has at most 63 of them",
+    _WORKFLOW: "a name has letters, digits, _ and -, and at most 64 of them",
+    _VERSION: "a version has letters, digits, _, - and single dots, as in 1.2",
+    _ID: "an id has letters, digits, _, . and -, and at most 128 of them",
+    _URL: "a URL begins with https:// or http:// and has no blank",
+    _EVENT: "the type of an event is as in lifecycle.completed",
+}
+
 # The name of a step or of a loop variable: expressions use it as the name of a variable.
-VariableName = Annotated[str, _VARIABLE, AfterValidator(_checked_variable)]
-StepName = Annotated[str, _VARIABLE, AfterValidator(_checked_step)]
+VariableName = Annotated[str, Field(pattern=_VARIABLE), AfterValidator(_checked_variable)]
+StepName = Annotated[str, Field(pattern=_VARIABLE), AfterValidator(_checked_step)]
 # The name of a workflow. It has no dot, because it is one token of the keys in the bucket.
-WorkflowName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-Version = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$", max_length=32)
-]
-AgentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+WorkflowName = Annotated[str, Field(pattern=_WORKFLOW)]
+Version = Annotated[str, Field(pattern=_VERSION, max_length=32)]
+Id = Annotated[str, Field(pattern=_ID)]
+Url = Annotated[str, Field(pattern=_URL, max_length=2000)]
+EventType = Annotated[str, Field(pattern=_EVENT)]
 Duration = Annotated[
     str, Field(examples=["500ms", "5s", "1h30m", "2d"]), AfterValidator(_checked_duration)
 ]

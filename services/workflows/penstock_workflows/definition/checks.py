@@ -1,0 +1,133 @@
+"""Checks of a definition that neither the model nor CEL makes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from penstock.events import CATALOGUE
+from penstock.expressions import ReadPath
+from penstock.runs.input_schema import schema_mistakes
+from penstock.settings.agents import did_you_mean
+from penstock_workflows.definition.compiled import Run, SubWorkflow, Workflow
+from penstock_workflows.definition.model import KINDS, Definition, StepDefinition, StepKind
+from penstock_workflows.definition.problems import Path, Problem
+
+# What expressions see of a step, and of the result of a run.
+OF_STEP: Final = ("output", "error", "status")
+OF_RESULT: Final = ("text", "data", "status", "run_id", "usage")
+
+_RUNS: Final[Collection[StepKind]] = ("run", "workflow")
+_AGENTS: Final[Collection[StepKind]] = ["run"]
+# The fields that only some kinds of steps may have.
+_ONLY: Final[Mapping[str, Collection[StepKind]]] = {
+    "retry": ("run", "workflow", "approve", "call", "listen"),
+    "timeout": ("run", "workflow", "approve", "call", "listen"),
+    "dispatch": _RUNS,
+    "role": _AGENTS,
+}
+
+
+def check_graph(definition: Definition) -> Iterator[Problem]:
+    """Yield the mistakes with which a definition has no meaning."""
+    for name, step in definition.steps.items():
+        yield from _check_graph(name, step, definition.steps)
+
+
+def check(definition: Definition) -> Iterator[Problem]:
+    """Yield the mistakes of a new definition, without its expressions and its order."""
+    yield from _check_input(definition.input)
+    for name, step in definition.steps.items():
+        yield from _check_step(name, step, definition.steps)
+
+
+def _check_input(schema: dict[str, Any]) -> Iterator[Problem]:
+    for mistake in schema_mistakes(schema):
+        yield Problem(("input", *mistake.path), mistake.reason)
+    if schema.get("type", "object") != "object":
+        yield Problem(("input", "type"), "the input of a workflow is an object")
+
+
+def _check_graph(name: str, step: StepDefinition, steps: Collection[str]) -> Iterator[Problem]:
+    path: Path = ("steps", name)
+    for number, needed in enumerate(step.needs):
+        if needed not in steps:
+            guess = did_you_mean(needed, steps)
+            yield Problem((*path, "needs", number), f"there is no step {needed!r}{guess}")
+    if step.on_failure not in ("fail", "continue", *steps):
+        guess = did_you_mean(step.on_failure, ["fail", "continue", *steps])
+        reason = f"there is no step {step.on_failure!r}{guess}"
+        yield Problem((*path, "on_failure"), reason)
+    found = [kind for kind in KINDS if getattr(step, kind) is not None]
+    if len(found) != 1:
+        has = f"has {' and '.join(found)}" if found else "has none of them"
+        reason = f"a step has exactly one of {', '.join(KINDS)}; this one {has}"
+        yield Problem(path, reason, is_key=True)
+
+
+def _check_step(name: str, step: StepDefinition, steps: Collection[str]) -> Iterator[Problem]:
+    path: Path = ("steps", name)
+    for field, kinds in _ONLY.items():
+        if getattr(step, field) is not None and step.kind not in kinds:
+            reason = f"a step with {step.kind} has no {field}; only {' and '.join(kinds)} have it"
+            yield Problem((*path, field), reason, is_key=True)
+    if step.for_each is not None and step.for_each.as_ in steps:
+        reason = f"the step {step.for_each.as_!r} has this name: choose another name"
+        yield Problem((*path, "for_each", "as"), reason)
+    if step.listen is not None and step.listen.event not in CATALOGUE:
+        guess = did_you_mean(step.listen.event, CATALOGUE)
+        reason = f"there is no event {step.listen.event}{guess}"
+        yield Problem((*path, "listen", "event"), reason)
+
+
+def misread(
+    reads: Iterable[ReadPath], definition: Definition, kind: StepKind | None
+) -> Iterator[str]:
+    """Yield why an expression reads what cannot be there. `kind` is the kind of its step."""
+    for variable, *fields in sorted(reads):
+        known: Collection[str] | None = None
+        owner = variable
+        if variable in definition.steps:
+            known, owner = OF_STEP, "a step"
+        elif variable == "result" and kind in _RUNS:
+            known = OF_RESULT
+        elif variable == "input" and definition.input.get("additionalProperties") is False:
+            known = definition.input.get("properties", {})
+        if known is not None and fields and fields[0] not in known:
+            guess = did_you_mean(fields[0], known)
+            listed = f" ({', '.join(known)})" if known and not guess else ""
+            yield f"{owner} has no {fields[0]!r}{guess}{listed}"
+
+
+def unknown_references(
+    workflow: Workflow,
+    agents: Collection[str] | None,
+    workflows: Mapping[str, Collection[str]] | None,
+) -> Iterator[Problem]:
+    """Yield the agents and workflows that the steps name and that there are not.
+
+    `workflows` has the versions of each workflow that can be started. None means that it is not
+    known which there are. A workflow may run itself.
+    """
+    for name, step in workflow.steps.items():
+        match step.action:
+            case Run(agent=agent) if agents is not None and agent not in agents:
+                guess = did_you_mean(agent, agents) or _listed("agents", agents)
+                yield Problem(("steps", name, "run", "agent"), f"there is no agent {agent}{guess}")
+            case SubWorkflow(workflow=inner, version=version) if workflows is not None:
+                path: Path = ("steps", name, "workflow")
+                if inner == workflow.name and version in (None, workflow.version):
+                    continue
+                if inner not in workflows:
+                    guess = did_you_mean(inner, workflows) or _listed("workflows", workflows)
+                    reason = f"there is no workflow {inner}{guess}"
+                    yield Problem((*path, "workflow"), reason)
+                elif version is not None and version not in workflows[inner]:
+                    reason = f"the workflow {inner} has no version {version}"
+                    yield Problem((*path, "version"), reason)
+
+
+def _listed(what: str, names: Collection[str]) -> str:
+    shown = sorted(names)[:5]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return f" ({what}: {', '.join(shown) or 'none'}{more})"

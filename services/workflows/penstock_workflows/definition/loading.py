@@ -1,0 +1,155 @@
+"""Loads a definition from a document, and names each mistake with its place. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from penstock.settings.agents import did_you_mean
+from penstock.validation import reason_of
+from penstock_workflows.definition import compiled
+from penstock_workflows.definition.compiling import compile
+from penstock_workflows.definition.document import Document, read_document
+from penstock_workflows.definition.model import (
+    Approve,
+    Call,
+    Definition,
+    Dispatch,
+    ForEach,
+    Listen,
+    Retry,
+    Run,
+    StepDefinition,
+    SubWorkflow,
+)
+from penstock_workflows.definition.names import PATTERNS
+from penstock_workflows.definition.problems import InvalidDefinition, Path, Problem
+
+MAX_PROBLEMS: Final = 20
+
+_PARTS: Final[Mapping[str, type[BaseModel]]] = {
+    "run": Run,
+    "workflow": SubWorkflow,
+    "approve": Approve,
+    "call": Call,
+    "listen": Listen,
+    "for_each": ForEach,
+    "retry": Retry,
+    "dispatch": Dispatch,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A definition without mistakes.
+
+    `value` is the JSON of the document, which is stored, and `digest` the SHA-256 of its canonical
+    form. `document` locates problems that are found later; it is None without positions.
+    """
+
+    workflow: compiled.Workflow
+    value: dict[str, Any]
+    document: Document | None
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the definition, in hex; the order of its fields does not matter."""
+        return digest_of(self.value)
+
+    def refuse(self, problems: Collection[Problem]) -> None:
+        """Raise InvalidDefinition if there are problems."""
+        if problems:
+            located = self.document.located if self.document is not None else lambda each: each
+            raise InvalidDefinition(sorted(map(located, problems), key=_place))
+
+
+def load(content: bytes) -> Loaded:
+    """Return the definition that a document in YAML or JSON has.
+
+    Raises:
+        InvalidDefinition: the document cannot be read, or has mistakes; each has its position.
+    """
+    document = read_document(content)
+    try:
+        loaded = load_value(document.value)
+    except InvalidDefinition as error:
+        located = sorted(map(document.located, error.problems), key=_place)
+        raise InvalidDefinition(located[:MAX_PROBLEMS]) from None
+    return Loaded(loaded.workflow, loaded.value, document)
+
+
+def load_value(value: Any) -> Loaded:
+    """Return the definition that a JSON value is.
+
+    Raises:
+        InvalidDefinition: the value has mistakes.
+    """
+    if not isinstance(value, dict):
+        raise InvalidDefinition([Problem((), "a definition is an object with dsl, name, steps, …")])
+    try:
+        definition = Definition.model_validate(value)
+    except ValidationError as error:
+        found = [_problem(each) for each in error.errors(include_url=False)]
+        raise InvalidDefinition(found[:MAX_PROBLEMS]) from None
+    return Loaded(compile(definition, is_new=True), value, None)
+
+
+def digest_of(value: Any) -> str:
+    """Return the SHA-256 of a JSON value, in hex; the order of fields does not matter.
+
+    The order of steps has no meaning: what a step waits for is in its `needs`.
+    """
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _place(problem: Problem) -> tuple[int, int]:
+    where = problem.position
+    return (where.line, where.column) if where is not None else (0, 0)
+
+
+def _problem(error: Any) -> Problem:
+    path: Path = tuple(each for each in error["loc"] if each != "[key]")
+    type_, given = error["type"], error["input"]
+    if type_ == "extra_forbidden":
+        name = str(path[-1])
+        guess = did_you_mean(name, _fields(path[:-1]))
+        return Problem(path, f"there is no field {name[:64]!r}{guess}", is_key=True)
+    reason = _REASONS.get(type_, reason_of(error))
+    if type_ == "string_type" and isinstance(given, bool | int | float):
+        reason = f'must be a text: write "{_json(given)}" in quotes'
+    if type_ == "string_pattern_mismatch":
+        pattern = error["ctx"]["pattern"]
+        reason = f"{_shown(given)} is not allowed: {PATTERNS.get(pattern, pattern)}"
+    return Problem(path, reason, is_key="[key]" in error["loc"])
+
+
+_REASONS: Final = {
+    "missing": "is missing",
+    "string_type": "must be a text",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "tuple_type": "must be a list",
+    "string_too_short": "must not be empty",
+}
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= 64 else f"{value[:64]}…")
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _fields(path: Path) -> list[str]:
+    """Return the fields that the object at a path may have."""
+    model: type[BaseModel] = Definition
+    if len(path) >= 2 and path[0] == "steps":
+        model = _PARTS.get(str(path[2]), StepDefinition) if len(path) > 2 else StepDefinition
+    return [field.alias or name for name, field in model.model_fields.items()]

@@ -1,0 +1,55 @@
+"""The mistakes of a definition, each with its place and its reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from penstock.expressions import Position
+
+Path: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A mistake in a definition.
+
+    `path` is the place in the definition, and `is_key` says whether the key is wrong, not the
+    value. `inside` is a place in the expression at the path, if the mistake is in an expression.
+    `position` is the place in the document, if the definition comes from a document.
+    """
+
+    path: Path
+    reason: str
+    inside: Position | None = None
+    is_key: bool = False
+    position: Position | None = None
+
+    def at(self, position: Position) -> Problem:
+        """Return the problem with its position in the document; a known position is kept."""
+        return self if self.position is not None else replace(self, position=position)
+
+    @property
+    def field(self) -> str:
+        """The path as a text, such as `steps.plan.run.message`."""
+        return ".".join(map(str, self.path)) or "definition"
+
+    def __str__(self) -> str:
+        where = self.position or self.inside
+        place = f"line {where.line}, column {where.column}: " if where is not None else ""
+        return f"{place}{self.field}: {self.reason}"
+
+    def shown(self) -> dict[str, Any]:
+        """Return the problem as JSON for clients."""
+        where = self.position or self.inside
+        place = {"line": where.line, "column": where.column} if where is not None else {}
+        return {"field": self.field, "message": self.reason, **place}
+
+
+class InvalidDefinition(ValueError):
+    """A definition has mistakes, which `problems` lists."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(map(str, self.problems)))

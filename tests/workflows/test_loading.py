@@ -1,0 +1,380 @@
+"""A definition is loaded from YAML or JSON, and each mistake is named with its line and reason."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_workflows.definition import InvalidDefinition, load, load_value
+from penstock_workflows.definition.checks import unknown_references
+from penstock_workflows.definition.document import read_document
+
+EXAMPLES = sorted((Path(__file__).parent / "definitions").glob("*.yaml"))
+HEAD = 'dsl: penstock/1\nname: w\nversion: "1"\n'
+
+
+def told(text: str) -> list[str]:
+    """Return the mistakes of a document, of which the steps begin in line 5."""
+    with pytest.raises(InvalidDefinition) as refused:
+        load(text.encode())
+    return [str(each) for each in refused.value.problems]
+
+
+def steps(text: str) -> str:
+    """Return a definition with these steps, the first of which is in line 5."""
+    lines = "\n".join(f"  {line}" for line in text.split("\n"))
+    return f"{HEAD}steps:\n{lines}\n"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples_are_definitions(path: Path) -> None:
+    loaded = load(path.read_bytes())
+    assert loaded.workflow.name == path.stem
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_definition_in_json_is_the_same(path: Path) -> None:
+    from_yaml = load(path.read_bytes())
+    as_json = json.dumps(from_yaml.value, indent="\t", ensure_ascii=True)
+    from_json = load(as_json.encode())
+    assert from_json.value == from_yaml.value
+    assert from_json.digest == from_yaml.digest
+
+
+BAD = {
+    "no field": (
+        steps("a: {set: '1', out: '2'}"),
+        "line 5, column 17: steps.a.out: there is no field 'out'",
+    ),
+    "did you mean": (steps("a: {set: '1', outptu: '2'}"), 'did you mean "output"?'),
+    "inner field": (
+        steps("a:\n  run: {agent: x, mesage: '1'}"),
+        "steps.a.run.mesage: there is no field",
+    ),
+    "field of for_each": (
+        steps("a:\n  set: '1'\n  for_each: {in: '[1]', like: x}"),
+        "line 7, column 27: steps.a.for_each.like",
+    ),
+    "no action": (steps("a: {needs: []}"), "this one has none of them"),
+    "two actions": (steps("a: {set: '1', wait: 5s}"), "this one has wait and set"),
+    "no needs": (
+        steps("build: {set: '1'}\nb: {needs: [biuld], set: '1'}"),
+        "line 6, column 15: steps.b.needs.0: there is no step 'biuld': did you mean \"build\"?",
+    ),
+    "cycle": (
+        steps("a: {needs: [c], set: '1'}\nb: {needs: [a], set: '1'}\nc: {needs: [b], set: '1'}"),
+        "the steps need each other: ",
+    ),
+    "itself": (steps("a: {needs: [a], set: '1'}"), "the step a needs itself"),
+    "cycle by failure": (
+        steps("a: {set: '1', on_failure: b, needs: [b]}\nb: {set: '1'}"),
+        "the steps need each other: ",
+    ),
+    "no handler": (
+        steps("a: {set: '1', on_failure: continu}"),
+        "there is no step 'continu': did you mean \"continue\"?",
+    ),
+    "undeclared": (
+        steps("a: {set: '1'}\nb: {set: '1 + a.output'}"),
+        "line 6, column 18: steps.b.set: undeclared reference to 'a.output': add a to `needs`",
+    ),
+    "unknown variable": (
+        steps("a: {set: 'inptu.x'}"),
+        "undeclared reference to 'inptu.x': did you mean \"input\"?",
+    ),
+    "loop variable in when": (
+        steps("a: {for_each: {in: '[1]', as: x}, when: 'x == 1', set: x}"),
+        "steps.a.when: undeclared reference to 'x'",
+    ),
+    "event elsewhere": (steps("a: {set: event.type}"), "undeclared reference to 'event"),
+    "result elsewhere": (
+        steps("a: {run: {agent: x, message: result.text}}"),
+        "undeclared reference",
+    ),
+    "wrong type": (
+        steps("a:\n  set: '1'\n  when: '\"yes\"'"),
+        "line 7, column 12: steps.a.when: gives STRING, must be true or false",
+    ),
+    "no message": (
+        steps("a: {run: {agent: x}}"),
+        "line 5, column 12: steps.a.run.message: is missing",
+    ),
+    "message is no text": (
+        steps("a: {run: {agent: x, message: '1'}}"),
+        "gives INT, must be a text",
+    ),
+    "input is no object": (
+        steps("a: {run: {agent: x, message: '\"x\"', input: '[1]'}}"),
+        "must be an object",
+    ),
+    "for_each of no list": (steps("a: {for_each: {in: '1'}, set: item}"), "must be a list"),
+    "step has no such part": (
+        steps("a: {set: '1'}\nb: {needs: [a], set: a.outptu}"),
+        "a step has no 'outptu': did you mean \"output\"?",
+    ),
+    "result has no such part": (
+        steps("a: {run: {agent: x, message: '\"x\"'}, output: result.txt}"),
+        "result has no 'txt': did you mean \"text\"?",
+    ),
+    "input has no such part": (
+        f"{HEAD}input: {{properties: {{diff: {{}}}}, additionalProperties: false}}\n"
+        "steps: {a: {set: input.dif}}",
+        "input has no 'dif': did you mean \"diff\"?",
+    ),
+    "syntax": (steps("a: {set: '1 +'}"), "Syntax error"),
+    "block": (
+        steps("a:\n  set: |\n    1 +\n      nope"),
+        "line 8, column 9: steps.a.set: undeclared reference to 'nope'",
+    ),
+    "reserved": (
+        steps("for: {set: '1'}"),
+        "line 5, column 3: steps.for: the name 'for' is reserved",
+    ),
+    "reserved by us": (steps("input: {set: '1'}"), "the name 'input' is reserved"),
+    "reserved word of failures": (steps("continue: {set: '1'}"), "the name 'continue' is reserved"),
+    "reserved variable": (
+        steps("a: {for_each: {in: '[1]', as: now}, set: '1'}"),
+        "the name 'now' is reserved",
+    ),
+    "variable like a step": (
+        steps("a: {for_each: {in: '[1]', as: b}, set: '1'}\nb: {set: '1'}"),
+        "the step 'b' has this name",
+    ),
+    "name with a hyphen": (steps("a-b: {set: '1'}"), "'a-b' is not allowed: a name has letters"),
+    "wildcard": (HEAD.replace("w\n", "'*'\n") + "steps: {a: {set: '1'}}", "'*' is not allowed"),
+    "greater": (HEAD.replace("w\n", "'>'\n") + "steps: {a: {set: '1'}}", "'>' is not allowed"),
+    "dot": (HEAD.replace("w\n", "a.b\n") + "steps: {a: {set: '1'}}", "'a.b' is not allowed"),
+    "newline": (HEAD.replace("w\n", '"w\\n"\n') + "steps: {a: {set: '1'}}", "is not allowed"),
+    "version with two dots": (
+        HEAD.replace('"1"', '"1..2"') + "steps: {a: {set: '1'}}",
+        "a version has letters",
+    ),
+    "version with a dot at its end": (
+        HEAD.replace('"1"', '"1."') + "steps: {a: {set: '1'}}",
+        "a version has letters",
+    ),
+    "version is a number": (
+        HEAD.replace('"1"', "1.10") + "steps: {a: {set: '1'}}",
+        'line 3, column 10: version: must be a text: write "1.1" in quotes',
+    ),
+    "dsl": (
+        HEAD.replace("stock/1", "stock/2") + "steps: {a: {set: '1'}}",
+        "Input should be 'penstock/1'",
+    ),
+    "no steps": (HEAD, "steps: is missing"),
+    "empty steps": (f"{HEAD}steps: {{}}", "at least 1 item"),
+    "duration": (steps("a: {wait: 5 parsecs}"), "'5 parsecs' is no duration"),
+    "duration of zero": (steps("a: {wait: 0s}"), "must be longer than zero"),
+    "duration of years": (steps("a: {wait: 400d}"), "at most 366 days"),
+    "retry of set": (steps("a: {set: '1', retry: {attempts: 3}}"), "a step with set has no retry"),
+    "attempts": (
+        steps("a: {run: {agent: x, message: '\"x\"'}, retry: {attempts: 0}}"),
+        "greater than or equal to 1",
+    ),
+    "limit": (
+        steps("a: {for_each: {in: '[1]', limit: 1000}, set: '1'}"),
+        "less than or equal to 100",
+    ),
+    "agent": (
+        steps("a: {run: {agent: 'a b', message: '\"x\"'}}"),
+        "'a b' is not allowed: an id has",
+    ),
+    "url": (steps("a: {call: {url: 'ftp://x'}}"), "a URL begins with"),
+    "event": (
+        steps("a: {listen: {event: lifecycle.complete}}"),
+        'did you mean "lifecycle.completed"?',
+    ),
+    "schema": (
+        f"{HEAD}input: {{propertys: {{}}}}\nsteps: {{a: {{set: '1'}}}}",
+        "line 4, column 20: input.propertys: the keyword 'propertys' is not supported",
+    ),
+    "schema of a list": (
+        f"{HEAD}input: {{type: array}}\nsteps: {{a: {{set: '1'}}}}",
+        "is an object",
+    ),
+    "reference": (
+        f"{HEAD}input: {{$ref: 'http://127.0.0.1/x'}}\nsteps: {{a: {{set: '1'}}}}",
+        "'$ref' is not supported",
+    ),
+    "key twice": (
+        steps("a: {set: '1'}\na: {set: '2'}"),
+        "line 6, column 3: steps.a: the key 'a' is here twice; it is in line 5, too",
+    ),
+    "no yaml": (steps("a: {set: '1'"), "the document is not YAML"),
+    "tab": (f"{HEAD}steps:\n\ta: 1", "line 5, column 1: definition: the document is not YAML"),
+    "tag": (steps("a: {set: !!python/object:os.system '1'}"), "tags are not allowed"),
+    "plain tag": (steps("a: {set: !!str 1}"), "tags are not allowed"),
+    "no anchor": (steps("a: *x"), "there is no anchor &x before this"),
+    "two documents": (f"{steps('a: {set: x}')}---\nx: 1\n", "a file has one document"),
+    "a list": ("[1]", "a definition is an object"),
+    "nothing": ("", "the document is empty"),
+    "null": ("null", "a definition is an object"),
+    "a key that is a list": ("? [1]\n: 2", "a key must be a plain text"),
+    "json with a key twice": (
+        '{"dsl": "penstock/1", "dsl": "penstock/1"}',
+        "the key 'dsl' is here twice",
+    ),
+    "control characters": ("a: \x00", "the document is not YAML"),
+    "long expression": (steps(f"a: {{set: '{'1' * 2001}'}}"), "at most 2000 characters"),
+    "empty expression": (steps("a: {set: ''}"), "steps.a.set: must not be empty"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_mistake_is_named(name: str) -> None:
+    text, reason = BAD[name]
+    found = told(text)
+    assert any(reason in each for each in found), found
+    assert all(each.startswith("line ") for each in found), "without a place"
+
+
+def test_all_mistakes_are_named_in_the_order_of_the_document() -> None:
+    found = told(steps("a: {set: nope}\nb: {set: nope}\nc: {set: '1', when: '1'}"))
+    assert [each.split(":")[0] for each in found] == [
+        "line 5, column 12",
+        "line 6, column 12",
+        "line 7, column 24",
+    ]
+
+
+def test_no_and_dates_are_texts_and_numbers_are_numbers() -> None:
+    value = read_document(
+        b"{a: no, b: 2026-11-22, c: 1, d: 1.5, e: 0x1f, f: on, g: ~, h: 1_0}"
+    ).value
+    assert value == {
+        **{"a": "no", "b": "2026-11-22", "c": 1, "d": 1.5, "e": "0x1f", "f": "on", "g": None},
+        "h": "1_0",
+    }
+
+
+def test_an_alias_repeats_a_value() -> None:
+    text = steps(
+        "a: {run: {agent: x, message: '\"x\"'}, retry: &often {attempts: 3}}\n"
+        "b: {run: {agent: x, message: '\"x\"'}, retry: *often}"
+    )
+    assert load(text.encode()).workflow.definition.steps["b"].retry is not None
+
+
+def test_a_mistake_in_an_alias_is_where_the_alias_is() -> None:
+    text = steps("a: &it {set: '1', on_failure: nope}\nb: *it")
+    assert [each[:17] for each in told(text)] == ["line 5, column 33", "line 6, column 6:"]
+
+
+def bomb() -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for n in range(1, 12):
+        lines.append(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (bomb().encode(), "more than 20000 values"),
+        (b"a: &a [*a]", "there is no anchor &a before this"),
+        (b"a: &a {b: *a}", "there is no anchor &a before this"),
+        (b"[" * 200_000, "nested more than 40 deep"),
+        (b"{" * 200_000, "a key must be a plain text"),
+        (b'{"a":' * 40_000 + b"1" + b"}" * 40_000, "nested more than 40 deep"),
+        (b"- " * 100_000, "nested more than 40 deep"),
+        (b"? " * 100_000, "a key must be a plain text"),
+        (b"x" * 300_000, "more than 262144 bytes"),
+        (b"[" + b"1," * 100_000 + b"1]", "more than 20000 values"),
+        (b"a: \xff", "not UTF-8"),
+        (b"\n".join(b"k%d: 1" % n for n in range(20_001)), "more than 20000 values"),
+        (b"!!python/object/apply:os.system ['true']", "tags are not allowed"),
+        (b"&a " * 50_000, "not YAML"),
+        (b"'" + b"''" * 100_000, "not YAML"),
+        (b'"\\U00110000"', "not YAML"),
+        (b"%YAML 9.9\n--- 1", "not YAML"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else None,
+)
+def test_a_bomb_is_refused_quickly(content: bytes, reason: str) -> None:
+    begin = time.process_time()
+    with pytest.raises(InvalidDefinition, match=reason):
+        load(content)
+    assert time.process_time() - begin < 2
+
+
+def test_a_large_definition_is_compiled_quickly() -> None:
+    many = {
+        f"s{n}": {
+            "needs": [f"s{before}" for before in range(max(0, n - 100), n)],
+            "run": {"agent": "x", "message": f'"{"x" * 150}" + string(now)'},
+            "when": "true",
+            "output": "result.data",
+        }
+        for n in range(200)
+    }
+    value = {"dsl": "penstock/1", "name": "w", "version": "1", "steps": many}
+    begin = time.process_time()
+    load(json.dumps(value).encode())
+    assert time.process_time() - begin < 4
+    many["one_more"] = {"set": "1"}
+    with pytest.raises(InvalidDefinition, match="at most 200 items"):
+        load_value(value)
+
+
+def test_unknown_agents_and_workflows_are_named() -> None:
+    workflow = load(
+        steps(
+            "a: {run: {agent: lintr, message: '\"x\"'}}\n"
+            "b: {workflow: {workflow: diagnosi}}\n"
+            "c: {workflow: {workflow: diagnosis, version: '9'}}\n"
+            "d: {workflow: {workflow: w}}"
+        ).encode()
+    ).workflow
+    found = [
+        each.reason for each in unknown_references(workflow, ["linter"], {"diagnosis": ["1", "2"]})
+    ]
+    assert found == [
+        'there is no agent lintr: did you mean "linter"?',
+        'there is no workflow diagnosi: did you mean "diagnosis"?',
+        "the workflow diagnosis has no version 9",
+    ]
+    assert list(unknown_references(workflow, None, None)) == []
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**17), 10**17)
+    | st.floats(allow_nan=False, allow_infinity=False, width=32)
+    | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), json_values, max_size=4), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_json_is_read_as_json(value: dict[str, Any], ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent="\t")
+    if not ascii_only and any(not char.isprintable() for char in text if char not in "\n\t"):
+        return  # YAML has no control characters
+    assert read_document(text.encode()).value == value
+
+
+@given(json_values)
+@settings(max_examples=200, deadline=None)
+def test_what_is_no_definition_is_refused(value: Any) -> None:
+    for content in (json.dumps(value), yaml.safe_dump(value)):
+        with pytest.raises(InvalidDefinition):
+            load(content.encode())
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode()))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_refused_with_a_reason(content: bytes) -> None:
+    with pytest.raises(InvalidDefinition):
+        load(content)
