@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from typer import Context
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -17,9 +20,12 @@ def commands() -> Iterator[tuple[str, Any]]:
     while waiting:
         path, command = waiting.pop()
         yield path, command
-        waiting += [
-            (f"{path} {name}", each) for name, each in getattr(command, "commands", {}).items()
-        ]
+        if hasattr(command, "list_commands"):
+            context = Context(command)
+            waiting += [
+                (f"{path} {name}", command.get_command(context, name))
+                for name in command.list_commands(context)
+            ]
 
 
 COMMANDS = dict(commands())
@@ -27,6 +33,18 @@ COMMANDS = dict(commands())
 
 def test_all_commands_are_found() -> None:
     assert {"penstock up", "penstock runs show", "penstock deadletters replay"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("module", ["runs", "approvals", "automations", "tokens"])
+def test_a_command_that_speaks_http_imports_no_nats_and_no_service(module: str) -> None:
+    program = (
+        f"import sys, penstock_cli.main, penstock_cli.commands.{module}\n"
+        "print([name for name in sys.modules if name in ('nats', 'penstock.bus', 'uvicorn')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("path", COMMANDS)

@@ -6,26 +6,54 @@ Exit codes: 0 completed, 1 failed (or refused as too late), 2 wrong usage or no 
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version as version_of
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from penstock_cli.commands import (
-    agents,
-    approvals,
-    automations,
-    deadletters,
-    policy,
-    runs,
-    streams,
-    subscribers,
-    token,
-    tokens,
-    up,
-)
+# Each command with its module and the name in the module: a function, or a Typer with commands.
+_COMMANDS: Final = {
+    "up": ("up", "up"),
+    "run": ("runs", "run"),
+    "events": ("runs", "events"),
+    "cancel": ("runs", "cancel"),
+    "token": ("token", "make_token"),
+    "runs": ("runs", "app"),
+    "approvals": ("approvals", "app"),
+    "tokens": ("tokens", "app"),
+    "automations": ("automations", "app"),
+    "agents": ("agents", "app"),
+    "policy": ("policy", "app"),
+    "deadletters": ("deadletters", "app"),
+    "streams": ("streams", "app"),
+    "subscribers": ("subscribers", "app"),
+}
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+class _Commands(TyperGroup):
+    """Imports a command when it is asked for: all commands together take a second to import."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name]
+        found = getattr(import_module(f"penstock_cli.commands.{module}"), name)
+        if isinstance(found, typer.Typer):
+            group = get_command(found)
+            group.name = cmd_name
+            return group
+        alone = typer.Typer(add_completion=False)
+        alone.command(cmd_name)(found)
+        return get_command(alone)
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _show_version(asked: bool) -> None:
@@ -42,19 +70,3 @@ def penstock(
     ] = False,
 ) -> None:
     """The event streams of AI agents, over NATS JetStream."""
-
-
-app.command()(up.up)
-app.command()(runs.run)
-app.command()(runs.events)
-app.command()(runs.cancel)
-app.command("token")(token.make_token)
-app.add_typer(runs.app, name="runs")
-app.add_typer(approvals.app, name="approvals")
-app.add_typer(tokens.app, name="tokens")
-app.add_typer(automations.app, name="automations")
-app.add_typer(agents.app, name="agents")
-app.add_typer(policy.app, name="policy")
-app.add_typer(deadletters.app, name="deadletters")
-app.add_typer(streams.app, name="streams")
-app.add_typer(subscribers.app, name="subscribers")

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from penstock_cli.commands.options import DATA, AsJson, Data, Nats, Url, connected, operate
-from penstock_cli.operations import audit as operations
 from penstock_cli.terminal import approvals
 from penstock_cli.terminal.api import DEFAULT_URL
 from penstock_cli.terminal.output import Output
@@ -148,6 +147,8 @@ def audit(
     if approval_id is not None:
         with connected(url, as_json) as (api, output):
             raise typer.Exit(approvals.show_audit(output, api.audit(approval_id)))
+    from penstock_cli.operations import audit as operations  # noqa: PLC0415 - needs NATS
+
     output = Output(as_json)
     # The key is no option, because other users of the machine can read a command line.
     key = os.environ.get("PENSTOCK_AUDIT_KEY")

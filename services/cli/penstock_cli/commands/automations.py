@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from penstock_cli.commands.options import AsJson, Url, connected
-from penstock_cli.operations.deadletters import parse_since
 from penstock_cli.terminal import automations
 from penstock_cli.terminal.api import DEFAULT_URL
 from penstock_cli.terminal.automations_api import AutomationsApi
 from penstock_cli.terminal.output import Output
 from penstock_cli.terminal.rules_file import InvalidFile, read_rules
+from penstock_cli.terminal.since import parse_since
 
 app = typer.Typer(
     help="Manage the rules that fire on events, and their deliveries.", no_args_is_help=True

@@ -10,6 +10,7 @@ import typer
 from penstock_cli.commands.options import DATA, AsJson, Data, Nats, operate
 from penstock_cli.operations import deadletters
 from penstock_cli.terminal.output import Output
+from penstock_cli.terminal.since import parse_since
 
 app = typer.Typer(
     help="List, show, replay and drop the messages that could not be processed. Speaks with NATS, "
@@ -112,7 +113,7 @@ def _selection(
                 f"{token!r} cannot be one: use letters, digits, _ and -", param_hint=option
             )
     try:
-        time = deadletters.parse_since(since) if since is not None else None
+        time = parse_since(since) if since is not None else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--since") from None
     return deadletters.Selection(numbers, service, run, time)

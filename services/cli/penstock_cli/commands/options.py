@@ -6,15 +6,15 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.bus import Bus
-from penstock.settings import ConfigurationError
-from penstock_cli.operations import connection
 from penstock_cli.terminal.api import Api, CallFailed
 from penstock_cli.terminal.output import Output
+
+if TYPE_CHECKING:
+    from penstock.bus import Bus
 
 Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The URL of Penstock.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, one object per line.")]
@@ -47,6 +47,8 @@ def connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
 @contextmanager
 def configuration(output: Output) -> Iterator[None]:
     """End the command with a message and exit code 2 if the block raises ConfigurationError."""
+    from penstock.settings import ConfigurationError  # noqa: PLC0415 - most commands need no files
+
     try:
         yield
     except ConfigurationError as error:
@@ -63,5 +65,7 @@ def operate(
     streams_may_be_missing: bool = False,
 ) -> None:
     """Do an operator's work over NATS, and end the command with the exit code of the work."""
+    from penstock_cli.operations import connection  # noqa: PLC0415 - the client needs no NATS
+
     code = connection.run(work, output, nats, data, streams_may_be_missing=streams_may_be_missing)
     raise typer.Exit(code)

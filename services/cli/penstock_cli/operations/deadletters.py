@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from penstock.bus import Bus
@@ -20,7 +19,6 @@ from penstock_cli.terminal.output import Output
 
 MAX_SHOWN_CHARACTERS = 20_000
 MAX_HEX_BYTES = 512
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +40,6 @@ class Selection:
             [letter for letter in looked_up.values() if letter is not None],
             [number for number, letter in looked_up.items() if letter is None],
         )
-
-
-def parse_since(text: str) -> datetime:
-    """Parse an age (`90s`, `15m`, `2h`, `3d`) or an ISO 8601 time. Raises ValueError."""
-    if short := re.fullmatch(r"(\d{1,5})([smhd])", text):
-        return datetime.now(UTC) - timedelta(seconds=int(short[1]) * _UNITS_S[short[2]])
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is neither like 15m, 2h or 3d nor a time (ISO 8601)") from None
-    return time if time.tzinfo else time.astimezone()
 
 
 async def show_list(bus: Bus, output: Output, selection: Selection) -> int:
