@@ -107,6 +107,8 @@ class World:
     def decide(self, input: Input, state: State | None) -> Decision:
         """Return the decision, with the stored values that it needs."""
         values: dict[str, Any] = {}
+        if isinstance(input, StepStartedSeen):
+            input = StepStartedSeen(input.child, was_started=input.child in self.started)
         while True:
             try:
                 return decide(state, input, now_ms=self.now_ms, new_id=self.new_id, values=values)
@@ -125,7 +127,7 @@ class World:
         self.state = decision.state
         self.frames += decision.frames
         for frame in decision.frames:
-            self._publish(frame)
+            self.publish(frame)
 
     def take(self, input: Input) -> Decision:
         """Handle an input as the service does when nothing goes wrong."""
@@ -193,7 +195,7 @@ class World:
                     event = {"run_id": "other", "event": effect.event, "data": {"n": 1}}
                     self.inputs.append(HeardInput(step, index, attempt, event))
 
-    def _publish(self, frame: Frame) -> None:
+    def publish(self, frame: Frame) -> None:
         """Do what the events of a frame lead to."""
         if frame.kind != "event":
             return

@@ -97,9 +97,15 @@ class CalledInput:
 
 @dataclass(frozen=True, slots=True)
 class StepStartedSeen:
-    """The run's `workflow.step_started` of this child is in EVENTS, so the child may start."""
+    """The run's `workflow.step_started` of this child is in EVENTS, so the child may start.
+
+    `was_started` says whether the child's run exists already. The service needs to find this out
+    only for a child in `State.left`: a child that never started never ends, so the run must not
+    wait for its end.
+    """
 
     child: str
+    was_started: bool = False
 
 
 Input: TypeAlias = (
