@@ -46,6 +46,7 @@ from penstock_connector.checks import check_all
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
+from penstock_workflows.service import WorkflowsService
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ SERVICES: list[type[Service]] = [
     NormalizerService,
     ApprovalsService,
     AutomationsService,
+    WorkflowsService,
     ConnectorService,
     EdgeService,
 ]
