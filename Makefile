@@ -89,7 +89,9 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 		$(BIN)/python -m penstock.contract deploy/contract $(ARGS) && \
 		cp $$made/openapi.json deploy/contract/openapi.json && \
 		cp $$made/openapi.json services/edge/penstock_edge/surfaces/page/static/openapi.json && \
-		cp $$made/accounts.conf deploy/nats/accounts.conf
+		cp $$made/accounts.conf deploy/nats/accounts.conf && \
+		$(BIN)/python -m penstock.bus.admin.nack > $$made/streams.yaml && \
+		cp $$made/streams.yaml deploy/helm/penstock/files/streams.yaml
 	@PYTHONPATH=tests $(BIN)/python -m conformance
 
 docs: setup ## Write the generated parts of the READMEs anew: settings tables

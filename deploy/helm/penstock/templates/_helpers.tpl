@@ -1,0 +1,170 @@
+{{/* The services in the order of the chart. */}}
+{{- define "penstock.services" -}}
+{{- if eq .Values.mode "allInOne" -}}all-in-one{{- else -}}connector normalizer edge approvals automations workflows{{- end -}}
+{{- end }}
+
+{{- define "penstock.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "penstock.fullname" -}}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains (include "penstock.name" .) .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name (include "penstock.name" .) | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.selector" -}}
+app.kubernetes.io/name: {{ include "penstock.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "penstock.labels" -}}
+{{ include "penstock.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The values of one service over the defaults, as YAML. Takes (dict "root" $ "name" "edge"). */}}
+{{- define "penstock.service" -}}
+{{- $own := deepCopy (get .root.Values .name | default dict) -}}
+{{- $all := mergeOverwrite (deepCopy .root.Values.defaults) $own -}}
+{{- if eq .name "all-in-one" -}}
+{{- $all = mergeOverwrite (deepCopy .root.Values.defaults) (omit (deepCopy .root.Values.edge) "replicas") (dict "replicas" 1) -}}
+{{- end -}}
+{{- if and (hasKey $all "maxConnectionAgeSeconds") (eq (int $all.drainSeconds) 0) -}}
+{{- $_ := set $all "drainSeconds" (int $all.maxConnectionAgeSeconds) -}}
+{{- end -}}
+{{- $needed := add (int $all.preStopSeconds) (int $all.drainSeconds) 30 | int -}}
+{{- if eq (int $all.terminationGracePeriodSeconds) 0 -}}
+{{- $_ := set $all "terminationGracePeriodSeconds" $needed -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end }}
+
+{{/* The image of a target. Takes (dict "root" $ "target" "edge" "image" ""). */}}
+{{- define "penstock.image" -}}
+{{- $image := .root.Values.image -}}
+{{- $name := $image.repository -}}
+{{- if ne .target "penstock" }}{{ $name = printf "%s-%s" $name .target }}{{ end -}}
+{{- if $image.registry }}{{ $name = printf "%s/%s" (trimSuffix "/" $image.registry) $name }}{{ end -}}
+{{- $digest := get $image.digests .target -}}
+{{- if .image }}{{ .image }}
+{{- else if $digest }}{{ $name }}@{{ $digest }}
+{{- else }}{{ $name }}:{{ $image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- define "penstock.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "penstock.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* The environment of a NATS user. Takes (dict "root" $ "user" "edge"). */}}
+{{- define "penstock.natsEnv" -}}
+- {name: PENSTOCK_NATS_URL, value: {{ .root.Values.nats.url | quote }}}
+{{- if .root.Values.nats.existingSecret }}
+- {name: PENSTOCK_NATS_PASSWORDS, value: /etc/penstock-nats}
+{{- end }}
+{{- if .root.Values.nats.tls.existingSecret }}
+- {name: PENSTOCK_NATS_TLS_CA, value: /etc/penstock-tls/ca.crt}
+{{- if .root.Values.nats.tls.client }}
+- {name: PENSTOCK_NATS_TLS_CERT, value: /etc/penstock-tls/tls.crt}
+- {name: PENSTOCK_NATS_TLS_KEY, value: /etc/penstock-tls/tls.key}
+{{- end }}
+{{- end }}
+- {name: PENSTOCK_REPLICAS, value: {{ .root.Values.streams.replicas | quote }}}
+- {name: PENSTOCK_RAW_MAX_AGE_S, value: {{ .root.Values.streams.rawMaxAgeSeconds | int64 | quote }}}
+- {name: PENSTOCK_EVENTS_MAX_AGE_S, value: {{ .root.Values.streams.eventsMaxAgeSeconds | int64 | quote }}}
+- {name: PENSTOCK_SHARDS, value: {{ .root.Values.streams.shards | quote }}}
+{{- end }}
+
+{{- define "penstock.natsMounts" -}}
+{{- if .Values.nats.existingSecret }}
+- {name: nats, mountPath: /etc/penstock-nats, readOnly: true}
+{{- end }}
+{{- if .Values.nats.tls.existingSecret }}
+- {name: nats-tls, mountPath: /etc/penstock-tls, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{/* The volumes of a NATS user: its own password alone. Takes (dict "root" $ "user" "edge"). */}}
+{{- define "penstock.natsVolumes" -}}
+{{- $nats := .root.Values.nats }}
+{{- if $nats.existingSecret }}
+- name: nats
+  secret:
+    secretName: {{ $nats.existingSecret }}
+    defaultMode: 0440
+    {{- if ne .user "all-in-one" }}
+    items: [{key: {{ .user }}, path: {{ .user }}}]
+    {{- end }}
+{{- end }}
+{{- if $nats.tls.existingSecret }}
+- name: nats-tls
+  secret:
+    secretName: {{ $nats.tls.existingSecret }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+
+{{/* The name of the Service that answers the paths of a service. */}}
+{{- define "penstock.backend" -}}
+{{- $full := include "penstock.fullname" .root -}}
+{{- if eq .root.Values.mode "allInOne" }}{{ $full }}-all-in-one{{ else }}{{ $full }}-{{ .name }}{{ end -}}
+{{- end }}
+
+{{/* Which service answers which paths; everything else goes to the edge. */}}
+{{- define "penstock.paths" -}}
+/v1/approvals: approvals
+/v1/policy: approvals
+/d: approvals
+/v1/automations: automations
+/v1/hooks: automations
+/v1/workflows: workflows
+/: edge
+{{- end }}
+
+{{/* Whether something else than the chart sets the number of replicas. */}}
+{{- define "penstock.scaled" -}}
+{{- if or (dig "autoscaling" "enabled" false .) (dig "keda" "enabled" false .) }}yes{{ end -}}
+{{- end }}
+
+{{/* The host names that are answered when callers are not asked who they are. */}}
+{{- define "penstock.hosts" -}}
+{{- $hosts := list -}}
+{{- range $name := list "edge" "approvals" "automations" "workflows" -}}
+{{- $backend := include "penstock.backend" (dict "root" $ "name" $name) -}}
+{{- $hosts = concat $hosts (list $backend (printf "%s.%s" $backend $.Release.Namespace) (printf "%s.%s.svc" $backend $.Release.Namespace)) -}}
+{{- end -}}
+{{- with .Values.ingress.host }}{{ $hosts = append $hosts . }}{{ end -}}
+{{- $hosts = concat $hosts .Values.httpRoute.hostnames -}}
+{{- join "," (uniq $hosts) -}}
+{{- end }}
+
+{{/* The durable consumers whose lag says how much waits for a service. */}}
+{{- define "penstock.consumers" -}}
+automations:
+  - {stream: EVENTS, consumer: automations}
+  - {stream: DELIVERIES, consumer: automations}
+workflows:
+  - {stream: COMMANDS, consumer: workflows-start}
+  - {stream: EVENTS, consumer: workflows}
+{{- end }}
