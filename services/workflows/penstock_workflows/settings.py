@@ -30,6 +30,6 @@ class WorkflowsSettings(StartSettings):
     )
     input_ack_wait_s: float = Field(
         10.0,
-        ge=1,
+        ge=0.2,
         description="Seconds after which another process gets an input of a process that ended.",
     )

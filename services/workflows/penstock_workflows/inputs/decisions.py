@@ -85,10 +85,9 @@ class Decisions:
                 log.debug("run %s: decided again: %s", run.run_id, error)
                 repeated = is_current = True
                 await self._read_on(run)
-        if run.state is None:
+        if run.state is None or not (decision.records or repeated):
             return
-        new = decision.effects if decision.records else []
-        await self._do(run, open_effects(run.state) if repeated else new)
+        await self._do(run, open_effects(run.state) if repeated else decision.effects)
 
     async def _decide(self, run: RunInMemory, given: Input) -> Decision:
         now_ms = round(self._bus.clock.time() * 1000)
