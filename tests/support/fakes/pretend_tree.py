@@ -5,7 +5,9 @@ The runs of two workers speak at the same time, with the same ids. One of them w
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import uuid_utils
@@ -26,6 +28,10 @@ class PretendTree:
         self._shard = shard
         self.runs: dict[str, PretendRun] = {}
         self.approval_id = str(uuid_utils.uuid7())
+        self.item = {**ITEM, "tool_call_id": "c1", "tool": "restart", "args": {"host": 1}}
+        self.asked = False
+        self.decided = asyncio.Event()
+        self.on_pause: Callable[[], Awaitable[None]] | None = None  # waits for the decision
         self._depths: dict[str, int] = {}
 
     @property
@@ -40,11 +46,15 @@ class PretendTree:
 
     async def begin(self, **record: Any) -> None:
         """Make the root and its record; nothing is published yet."""
-        self.runs["root"] = PretendRun(self._bus, self._new_id(), "thread-1")
+        self.adopt(self._new_id(), "thread-1")
+        await self.root.record(agent="diagnosis", target="workflows", **record)
+
+    def adopt(self, run_id: str, session_id: str) -> None:
+        """Take the run that the edge has started as the root."""
+        self.runs["root"] = PretendRun(self._bus, run_id, session_id)
         self._depths["root"] = 0
         own = {**_source("diagnosis"), "agent_type": "global_supervisor"}
         self.root.envelope = {"source": own}
-        await self.root.record(agent="diagnosis", target="workflows", **record)
 
     async def step(
         self, parent: str, step: str, *, team: str = "", agent: str = "", **data: Any
@@ -160,12 +170,14 @@ class PretendTree:
 
     async def _pause(self, worker: PretendRun) -> None:
         """Let a worker wait for a person, and with it the whole workflow."""
-        item = {**ITEM, "tool_call_id": "c1", "tool": "restart", "args": {"host": 1}}
-        asked = {"approval_id": self.approval_id, "digest": "0" * 64, "items": [item]}
+        asked = {"approval_id": self.approval_id, "digest": "0" * 64, "items": [self.item]}
         paused = {"reason": "approval_required", "approval_id": self.approval_id}
         await worker.say("approval.requested", **asked)
         await worker.say("lifecycle.paused", **paused)
         await self.root.say("lifecycle.paused", **paused)
+        self.asked = True
+        if self.on_pause is not None:
+            await self.on_pause()
         decided = [{"item_id": "c1", "decision": "approve"}]
         await worker.say("approval.decided", approval_id=self.approval_id, by="ada", items=decided)
         worker.leg_number = 2

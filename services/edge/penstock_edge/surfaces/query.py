@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from penstock.bus.records import RunRecord
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.web.problems import Problem
+from penstock_edge.runs.trees import is_workflow
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.dialects import RAW_DIALECT
 from penstock_edge.views.trees import BY_DEFAULT
@@ -112,7 +113,7 @@ def with_children(include: str | None, dialect: str, record: RunRecord) -> bool:
     Only the run of a workflow has such runs. Without `include`, the answer has their events in the
     dialects of `BY_DEFAULT`.
     """
-    if record.target != "workflows":
+    if not is_workflow(record):
         return False
     return include == CHILDREN or (include is None and dialect in BY_DEFAULT)
 

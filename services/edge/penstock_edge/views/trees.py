@@ -14,7 +14,7 @@ from penstock_edge.views.agui import UNNAMED, AguiViews, Audience, RunEncoder, R
 from penstock_edge.views.dialects import notices as notices_of
 from penstock_edge.views.dialects import rendering
 from penstock_edge.views.framing import Framing, Sse
-from penstock_edge.views.items import Render
+from penstock_edge.views.items import Encoding, Render
 from penstock_edge.views.run_tree import Child
 from penstock_edge.views.tree_encoding import TreeEncoding, TreeLeg
 from penstock_edge.views.tree_fold import TreeFold
@@ -59,7 +59,7 @@ class TreeViews:
     ) -> View:
         """Make the view of the whole tree with encoders that `encoder` makes."""
         render = rendering(framing, types)
-        return self._view(
+        return self.view(
             (dialect, framing.key, *sorted(types or ())),
             dialect,
             lambda: TreeEncoding(self.fold(dialect), encoder(), render),
@@ -82,7 +82,7 @@ class TreeViews:
         Frames of events up to the stream sequence `after` are not written. `key` distinguishes
         views of different encoders.
         """
-        return self._view(
+        return self.view(
             (dialect, "leg", f"{after}", *key),
             dialect,
             lambda: TreeLeg(self.fold(dialect), encoder(), render, interrupted, after),
@@ -102,7 +102,7 @@ class TreeViews:
 
         key = (*audience.key, "leg", f"{after}")
         name = audience.profile.name
-        return self._view(key, name, encoding, notices(UNNAMED), UNNAMED, Delivery.ONCE)
+        return self.view(key, name, encoding, notices(UNNAMED), UNNAMED, Delivery.ONCE)
 
     def fold(self, dialect: str) -> TreeFold:
         """Make the fold of one reading for this dialect."""
@@ -118,17 +118,18 @@ class TreeViews:
             return AguiTree(self.fold(audience.profile.name), encoder, framing.event, encoders)
 
         name = audience.profile.name
-        return self._view((name, framing.key), name, encoding, notices(framing), framing)
+        return self.view((name, framing.key), name, encoding, notices(framing), framing)
 
-    def _view(
+    def view(
         self,
         key: tuple[str, ...],
         dialect: str,
-        encoding: Callable[[], TreeEncoding | TreeLeg],
+        encoding: Callable[[], Encoding],
         notice: Callable[[str, str], bytes],
         framing: Framing,
         delivery: Delivery = Delivery.RESUMABLE,
     ) -> View:
+        """Make a view of the tree; `key` distinguishes it from all other views of the tree."""
         known = subjects.key_of(*(child.run_id for child in self.known)) if self.known else ""
         return View(
             (self.root, "tree", known, *key),

@@ -27,14 +27,15 @@ from penstock.web.operation import FLAG, TEXT, Operation, an_object, json, serve
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
-from penstock_edge.sources.locate import lifecycle_of, locate, start_after
+from penstock_edge.runs.trees import is_workflow
+from penstock_edge.sources.locate import lifecycle_of, locate, record_of, start_after
 from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.request import QueryRequest
 from penstock_edge.surfaces.adk.session_store import Named, SessionStore
 from penstock_edge.surfaces.adk.sessions import named_by
-from penstock_edge.surfaces.adk.views import legacy_view
+from penstock_edge.surfaces.adk.views import legacy_tree_view, legacy_view
 from penstock_edge.surfaces.described import FOLLOWED
 from penstock_edge.surfaces.errors import invalid_body
 from penstock_edge.surfaces.query import cursor_of
@@ -126,8 +127,11 @@ class Legacy:
         )
 
     async def _follow(self, run_id: str, after: Cursor | None) -> EventStream:
-        view = legacy_view(run_id)
-        return await self._edge.stream(view, await locate(self._edge.bus, view, after))
+        edge = self._edge
+        record = await record_of(edge.bus, run_id)
+        tree = edge.tree(run_id) if is_workflow(record) else None
+        view = legacy_view(run_id) if tree is None else legacy_tree_view(tree)
+        return await edge.stream(view, await locate(edge.bus, view, after, record))
 
     async def _run_of(self, named: Named, after: Cursor | None) -> tuple[str, Cursor | None] | None:
         """Return the run to stream, and the client's cursor in this run (None: from its start).

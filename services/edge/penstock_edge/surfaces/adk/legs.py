@@ -14,7 +14,7 @@ import orjson
 from starlette.requests import Request
 
 from penstock import starts
-from penstock.bus.records import ApprovalRecord, DecideRequest
+from penstock.bus.records import ApprovalRecord, Decided, DecideRequest, RunRecord
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.adk.encode.shapes import item_ids
 from penstock.runs.decide import forward_decision
@@ -33,15 +33,25 @@ from penstock_edge.runs.decide import (
     kept_pause,
     start_of_next_leg,
 )
-from penstock_edge.sources.locate import StartPosition, start_of_new_run
+from penstock_edge.runs.tree_approvals import approval_of, decide_each, open_approvals
+from penstock_edge.runs.trees import is_workflow, next_leg_of
+from penstock_edge.sources.locate import (
+    StartPosition,
+    lifecycle_of,
+    record_of,
+    start_of_new_run,
+)
+from penstock_edge.sources.sessions import Session, records_of
 from penstock_edge.surfaces.adk import request as adk_request
 from penstock_edge.surfaces.adk.answers import Answer, answers_of, decided
 from penstock_edge.surfaces.adk.operations import ADK
 from penstock_edge.surfaces.adk.request import RunAgentRequest
-from penstock_edge.surfaces.adk.views import encoded_leg_view
+from penstock_edge.surfaces.adk.views import encoded_leg_view, tree_leg_view
 from penstock_edge.surfaces.agents import agent_of_app
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.dialects import upstream_leg_view
+from penstock_edge.views.items import type_of
+from penstock_edge.views.trees import TreeViews
 from penstock_edge.views.view import View
 
 
@@ -57,22 +67,32 @@ class Alias:
 
 # A workflow has no agent server whose timeout an error frame could name.
 NO_TIMEOUT_S: Final = 0.0
+# The number of a session's newest runs of a workflow whose pauses are read.
+NEWEST: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedLeg:
-    """The leg that a request has opened, and the position from which the leg is read."""
+    """The leg that a request has opened, and the position from which the leg is read.
+
+    A leg of a workflow's run is read from `tree`, and has the events after the stream sequence
+    `after`.
+    """
 
     agent: AgentConfig
     run_id: str
     number: int
     position: StartPosition
+    tree: TreeViews | None = None
+    after: int = 0
 
     def view(self, *, streaming: bool) -> View:
         """Return the view of the leg in ADK's events.
 
         The leg of an ADK agent is relayed byte for byte. The events of any other agent are encoded.
         """
+        if self.tree is not None:
+            return tree_leg_view(self.tree, NO_TIMEOUT_S, self.after, streaming=streaming)
         if isinstance(self.agent, WorkflowAgent):
             return encoded_leg_view(self.run_id, self.number, NO_TIMEOUT_S, streaming=streaming)
         timeout_s = self.agent.timeout_s
@@ -110,6 +130,9 @@ class Legs:
         else:
             adk_request.require_portable(asked)
         answers = answers_of(asked)
+        if answers and isinstance(agent, WorkflowAgent):
+            require(who, "decide")
+            return asked, await self._decide_in_tree(who, agent, asked, answers)
         aliases = await self._pending(who, agent, asked, answers)
         if aliases:
             require(who, "decide")
@@ -139,7 +162,9 @@ class Legs:
             shard=shard,
         )
         started = await edge.starter.start(start)
-        return OpenedLeg(agent, started.record.run_id, 1, position)
+        record = started.record
+        tree = edge.tree(record.run_id) if is_workflow(record) else None
+        return OpenedLeg(agent, record.run_id, 1, position, tree)
 
     async def _pending(
         self,
@@ -167,7 +192,7 @@ class Legs:
         found = [alias for alias in aliases if alias is not None]
         for answer, alias in zip(answers, aliases, strict=True):
             if alias is None:
-                raise Problem(404, f"no request with the id {shortened(answer.id)!r} is pending")
+                raise _not_pending(answer)
         if found and len(found) < len(asked.new_message.parts):
             raise Problem(422, "newMessage.parts: send the answers to a pause without other parts")
         if len({alias.approval_id for alias in found}) > 1:
@@ -235,6 +260,73 @@ class Legs:
         await forward_decision(edge.bus, approval_id, request)
         return OpenedLeg(agent, run_id, aliases[0].leg + 1, position)
 
+    async def _decide_in_tree(
+        self,
+        who: Identity,
+        agent: WorkflowAgent,
+        asked: RunAgentRequest,
+        answers: Sequence[Answer],
+    ) -> OpenedLeg:
+        """Decide open approvals of the session's paused workflow, and return its next leg.
+
+        Raises:
+            Problem: 404 if an answer has no pending request, 422 if the answers come with other
+                parts.
+        """
+        bus = self._edge.bus
+        if len(answers) < len(asked.new_message.parts):
+            raise Problem(422, "newMessage.parts: send the answers to a pause without other parts")
+        ids = [item_ids(answer.id) for answer in answers]
+        for root in await self._paused_roots(who, agent, asked):
+            open_ = await open_approvals(
+                bus, root, lambda found: all(approval_of(found, each) for each in ids)
+            )
+            approvals = [approval_of(open_, each) for each in ids]
+            if not any(approvals):
+                continue
+            decisions: dict[str, list[Decided]] = {}
+            for answer, names, approval in zip(answers, ids, approvals, strict=True):
+                if approval is None:
+                    raise _not_pending(answer)
+                item = next(filter(None, map(approval.find, names)))
+                decision = decided(answer.response, item["item_id"], item, for_adk_server=False)
+                decisions.setdefault(approval.approval.approval_id, []).append(decision)
+            next_leg = await next_leg_of(bus, root.run_id)
+            decider = decider_of(who, "adk", asked.user_id)
+            requests = [
+                (
+                    each.approval,
+                    DecideRequest(
+                        by=asked.user_id,
+                        decider=decider,
+                        items=decisions[each.approval.approval_id],
+                    ),
+                )
+                for each in open_
+                if each.approval.approval_id in decisions
+            ]
+            await decide_each(bus, requests)
+            number, place = next_leg.number, next_leg.position
+            tree = self._edge.tree(root.run_id)
+            return OpenedLeg(agent, root.run_id, number, place, tree, next_leg.after)
+        raise _not_pending(answers[0])
+
+    async def _paused_roots(
+        self, who: Identity, agent: WorkflowAgent, asked: RunAgentRequest
+    ) -> list[RunRecord]:
+        """Return the session's paused runs of the workflow, the newest first."""
+        bus = self._edge.bus
+        session = Session(asked.user_id, asked.session_id, (agent.id,), any_agent=False)
+        runs = [run_id for record in await records_of(bus, session) for run_id in record.runs]
+        found = []
+        for run_id in reversed(runs[-NEWEST:]):
+            lifecycle = await lifecycle_of(bus, run_id)
+            if lifecycle is not None and type_of(lifecycle) == "lifecycle.paused":
+                record = await record_of(bus, run_id)
+                if who.sees(record.user_id):
+                    found.append(record)
+        return found
+
     async def _check_invocation(self, run_id: str, approval_id: str, invocation_id: str) -> None:
         """Raise Problem 422 if the paused run waits for an answer to another invocation."""
         pause = await kept_pause(self._edge.bus, run_id)
@@ -257,3 +349,7 @@ class Legs:
         if entry is None:
             return None
         return ApprovalRecord.model_validate_json(await unwrap(self._edge.bus, entry.value))
+
+
+def _not_pending(answer: Answer) -> Problem:
+    return Problem(404, f"no request with the id {shortened(answer.id)!r} is pending")

@@ -18,6 +18,7 @@ from penstock.sse import Frame
 from penstock_edge.views.encoded_leg import EncodedLeg
 from penstock_edge.views.framing import VERBATIM_SSE, Sse
 from penstock_edge.views.items import EventEncoding
+from penstock_edge.views.trees import TreeViews
 from penstock_edge.views.upstream_frames import INTERRUPTED
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, View
 
@@ -46,6 +47,26 @@ def encoded_leg_view(run_id: str, leg: int, timeout_s: float, *, streaming: bool
         ReadFrom.START,  # the ids and the state in the frames depend on the earlier events
         VERBATIM_SSE,
         Delivery.ONCE,
+    )
+
+
+def tree_leg_view(trees: TreeViews, timeout_s: float, after: int, *, streaming: bool) -> View:
+    """Return the view of a leg of a workflow's run; see `TreeViews.leg` and `encoded_leg_view`."""
+    return trees.leg(
+        (f"streaming={streaming}",),
+        "adk",
+        partial(AdkEncoder, streaming, timeout_s),
+        VERBATIM_SSE,
+        _without_id,
+        partial(_interrupted, timeout_s),
+        after,
+    )
+
+
+def legacy_tree_view(trees: TreeViews) -> View:
+    """Return the view of a workflow's run in the legacy events; see `legacy_view`."""
+    return trees.encoded(
+        "legacy", LegacyEncoder, Sse(), lambda code, message: sse.comment(f"{code}: {message}")
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from penstock.bus.records import Decided
 from penstock.dialects.agno.encode.pauses import waiting_tool
+from penstock_edge.runs.tree_approvals import OpenApproval, approval_of
 from penstock_edge.surfaces.agno.request import error
 from penstock_edge.surfaces.errors import InvalidBody, shortened
 
@@ -116,6 +117,31 @@ def decided(
         _require_same_call(item, answer)
         decisions[item_id] = _DECISIONS[item["kind"]](item, answer)
     return list(decisions.values())
+
+
+def all_known(approvals: Sequence[OpenApproval], given: Sequence[Answer]) -> bool:
+    """Return whether every answer belongs to one of these approvals, or to a tool that ran."""
+    return all(each.ran_before or approval_of(approvals, each.ids) for each in given)
+
+
+def decided_by_approval(
+    approvals: Sequence[OpenApproval], given: Sequence[Answer]
+) -> list[tuple[OpenApproval, list[Decided]]]:
+    """Return the approvals that the answers decide, each with the decisions on its items.
+
+    Raises:
+        InvalidBody: as `decided`.
+    """
+    answers: dict[str, list[Answer]] = {}
+    for answer in given:
+        approval = approval_of(approvals, answer.ids) or approvals[0]
+        answers.setdefault(approval.approval.approval_id, []).append(answer)
+    decisions = [
+        (each, decided(each.items, each.short_ids, answers[each.approval.approval_id]))
+        for each in approvals
+        if each.approval.approval_id in answers
+    ]
+    return [(each, items) for each, items in decisions if items]
 
 
 # --- reading the objects

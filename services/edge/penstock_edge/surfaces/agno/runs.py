@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock import starts
-from penstock.bus.records import DecideRequest, RunRecord
+from penstock.bus.records import Decider, DecideRequest, RunRecord
 from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
@@ -33,6 +35,8 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.access import run_of
 from penstock_edge.runs.decide import pause_of, start_of_next_leg
+from penstock_edge.runs.tree_approvals import decide_each, open_approvals
+from penstock_edge.runs.trees import is_workflow, next_leg_of
 from penstock_edge.sources.locate import StartPosition, start_of_new_run
 from penstock_edge.stream.single_body import SingleBody
 from penstock_edge.surfaces import parameters as by
@@ -41,7 +45,13 @@ from penstock_edge.surfaces.agno import answers as agno_answers
 from penstock_edge.surfaces.agno import request as agno_request
 from penstock_edge.surfaces.agno.body import fields_of
 from penstock_edge.surfaces.agno.request import KINDS, ContinueRequest, RunRequest
-from penstock_edge.surfaces.agno.views import is_native, leg_view, output_view
+from penstock_edge.surfaces.agno.views import (
+    is_native,
+    leg_view,
+    output_view,
+    tree_leg_view,
+    tree_output_view,
+)
 from penstock_edge.surfaces.described import STREAM
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.responses import json_response
@@ -168,7 +178,10 @@ class Runs:
             answer = json_response({**accepted, "status": "PENDING"}, 202)
             answer.headers["penstock-run-id"] = record.run_id
             return answer
-        return await self._leg(agent, started.record.run_id, 1, place, stream=asked.stream)
+        record = started.record
+        if is_workflow(record):
+            return await self._leg_of_tree(agent, record.run_id, 0, place, stream=asked.stream)
+        return await self._leg(agent, record.run_id, 1, place, stream=asked.stream)
 
     @serves(
         *_of_each_kind(
@@ -200,6 +213,12 @@ class Runs:
         listed = agno_request.answers_of(asked, agent.kind)
         answers = agno_answers.answers(listed.field, listed.objects)
         run_id = record.run_id
+        if is_workflow(record):
+            next_leg = await next_leg_of(edge.bus, run_id)
+            decider = decider_of(who, "agno", user_id)
+            await self._decide_in_tree(record, answers, by=user_id, decider=decider)
+            place, after = next_leg.position, next_leg.after
+            return await self._leg_of_tree(agent, run_id, after, place, stream=asked.stream)
         pause = await pause_of(
             edge.bus, run_id, lambda pause: agno_answers.known(pause.items, pause.shown, answers)
         )
@@ -241,6 +260,34 @@ class Runs:
         await self._edge.canceller.cancel(record.run_id, who)
         return json_response({})
 
+    async def _decide_in_tree(
+        self, root: RunRecord, answers: Sequence[agno_answers.Answer], *, by: str, decider: Decider
+    ) -> None:
+        """Decide the open approvals of a workflow's run that the answers name.
+
+        Raises:
+            Problem: 409 if no approval is open; otherwise as `agno_answers.decided`.
+        """
+        bus = self._edge.bus
+        open_ = await open_approvals(bus, root, partial(agno_answers.all_known, given=answers))
+        if not open_:
+            raise Problem(409, f"run {root.run_id} is not paused")
+        await decide_each(
+            bus,
+            [
+                (
+                    each.approval,
+                    DecideRequest(
+                        by=by,
+                        decider=decider,
+                        digest=each.approval.requested_digest or each.approval.digest,
+                        items=items,
+                    ),
+                )
+                for each, items in agno_answers.decided_by_approval(open_, answers)
+            ],
+        )
+
     async def _leg(
         self, agent: AgentConfig, run_id: str, leg: int, place: StartPosition, *, stream: bool
     ) -> ASGIApp:
@@ -248,6 +295,16 @@ class Runs:
         if stream:
             return await edge.stream(leg_view(agent, run_id, leg), place)
         return SingleBody(await edge.hubs.join(output_view(agent, run_id, leg), place))
+
+    async def _leg_of_tree(
+        self, agent: AgentConfig, root: str, after: int, place: StartPosition, *, stream: bool
+    ) -> ASGIApp:
+        """Respond with the leg of a workflow's run after this stream sequence."""
+        edge = self._edge
+        trees = edge.tree(root)
+        if stream:
+            return await edge.stream(tree_leg_view(trees, agent, after), place)
+        return SingleBody(await edge.hubs.join(tree_output_view(trees, agent, after), place))
 
     def _agent(self, request: Request) -> AgentConfig:
         path = request.path_params

@@ -10,14 +10,17 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock import sse
-from penstock.bus import Stored
+from penstock.bus import Stored, subjects
 from penstock.bus.messages import RawFrame, now, raw_frame
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agno.encode.complete import run_output
+from penstock.events.catalogue import TERMINAL
 from penstock.settings import AgentConfig
 from penstock_edge.views.encoded_leg import EncodedLeg, ends_leg, is_before
 from penstock_edge.views.framing import NAMED_SSE, VERBATIM_SSE, Framing
-from penstock_edge.views.items import Encoding, Item
+from penstock_edge.views.items import Encoding, Item, type_of
+from penstock_edge.views.tree_fold import TreeFold
+from penstock_edge.views.trees import TreeViews
 from penstock_edge.views.upstream_frames import INTERRUPTED, is_raw
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
 
@@ -209,6 +212,57 @@ def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
     """Return the view of the run as one object, which is written when this leg has ended."""
     encoding = partial(Output, EdgeFrames(agent, run_id), leg)
     return _encoded(run_id, leg, "output", encoding, VERBATIM_SSE)
+
+
+@dataclass(slots=True)
+class TreeOutput(Encoding):
+    """The encoding that writes a workflow's run as one object when the leg has ended.
+
+    The leg has the events after the stream sequence `after`.
+    """
+
+    edge: EdgeFrames
+    tree: TreeFold
+    after: int
+    _events: list[dict[str, Any]] = field(default_factory=list)
+
+    def feed(self, stored: Stored) -> Item:
+        """Return an empty item until the leg ends, then the item with the object.
+
+        Raises:
+            ValueError, KeyError, TypeError: the body is not an event.
+        """
+        run_id = subjects.run_id_of(stored.subject)
+        self._events += self.tree.feed(run_id, orjson.loads(stored.payload))
+        is_last = run_id == self.tree.root and (
+            type_of(stored) in TERMINAL or (ends_leg(stored) and stored.sequence > self.after)
+        )
+        return Item(stored.sequence, self.interruption() if is_last else [], last=is_last)
+
+    def interruption(self) -> list[bytes]:
+        """Return the run up to now; the status in this object shows that the run has not ended."""
+        return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
+
+
+def tree_leg_view(trees: TreeViews, agent: AgentConfig, after: int) -> View:
+    """Return the view of a leg of a workflow's run as a stream; see `TreeViews.leg`."""
+    edge = EdgeFrames(agent, trees.root)
+    return trees.leg(
+        ("events",), "agno", edge.encoder, NAMED_SSE, _without_id, edge.interrupted, after
+    )
+
+
+def tree_output_view(trees: TreeViews, agent: AgentConfig, after: int) -> View:
+    """Return the view of a workflow's run as one object, which is written after this leg."""
+    edge = EdgeFrames(agent, trees.root)
+    return trees.view(
+        ("agno", "output", f"{after}"),
+        "agno",
+        lambda: TreeOutput(edge, trees.fold("agno"), after),
+        _no_notice,
+        VERBATIM_SSE,
+        Delivery.ONCE,
+    )
 
 
 def is_native(agent: AgentConfig) -> bool:

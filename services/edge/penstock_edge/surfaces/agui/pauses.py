@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
 
 from penstock.bus import Bus
-from penstock.bus.records import ApprovalRecord, Decided
+from penstock.bus.records import ApprovalRecord, Decided, RunRecord
 from penstock.bus.subjects import is_run_id
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.agui.encode.pauses import UnclearAnswer, decided
 from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
-from penstock.settings import AgentConfig
+from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.runs.agui_names import AGUI
 from penstock_edge.runs.decide import find_alias
-from penstock_edge.sources.locate import lifecycle_of
+from penstock_edge.runs.tree_approvals import OpenApproval, approval_of, open_approvals
+from penstock_edge.sources.locate import ancestors_of, lifecycle_of, record_of
 from penstock_edge.sources.sessions import Session, records_of
 from penstock_edge.surfaces.agui.answers import (
     decision_of,
     earlier_tool_messages,
     last_tool_messages,
 )
-from penstock_edge.surfaces.agui.request import RunAgentInput, ToolMessage
+from penstock_edge.surfaces.agui.request import ResumeEntry, RunAgentInput, ToolMessage
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.items import type_of
 
@@ -41,10 +42,21 @@ Asked = dict[str, tuple[ApprovalRecord, JsonObject]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The decisions on the items of a pause."""
+    """The decisions on the items of a pause.
+
+    `root` is the workflow's run if the pause is of one, or of the run of one of its steps. Then
+    `others` are the answers to further open approvals of the workflow's run.
+    """
 
     approval: ApprovalRecord
     items: list[Decided]
+    root: RunRecord | None = None
+    others: Sequence[Answer] = ()
+
+    @classmethod
+    def of_each(cls, answers: Sequence[Answer], root: RunRecord | None) -> Answer:
+        """Return the answers to one or several approvals as one answer."""
+        return replace(answers[0], root=root, others=answers[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +91,32 @@ class AnsweredPauses:
     async def _of_resume(self) -> Answer:
         entries = self.asked.resume or []
         named = [parse_interrupt_id(entry.interrupt_id) for entry in entries]
-        if len({approval_id for approval_id, _ in named}) > 1:
+        ids = list(dict.fromkeys(approval_id for approval_id, _ in named))
+        if len(ids) > 1 and not isinstance(self.agent, WorkflowAgent):
             raise Problem(422, "resume: the entries answer different pauses")
-        approval_id = named[0][0]
-        approval = await self._approval(approval_id)
+        answers, roots = [], []
+        for approval_id in ids:
+            own = [
+                (item_id, entry)
+                for (named_id, item_id), entry in zip(named, entries, strict=True)
+                if named_id == approval_id
+            ]
+            answer = await self._of_entries(approval_id, own)
+            answers.append(answer)
+            roots.append(answer.root)
+        if len({root.run_id for root in roots if root is not None}) > 1:
+            raise Problem(422, "resume: the entries answer pauses of different runs")
+        return Answer.of_each(answers, roots[0])
+
+    async def _of_entries(
+        self, approval_id: str, entries: Sequence[tuple[str | None, ResumeEntry]]
+    ) -> Answer:
+        """Return the answer of these entries, each with the id of its item, to one approval."""
+        approval, root = await self._approval_and_root(approval_id)
         if approval is None:
-            raise Problem(404, f"there is no interrupt {shortened(entries[0].interrupt_id)!r}")
+            raise Problem(404, f"there is no interrupt {shortened(entries[0][1].interrupt_id)!r}")
         items: list[Decided] = []
-        for (_, item_id), entry in zip(named, entries, strict=True):
+        for item_id, entry in entries:
             meant = [each for each in approval.items if item_id in (None, each["item_id"])]
             if not meant:
                 raise Problem(
@@ -94,7 +124,7 @@ class AnsweredPauses:
                 )
             answer = {"status": entry.status, "payload": entry.payload}
             items += [Decided(**decided(item, answer)) for item in meant]
-        return Answer(approval, items)
+        return Answer(approval, items, root)
 
     async def _of_tools(self, messages: Sequence[ToolMessage]) -> Answer | None:
         """Return the answer in these messages, which may also have results of other tools.
@@ -105,6 +135,8 @@ class AnsweredPauses:
             Problem: 404 if no message answers a pause and the agent has another protocol, 422 if
                 the messages answer different pauses.
         """
+        if isinstance(self.agent, WorkflowAgent):
+            return await self._of_tools_in_tree(messages)
         asked = await self._asked_of_clients(messages)
         found = [
             (*asked[message.tool_call_id], message)
@@ -124,6 +156,42 @@ class AnsweredPauses:
             raise Problem(422, "messages: the results answer different pauses")
         items = [Decided(**decision_of(item, message)) for _, item, message in open_]
         return Answer(approval, items)
+
+    async def _of_tools_in_tree(self, messages: Sequence[ToolMessage]) -> Answer:
+        """Return the answers to the open approvals of the thread's paused workflow.
+
+        Raises:
+            Problem: 404 if no message answers an open approval.
+        """
+        ids = [unscoped(message.tool_call_id) for message in messages]
+
+        def fits(found: list[OpenApproval]) -> bool:
+            return any(approval_of(found, [id]) for id in ids)
+
+        for run_id in reversed(await self._newest()):
+            lifecycle = await lifecycle_of(self.bus, run_id)
+            if lifecycle is None or type_of(lifecycle) != "lifecycle.paused":
+                continue
+            root = await record_of(self.bus, run_id)
+            if not self.who.sees(root.user_id):
+                continue
+            open_ = await open_approvals(self.bus, root, fits)
+            items: dict[str, list[Decided]] = {}
+            for id, message in zip(ids, messages, strict=True):
+                if (approval := approval_of(open_, [id])) is not None:
+                    item = approval.item(id)
+                    decision = Decided(**decision_of(item, message))
+                    items.setdefault(approval.approval.approval_id, []).append(decision)
+            answers = [
+                Answer(each.approval, items[each.approval.approval_id])
+                for each in open_
+                if each.approval.approval_id in items
+            ]
+            if answers:
+                return Answer.of_each(answers, root)
+        raise Problem(
+            404, f"no tool call {shortened(messages[-1].tool_call_id)!r} waits for a result"
+        )
 
     async def _check_earlier(self) -> None:
         """Raise Problem 422 for an answer that would reach an AG-UI upstream without a decision.
@@ -197,14 +265,32 @@ class AnsweredPauses:
         The result is None if there is no such approval, if the approval belongs to another agent or
         thread, or if the caller may not see it.
         """
+        return (await self._approval_and_root(approval_id))[0]
+
+    async def _approval_and_root(
+        self, approval_id: str
+    ) -> tuple[ApprovalRecord | None, RunRecord | None]:
+        """Return the approval, and the workflow's run of this thread that waits for it.
+
+        The approval may be of the run itself or of the run of a step. For the approval of another
+        run, the workflow's run is None.
+        """
         if not is_run_id(approval_id):
-            return None  # the id is a client's own text, which may be no valid key of the bucket
+            # The id is a client's own text, which may be no valid key of the bucket.
+            return None, None
         entry = await self.bus.bucket("approvals").get(approval_id)
         if entry is None:
-            return None
+            return None, None
         record = ApprovalRecord.model_validate_json(await unwrap(self.bus, entry.value))
-        fits = (record.agent, record.session_id) == (self.agent.id, self.asked.thread_id)
-        return record if fits and self.who.sees(record.user_id) else None
+        if not self.who.sees(record.user_id):
+            return None, None
+        if not isinstance(self.agent, WorkflowAgent):
+            fits = (record.agent, record.session_id) == (self.agent.id, self.asked.thread_id)
+            return (record if fits else None), None
+        for run in await ancestors_of(self.bus, record.run_id):
+            if (run.agent, run.session_id) == (self.agent.id, self.asked.thread_id):
+                return record, run
+        return None, None
 
 
 def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:

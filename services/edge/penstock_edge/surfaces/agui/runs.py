@@ -13,7 +13,6 @@ from starlette.types import ASGIApp
 
 from penstock import starts
 from penstock.bus.records import DecideRequest
-from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig
@@ -25,6 +24,8 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.agui_names import AGUI
 from penstock_edge.runs.decide import start_of_next_leg
+from penstock_edge.runs.tree_approvals import decide_each
+from penstock_edge.runs.trees import is_workflow, next_leg_of
 from penstock_edge.sources.locate import locate, start_of_new_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
@@ -109,24 +110,27 @@ class Runs:
             shard=shard,
         )
         started = await edge.starter.start(start)
-        view = edge.agui.of_leg(started.record.run_id, 1, _audience(asked))
+        record, audience = started.record, _audience(asked)
+        view = edge.agui.of_leg(record.run_id, 1, audience)
+        if is_workflow(record):
+            view = edge.tree(record.run_id).agui_leg(audience, after=0)
         return await edge.stream(view, place if started.new else await locate(edge.bus, view, None))
 
     async def _decide(self, who: Identity, asked: RunAgentInput, answer: Answer) -> ASGIApp:
         """Pass the decision to the approvals service; the response streams the next leg."""
         edge, approval = self._edge, answer.approval
-        run_id, leg = approval.run_id, approval.leg + 1
-        place = await start_of_next_leg(edge.bus, run_id)
-        decision = DecideRequest(
-            by=who.user_id,
-            decider=decider_of(who, "agui"),
-            # The client has only seen the event, so send the digest of the request before any edit.
-            digest=approval.requested_digest or approval.digest,
-            items=answer.items,
-        )
+        if answer.root is not None:
+            next_leg = await next_leg_of(edge.bus, answer.root.run_id)
+            run_id, leg, place = answer.root.run_id, next_leg.number, next_leg.position
+            view = edge.tree(run_id).agui_leg(_audience(asked), next_leg.after)
+        else:
+            run_id, leg = approval.run_id, approval.leg + 1
+            place = await start_of_next_leg(edge.bus, run_id)
+            view = edge.agui.of_leg(run_id, leg, _audience(asked))
         named = await self._call(run_id, leg, asked)
+        decisions = [(each.approval, _decision(who, each)) for each in (answer, *answer.others)]
         try:
-            await forward_decision(edge.bus, approval.approval_id, decision)
+            await decide_each(edge.bus, decisions)
         except Problem as problem:
             if problem.status != 503:
                 await edge.agui_names.withdraw(run_id, leg, named)
@@ -134,10 +138,21 @@ class Runs:
         # Another request may have written its own runId in between, although its decision came too
         # late. So this request's runId is written again.
         await self._call(run_id, leg, asked)
-        return await edge.stream(edge.agui.of_leg(run_id, leg, _audience(asked)), place)
+        return await edge.stream(view, place)
 
     async def _call(self, run_id: str, leg: int, asked: RunAgentInput) -> int:
         return await self._edge.agui_names.write(run_id, leg, asked.run_id)
+
+
+def _decision(who: Identity, answer: Answer) -> DecideRequest:
+    approval = answer.approval
+    return DecideRequest(
+        by=who.user_id,
+        decider=decider_of(who, "agui"),
+        # The client has only seen the event, so send the digest of the request before any edit.
+        digest=approval.requested_digest or approval.digest,
+        items=answer.items,
+    )
 
 
 def _audience(asked: RunAgentInput) -> Audience:

@@ -18,11 +18,11 @@ from penstock.web.operation import TEXT, Operation, an_object, json, serves
 from penstock.web.problems import ErrorShape, Problem, schema_of
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
+from penstock_edge.runs.trees import is_workflow
 from penstock_edge.sources.locate import start_of_new_run
 from penstock_edge.surfaces.described import STREAMED
 from penstock_edge.surfaces.executions.request import CancelRequest, TriggerRequest
 from penstock_edge.surfaces.surface import Surface
-from penstock_edge.views.dialects import run_view
 
 CODES: Final = {
     400: "INVALID_REQUEST",
@@ -96,7 +96,9 @@ class TriggerAndCancel:
                 shard=shard,
             )
         )
-        return await edge.stream(run_view(started.record.run_id, "executions"), place)
+        record = started.record
+        view = edge.view(record.run_id, "executions", children=is_workflow(record))
+        return await edge.stream(view, place)
 
     @serves(
         Operation(

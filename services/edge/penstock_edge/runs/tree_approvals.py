@@ -1,0 +1,145 @@
+"""Finds the open approvals of a workflow's run and of its steps' runs.
+
+A workflow's run may wait for several approvals at once, and its clients see all of them. Each is
+decided by itself, although a client may answer several in one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from penstock.bus import Bus, Stored
+from penstock.bus.messages import FIRST
+from penstock.bus.records import ApprovalRecord, DecideRequest, RunRecord
+from penstock.bus.write.objects import unwrap
+from penstock.runs.decide import forward_decision
+from penstock_edge.runs.decide import LOOKUP_RETRY_S, LOOKUP_S
+from penstock_edge.sources.histories import history_of_tree
+from penstock_edge.sources.locate import lifecycle_of
+from penstock_edge.views.items import type_of
+from penstock_edge.views.run_tree import Members
+
+REQUESTED = "approval.requested"
+SETTLED = frozenset({"approval.decided", "approval.expired", "approval.withdrawn"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpenApproval:
+    """An approval without a decision. `items` are its items as clients of the tree see them.
+
+    `short_ids` maps the tool call ids of the step's own run to item ids.
+    """
+
+    approval: ApprovalRecord
+    items: list[dict[str, Any]]
+    short_ids: Mapping[str, str]
+
+    def find(self, id: str) -> dict[str, Any] | None:
+        """Return the item with this item id or tool call id; None if there is none."""
+        id = self.short_ids.get(id, id)
+        named = (item for item in self.items if id in (item["item_id"], item.get("tool_call_id")))
+        return next(named, None)
+
+    def item(self, id: str) -> dict[str, Any]:
+        """Return the item with this item id or tool call id, which must be there."""
+        found = self.find(id)
+        assert found is not None
+        return found
+
+
+def approval_of(approvals: Sequence[OpenApproval], ids: Sequence[str]) -> OpenApproval | None:
+    """Return the approval that one of these ids names.
+
+    The first id that names exactly one approval decides: two runs may use the same item id. The
+    result is None if there is no such id.
+    """
+    for id in ids:
+        found = [each for each in approvals if each.find(id) is not None]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+async def open_approvals(
+    bus: Bus, root: RunRecord, fits: Callable[[list[OpenApproval]], bool]
+) -> list[OpenApproval]:
+    """Return the open approvals of a workflow's run, the oldest first.
+
+    An answer may come before the records of the approvals are written. So this function waits at
+    most two seconds for approvals that `fits` accepts, and returns the present ones after that.
+
+    Raises:
+        BusError: the stream or KV cannot be read now.
+    """
+    deadline = asyncio.get_running_loop().time() + LOOKUP_S
+    while True:
+        found = await _open_approvals(bus, root)
+        if fits(found) or asyncio.get_running_loop().time() >= deadline:
+            return found
+        await asyncio.sleep(LOOKUP_RETRY_S)
+
+
+async def decide_each(bus: Bus, decisions: Sequence[tuple[ApprovalRecord, DecideRequest]]) -> None:
+    """Send the decisions on several approvals, one after another.
+
+    Raises:
+        Problem: a decision was refused. The decisions before it have been taken.
+        BusError: a decision was not sent.
+    """
+    for approval, decision in decisions:
+        await forward_decision(bus, approval.approval_id, decision)
+
+
+async def _open_approvals(bus: Bus, root: RunRecord) -> list[OpenApproval]:
+    asked: dict[str, None] = {}
+    async for stored in _approval_events(bus, root):
+        data = orjson.loads(await unwrap(bus, stored.payload))["data"]
+        if type_of(stored) == REQUESTED:
+            asked[data["approval_id"]] = None
+        else:
+            asked.pop(data.get("approval_id"), None)
+    entries = await asyncio.gather(*(bus.bucket("approvals").get(id) for id in asked))
+    found = []
+    for entry in entries:
+        if entry is None or entry.value is None:
+            continue
+        record = ApprovalRecord.model_validate_json(await unwrap(bus, entry.value))
+        if record.status == "pending":
+            found.append(_as_seen(record, root.run_id))
+    return found
+
+
+async def _approval_events(bus: Bus, root: RunRecord) -> AsyncIterator[Stored]:
+    """Yield the events of the tree that request or settle an approval."""
+    start = root.first_event
+    if start is None:
+        lifecycle = await lifecycle_of(bus, root.run_id)
+        if lifecycle is None:
+            return
+        start = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
+    history = history_of_tree(bus, Members(root.run_id), start)
+    while batch := await history.below(sys.maxsize):
+        for stored in batch:
+            if type_of(stored) == REQUESTED or type_of(stored) in SETTLED:
+                yield stored
+
+
+def _as_seen(record: ApprovalRecord, root: str) -> OpenApproval:
+    if record.run_id == root:
+        return OpenApproval(record, record.items, {})
+    short = {item["tool_call_id"]: item["item_id"] for item in record.items if _call(item)}
+    items = [
+        {**item, "tool_call_id": f"{record.run_id}/{item['tool_call_id']}"} if _call(item) else item
+        for item in record.items
+    ]
+    return OpenApproval(record, items, short)
+
+
+def _call(item: Mapping[str, Any]) -> bool:
+    return bool(item.get("tool_call_id"))

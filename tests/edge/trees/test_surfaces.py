@@ -1,0 +1,310 @@
+"""Each contract starts a workflow with the runs of its steps in the response, and decides pauses.
+
+The service `workflows` is a fake that plays a tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+import pytest
+import uuid_utils
+
+from penstock.bus import Bus, Msg, messages, subjects
+from penstock.bus.records import (
+    ApprovalRecord,
+    DecideReply,
+    DecideRequest,
+    LatestWorkflow,
+    StartCommand,
+    WorkflowRecord,
+)
+from penstock.bus.write.objects import unwrap
+from penstock.settings import Config, WorkflowAgent
+from support.drive.clients import Client, Stream, contents
+from support.fakes.pretend_tree import PretendTree
+
+CONFIG = Config(
+    agents=[WorkflowAgent(id="diagnosis", protocol="workflow", agent="diagnosis", topology_id=123)]
+)
+RUN_SSE = {
+    "appName": "diagnosis",
+    "userId": "anonymous",
+    "sessionId": "thread-1",
+    "streaming": True,
+}
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return CONFIG
+
+
+class PretendWorkflows:
+    """The service `workflows`: each start plays a tree, which goes on after the decision."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.decisions: list[tuple[str, DecideRequest]] = []
+        self.trees: list[PretendTree] = []
+
+    async def start(self) -> None:
+        record = WorkflowRecord(
+            name="diagnosis",
+            version="1",
+            digest="d",
+            definition={},
+            created_at=messages.now(),
+            created_by="ada",
+        )
+        bucket = self._bus.bucket("workflows")
+        await bucket.put("v.diagnosis.1", record.dump())
+        await bucket.put("latest.diagnosis", LatestWorkflow(version="1").dump())
+        await self._bus.subscribe(subjects.command("workflows", "start", "*"), self._on_start)
+        await self._bus.subscribe(subjects.decide("*"), self._on_decide)
+
+    async def stop(self) -> None:
+        for tree in self.trees:
+            tree.decided.set()
+        await asyncio.gather(*self._tasks)
+
+    async def _on_start(self, msg: Msg) -> None:
+        command = StartCommand.model_validate_json(await unwrap(self._bus, msg.data))
+        tree = PretendTree(self._bus)
+        tree.adopt(command.run_id, command.session_id)
+        tree.on_pause = lambda: self._ask(tree)
+        self.trees.append(tree)
+        task = asyncio.create_task(tree.diagnosis())
+        self._tasks.add(task)
+
+    async def _ask(self, tree: PretendTree) -> None:
+        """Write the record of the approval, and wait for the decision."""
+        worker = tree.runs["metrics"]
+        now = messages.now()
+        record = ApprovalRecord(
+            approval_id=tree.approval_id,
+            run_id=worker.run_id,
+            agent="metrics",
+            session_id=worker.session_id,
+            user_id="anonymous",
+            leg=1,
+            digest="d",
+            items=[tree.item],
+            requested_at=now,
+            updated_at=now,
+        )
+        await self._bus.bucket("approvals").put(tree.approval_id, record.dump())
+        await tree.decided.wait()
+
+    async def _on_decide(self, msg: Msg) -> None:
+        approval_id = msg.subject.rpartition(".")[2]
+        self.decisions.append((approval_id, DecideRequest.model_validate_json(msg.data)))
+        await msg.respond(DecideReply(status=200).dump())
+        for tree in self.trees:
+            if tree.approval_id == approval_id:
+                tree.decided.set()
+
+
+@pytest.fixture
+async def workflows(bus: Bus) -> AsyncIterator[PretendWorkflows]:
+    workflows = PretendWorkflows(bus)
+    await workflows.start()
+    yield workflows
+    await workflows.stop()
+
+
+def decision(workflows: PretendWorkflows) -> tuple[str, list[dict[str, Any]]]:
+    """Return the approval and the items of the only decision."""
+    [(approval_id, request)] = workflows.decisions
+    return approval_id, [item.model_dump(exclude_none=True) for item in request.items or ()]
+
+
+APPROVED = [{"item_id": "c1", "decision": "approve"}]
+
+
+async def decide(bus: Bus, workflows: PretendWorkflows) -> None:
+    """Decide the open approval as the approvals service's own API does."""
+    while not workflows.trees or not workflows.trees[-1].asked:
+        await asyncio.sleep(0.01)
+    workflows.trees[-1].decided.set()
+
+
+async def test_an_execution_shows_teams_workers_and_their_text(
+    edge: Client, bus: Bus, workflows: PretendWorkflows
+) -> None:
+    path = "/api/service/v1/executions/trigger"
+    body = {"topologyId": 123, "userMessage": "Hello"}
+    async with Stream(edge, "POST", path, json=body) as stream:
+        await decide(bus, workflows)
+        events = contents(await stream.rest())
+    assert {event["run_id"] for event in events} == {stream.run_id}
+    types = [f"{each['event']['category']}.{each['event']['action']}" for each in events]
+    assert types[0] == "lifecycle.started"
+    assert types[-1] == "lifecycle.completed"
+    assert types.index("dispatch.team") < types.index("dispatch.worker", types.index("llm.stream"))
+    [worker] = {
+        (each["source"]["agent_type"], each["source"]["team_name"])
+        for each in events
+        if each["event"]["action"] == "stream" and each["data"]["content"] == "three"
+    }
+    assert worker == ("worker", "Payments")
+    async with Stream(
+        edge, "GET", f"/v1/runs/{stream.run_id}/events", params={"dialect": "executions"}
+    ) as again:
+        assert contents(await again.rest()) == events
+
+
+async def test_the_canonical_events_are_those_of_one_run_unless_the_request_asks_for_children(
+    edge: Client, bus: Bus, workflows: PretendWorkflows
+) -> None:
+    body = {"agent": "diagnosis", "message": "Hello"}
+    accept = {"accept": "text/event-stream"}
+    async with Stream(edge, "POST", "/v1/runs", json=body, headers=accept) as stream:
+        await decide(bus, workflows)
+        own = contents(await stream.rest())
+    assert not any(event["event"]["category"] == "llm" for event in own)
+    path = f"/v1/runs/{stream.run_id}/events"
+    async with Stream(edge, "GET", path, params={"include": "children"}) as stream:
+        whole = contents(await stream.rest())
+    assert len(whole) > len(own)
+
+    async def page(**query: str) -> dict[str, Any]:
+        headers = {"accept": "application/json"}
+        found: dict[str, Any] = (await edge.get(path, params=query, headers=headers)).json()
+        return found
+
+    one = await page(include="children", limit="7")
+    assert one["events"] == whole[:7]
+    rest = await page(include="children", after=one["next"])
+    assert one["events"] + rest["events"] == whole
+    none = await page(include="none", dialect="unified")
+    assert not any("agent_message" in event["type"] for event in none["events"])
+
+
+@pytest.mark.parametrize("query", [{"include": "all"}, {"include": "children", "dialect": "raw"}])
+async def test_an_invalid_include_starts_nothing(
+    edge: Client, workflows: PretendWorkflows, query: dict[str, str]
+) -> None:
+    headers = {"accept": "text/event-stream"}
+    body = {"agent": "diagnosis", "message": "Hello"}
+    answer = await edge.post("/v1/runs", json=body, params=query, headers=headers)
+    assert answer.status_code == 422
+    assert "include" in answer.json()["detail"]
+    assert workflows.trees == []
+
+
+async def test_agno_pauses_with_the_call_of_a_worker_and_goes_on_with_the_answer(
+    edge: Client, workflows: PretendWorkflows
+) -> None:
+    path, body = "/workflows/diagnosis/runs", {"message": "Hello", "stream": "true"}
+    async with Stream(edge, "POST", path, data=body) as stream:
+        first = contents(await stream.rest())
+    paused = first[-1]
+    assert paused["event"] == "WorkflowPaused"
+    given = {
+        "step_requirements": orjson.dumps(
+            [confirmed(each) for each in paused["step_requirements"]]
+        ).decode(),
+        "stream": "true",
+    }
+    path = f"/workflows/diagnosis/runs/{stream.run_id}/continue"
+    async with Stream(edge, "POST", path, data=given) as stream:
+        second = contents(await stream.rest())
+    assert decision(workflows) == (workflows.trees[0].approval_id, APPROVED)
+    assert second[-1]["event"] == "WorkflowCompleted"
+    texts = [each["content"] for each in second if each["event"] == "RunContent"]
+    assert texts.count("three") == 2
+    assert "one " not in texts
+
+
+def confirmed(step: dict[str, Any]) -> dict[str, Any]:
+    """Return a step requirement as Agno's client sends it back with a consent to its calls."""
+    asked = step["executor_requirements"]
+    return {**step, "executor_requirements": [{**each, "confirmation": True} for each in asked]}
+
+
+async def test_agno_answers_a_request_without_a_stream_with_the_run(
+    edge: Client, bus: Bus, workflows: PretendWorkflows
+) -> None:
+    path, body = "/workflows/diagnosis/runs", {"message": "Hello", "stream": "false"}
+    answer = await edge.post(path, data=body)
+    assert answer.json()["status"] == "PAUSED", answer.text
+    await decide(bus, workflows)
+
+
+async def test_adk_pauses_with_the_call_of_a_worker_and_goes_on_with_the_answer(
+    edge: Client, workflows: PretendWorkflows
+) -> None:
+    asked = {**RUN_SSE, "newMessage": {"role": "user", "parts": [{"text": "Hello"}]}}
+    async with Stream(edge, "POST", "/run_sse", json=asked) as stream:
+        first = contents(await stream.rest())
+    [call] = [
+        part["functionCall"]
+        for part in first[-1]["content"]["parts"]
+        if part["functionCall"]["name"] == "adk_request_confirmation"
+    ]
+    response = {"id": call["id"], "name": call["name"], "response": {"confirmed": True}}
+    message = {"role": "user", "parts": [{"functionResponse": response}]}
+    async with Stream(edge, "POST", "/run_sse", json={**RUN_SSE, "newMessage": message}) as stream:
+        second = contents(await stream.rest())
+    assert decision(workflows) == (workflows.trees[0].approval_id, APPROVED)
+    texts = [
+        part["text"]
+        for event in second
+        for part in event.get("content", {}).get("parts", ())
+        if "text" in part and not event.get("partial")
+    ]
+    assert texts.count("one two three") == 2
+
+
+def run_input(**more: Any) -> dict[str, Any]:
+    """Return a RunAgentInput of AG-UI."""
+    return {
+        "threadId": "thread-1",
+        "runId": "run-1",
+        "messages": [{"id": "m1", "role": "user", "content": "Hello"}],
+        "tools": [],
+        "context": [],
+        "state": {},
+        "forwardedProps": {},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("answered", ["resume", "message"])
+async def test_agui_is_interrupted_by_a_worker_and_goes_on_with_the_answer(
+    edge: Client, workflows: PretendWorkflows, answered: str, unique_thread: Callable[[], str]
+) -> None:
+    thread = unique_thread()
+    body = run_input(threadId=thread)
+    async with Stream(edge, "POST", "/agui/diagnosis", json=body) as stream:
+        first = contents(await stream.rest())
+    [interrupt] = first[-1]["outcome"]["interrupts"]
+    if answered == "resume":
+        entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": True}
+        body = run_input(threadId=thread, runId="run-2", resume=[entry])
+    else:
+        result = {
+            **{"id": "m2", "role": "tool", "content": "true"},
+            "toolCallId": interrupt["toolCallId"],
+        }
+        messages = [*body["messages"], result]
+        body = run_input(threadId=thread, runId="run-2", messages=messages)
+    async with Stream(edge, "POST", "/agui/diagnosis", json=body) as stream:
+        second = contents(await stream.rest())
+    assert decision(workflows) == (workflows.trees[0].approval_id, APPROVED)
+    assert second[0]["type"] == "RUN_STARTED"
+    assert second[0]["runId"] == "run-2"
+    assert second[-1]["type"] == "RUN_FINISHED"
+    starts = [each["messageId"] for each in second if each["type"] == "TEXT_MESSAGE_START"]
+    assert len(starts) == len(set(starts)) == 2
+
+
+@pytest.fixture
+def unique_thread() -> Callable[[], str]:
+    """Return a function that returns a thread id of its own for each call."""
+    return lambda: str(uuid_utils.uuid7())
