@@ -88,6 +88,10 @@ class Instances:
             await self.died()
             await self.start(numbers.randint(1, writes))
 
+    async def end(self, service: WorkflowsService) -> None:
+        """Stop this instance."""
+        await self._remove(service, dead=False)
+
     async def stop(self) -> None:
         """Stop all instances."""
         for service in list(self._running):

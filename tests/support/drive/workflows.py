@@ -56,6 +56,10 @@ class CountingServer:
         agent = {"id": "worker", "protocol": "agui", "url": f"{self.upstream.url}/agui"}
         return Config.model_validate({"agents": [agent]})
 
+    async def was_called(self) -> bool:
+        """Return whether there was a call."""
+        return bool(self.calls)
+
     async def _answer(self, answer: Answer) -> None:
         text = _text_of(answer.request)
         self.calls[text] += 1
