@@ -256,6 +256,8 @@ class ClientDialect:
     `select_types`: a function that takes categories and types of the dialect and returns the types
     that a client wants. The function raises ValueError for an unknown category or type.
     `select_types` is None if clients of the dialect cannot choose types.
+    `for_workflows`: the encoder for the runs of Penstock's workflows with the runs of their steps,
+    where it is not `encoder`.
     """
 
     encoder: Callable[[], Encoder]
@@ -263,6 +265,7 @@ class ClientDialect:
     stateful: bool = False
     unchanged: bool = False
     select_types: Callable[[Collection[str], Collection[str]], frozenset[str]] | None = None
+    for_workflows: Callable[[], Encoder] | None = None
 
     @property
     def has_warnings(self) -> bool:

@@ -217,7 +217,9 @@ async def deployment(
     count: int | Mapping[str, int] = 1,
     **settings: Any,
 ) -> AsyncIterator[Deployment]:
-    """Run `count` processes of each service, or the number for each service in a mapping.
+    """Run `count` processes of each service in SERVICES, or the number for each in a mapping.
+
+    A mapping may also name further services.
 
     `settings` are set as `PENSTOCK_<NAME>`.
     """
@@ -232,8 +234,9 @@ async def deployment(
     try:
         if "nats_user" not in settings:  # otherwise the server has only the test's users
             await make_streams(nats_url, int(settings.get("replicas", 1)))
-        for service in SERVICES:
-            number = count if isinstance(count, int) else count.get(service, 0)
+        counts = dict.fromkeys(SERVICES, count) if isinstance(count, int) else count
+        for service in dict.fromkeys((*SERVICES, *counts)):
+            number = counts.get(service, 0)
             await asyncio.gather(*(penstock.start(service) for _ in range(number)))
         yield penstock
     finally:

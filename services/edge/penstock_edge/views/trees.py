@@ -47,7 +47,7 @@ class TreeViews:
             return self._agui(Audience(PROFILES[dialect]), framing)
         known = CLIENT_DIALECTS[dialect]
         notice = notices_of(dialect, framing, self.root)
-        return self.encoded(dialect, known.encoder, framing, notice, types)
+        return self.encoded(dialect, known.for_workflows or known.encoder, framing, notice, types)
 
     def encoded(
         self,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from penstock.dialects.agno.encode import pauses
@@ -451,7 +452,9 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "state.delta": AgnoEncoder._state_changed,
 }
 
-DIALECT: Final = ClientDialect(AgnoEncoder, omitted=OMITTED, stateful=True)
+DIALECT: Final = ClientDialect(
+    AgnoEncoder, omitted=OMITTED, stateful=True, for_workflows=partial(AgnoEncoder, kind="workflow")
+)
 
 
 def _type_of(content: Json) -> str:

@@ -138,24 +138,28 @@ class Steps:
     def team_dispatched(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles dispatch.team. A team that is no inner run of its own becomes CUSTOM."""
         if data.get("subrun_id"):
-            yield from self.dispatched({**data, "worker_name": data["team_name"]})
+            yield from self._begin(data["team_name"], data)
         else:
             yield self._context.custom(data)
 
     def dispatched(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles dispatch.worker. A client accepts the same id only once in an AG-UI run."""
+        """Handles dispatch.worker."""
+        yield from self._begin(data["worker_name"], data)
+
+    def _begin(self, name: str, data: JsonObject) -> Iterator[Emitted]:
+        """Begins an inner run. A client accepts the same id only once in an AG-UI run."""
         id = data["subrun_id"]
         if not self._context.modern or id in self._open.known_subagents:
             yield self._context.custom(data)
             return
-        started: JsonObject = {"name": data["worker_name"]}
+        started: JsonObject = {"name": name}
         if data.get("task"):
             started["description"] = data["task"]
         if data.get("parent_subrun_id") in self._open.known_subagents:
             started["parentSubagentRunId"] = data["parent_subrun_id"]
-        for name, theirs in _PARENTS.items():
-            if isinstance(data.get(name), str):
-                started[theirs] = self._context.names.of(data[name])
+        for field, theirs in _PARENTS.items():
+            if isinstance(data.get(field), str):
+                started[theirs] = self._context.names.of(data[field])
         self._open.subagents[id] = Subagent(started)
         self._open.known_subagents.add(id)
         yield EventType.SUBAGENT_STARTED, {"subagentRunId": id, **started}, data

@@ -1,0 +1,1 @@
+"""Workflows on a deployment with real agent servers."""

@@ -1,0 +1,81 @@
+"""Each dialect shows a workflow's run and the runs of its steps as one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from e2e.workflows.conftest import Flows
+from support.drive.workflow_events import Names
+from support.recorded import agui_rules
+from support.recorded.goldens import check
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "workflows"
+DIALECTS = ("canonical", "executions", "unified", "agui", "agui+runs", "agno", "adk")
+# Workflows whose steps follow one another, so that their events have one order: two agent servers
+# in a nested workflow, and an agent that fails at first.
+NAMES = ("nested", "retry")
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def ended(flows: Flows) -> Mapping[str, str]:
+    """Run the workflows; return the ids of their runs."""
+    flows.fail_next()
+    ids = {name: await flows.start(name) for name in NAMES}
+    for run_id in ids.values():
+        await flows.events(run_id)
+    return ids
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_run_with_its_steps_has_its_golden_frames(
+    flows: Flows, ended: Mapping[str, str], name: str, dialect: str
+) -> None:
+    run_id = ended[name]
+    names = Names(await flows.shown(run_id, "canonical", include="children"))
+    frames = await flows.shown(run_id, dialect, include="children")
+    lines = [json.dumps(names.shown(frame), ensure_ascii=False) for frame in frames]
+    check(GOLDEN / "dialects" / f"{name}.{dialect}.jsonl", lines)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_the_steps_are_shown_unless_the_events_are_those_of_the_bus(
+    flows: Flows, ended: Mapping[str, str], dialect: str
+) -> None:
+    run_id = ended["nested"]
+    shown = await flows.shown(run_id, dialect)
+    assert len(shown) > 1
+    included = await flows.shown(run_id, dialect, include="children")
+    assert (shown == included) is (dialect != "canonical")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dialect", ["agui", "agui+runs"])
+async def test_a_client_of_agui_accepts_the_run(
+    flows: Flows, ended: Mapping[str, str], name: str, dialect: str
+) -> None:
+    assert agui_rules.faults(await flows.shown(ended[name], dialect)) == []
+
+
+async def test_a_message_of_a_step_is_shown_once_with_its_agent(
+    flows: Flows, ended: Mapping[str, str]
+) -> None:
+    frames = await flows.shown(ended["nested"], "executions")
+    texts: dict[str, str] = {}
+    for frame in frames:
+        if frame["event"] == {"category": "llm", "action": "stream"}:
+            source: dict[str, Any] = frame["source"]
+            assert (source["agent_type"], source["team_name"]) == ("worker", "Payments")
+            texts[source["agent_id"]] = texts.get(source["agent_id"], "") + frame["data"]["content"]
+    assert texts == {
+        "demo-agent": "echo: about payments",
+        "demo_agent": "Hello from demo_agent.",
+    }
