@@ -107,8 +107,6 @@ class World:
     def decide(self, input: Input, state: State | None) -> Decision:
         """Return the decision, with the stored values that it needs."""
         values: dict[str, Any] = {}
-        if isinstance(input, StepStartedSeen):
-            input = StepStartedSeen(input.child, was_started=input.child in self.started)
         while True:
             try:
                 return decide(state, input, now_ms=self.now_ms, new_id=self.new_id, values=values)
@@ -172,13 +170,12 @@ class World:
                     assert self.started[child] == effect, "a repeated start differs"
                     return
                 self.started[child] = effect
-                is_cancelled = child in self.cancelled
-                ending: Ending | None
-                ending = ("lifecycle.cancelled", {}) if is_cancelled else self.script(effect)
+                assert child not in self.cancelled, "a cancelled child is started"
+                ending = self.script(effect)
                 if ending is not None:
                     self.inputs.append(ChildInput(child, ending[0], ending[1], 9))
             case CancelChild(child=child):
-                if child not in self.cancelled and child in self.started:
+                if child not in self.cancelled:
                     self.inputs.append(ChildInput(child, "lifecycle.cancelled", {}, 10))
                 self.cancelled.add(child)
             case StartTimer(timer=timer, due=due):
@@ -258,4 +255,4 @@ def _about(data: JsonObject) -> list[str]:
         return [f"{data['from_step']}->{data['to_step']} {data['reason']}"]
     if "step_id" in data:
         return [data["step_id"].removeprefix("step_")]
-    return [data["step"]] if "step" in data else []
+    return [str(data["step"])] if "step" in data else []

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from penstock_workflows.engine import CancelInput, ChildInput, StartChild, State
+from penstock_workflows.engine import (
+    ApprovalInput,
+    CancelInput,
+    ChildInput,
+    StartChild,
+    State,
+    TimerInput,
+)
 from support.pure.engine_world import (
     Ending,
     World,
@@ -23,6 +30,12 @@ def end_of(state: State) -> tuple[str, Any]:
     end = state.end
     assert end is not None, "the run has no end"
     return end.status, end.error["code"] if end.error else end.output
+
+
+def drain(world: World) -> None:
+    """Handle everything that is on its way; no time passes."""
+    while world.inputs:
+        world.take(world.inputs.pop(0))
 
 
 def failing(*agents: str, code: str = "upstream_error") -> Any:
@@ -105,8 +118,7 @@ def test_a_loop_gives_its_outputs_in_the_order_of_the_list() -> None:
         )
     }
     world = World(workflow(steps, output="each.output"), script=lambda _: None)
-    while world.inputs:
-        world.take(world.inputs.pop(0))
+    drain(world)
     assert [start.message for start in world.started.values()] == ["3", "1"]
     # The items end in the reverse order.
     while (open_ := world.state and world.state.end is None) and world.started:
@@ -440,8 +452,7 @@ def test_a_rejected_approval_fails_the_step_and_leaves_the_decision_in_its_outpu
 
 def test_an_approval_whose_deadline_passed_fails_the_step_with_its_own_code() -> None:
     world = World(workflow({"ask": {"approve": {"title": '"ok?"'}}}), decisions={"ask": "none"})
-    while world.inputs:
-        world.take(world.inputs.pop(0))
+    drain(world)
     assert world.state is not None
     approval = world.state.paused
     assert approval is not None
@@ -467,8 +478,7 @@ def test_a_run_is_paused_only_when_nothing_else_can_go_on() -> None:
         "end": {"needs": ["ask", "slow"], "set": "1"},
     }
     world = World(workflow(steps), script=lambda _: None, decisions={"ask": "none"})
-    while world.inputs:
-        world.take(world.inputs.pop(0))
+    drain(world)
     assert "lifecycle.paused" not in world.types  # `slow` works
     (child,) = world.started
     world.take(ChildInput(child, "lifecycle.paused", {"approval_id": "of-child"}, 5))
@@ -486,8 +496,7 @@ def test_a_pause_always_names_an_approval_that_is_open() -> None:
     steps: dict[str, Any] = {name: {"approve": {"title": '"ok?"'}} for name in "ab"}
     steps["c"] = {"needs": ["a", "b"], "set": "1"}
     world = World(workflow(steps), decisions={"a": "none", "b": "none"})
-    while world.inputs:
-        world.take(world.inputs.pop(0))
+    drain(world)
     assert world.state is not None
     first = world.state.paused
     assert first is not None
@@ -498,6 +507,78 @@ def test_a_pause_always_names_an_approval_that_is_open() -> None:
     assert end_of(world.state) == ("completed", None)
     kinds = [type_ for type_ in world.types if type_.startswith("lifecycle")]
     assert kinds == [*["lifecycle.paused", "lifecycle.resumed"] * 2, "lifecycle.completed"]
+    world.check()
+
+
+def test_each_escalation_and_the_end_of_the_deadline_are_told_once() -> None:
+    world = World(workflow({"a": {"approve": {"title": '"ok?"'}}}), decisions={"a": "none"})
+    drain(world)
+    assert world.state is not None
+    approval = str(world.state.paused)
+    for step in (1, 1, 2, 1):
+        data = {"approval_id": approval, "step": step}
+        event = {"type": "approval.escalated", "data": data}
+        world.take(ApprovalInput(approval, "escalated", event))
+    expired = {"type": "approval.expired", "data": {"approval_id": approval, "reason": "late"}}
+    for _ in range(2):
+        world.take(ApprovalInput(approval, "expired", expired))
+    told = [type_ for type_ in world.types if type_.startswith("approval.e")]
+    assert [each.split()[0] for each in told] == [*["approval.escalated"] * 2, "approval.expired"]
+    assert world.state.end is None  # the policy says what follows
+    world.take(decided(approval))
+    assert end_of(world.state)[0] == "completed"
+    world.check()
+
+
+def test_an_approval_that_is_withdrawn_fails_its_step() -> None:
+    steps = {"a": {"approve": {"title": '"ok?"'}, "retry": {"attempts": 2, "codes": ["rejected"]}}}
+    world = World(workflow(steps), decisions={"a": "none"})
+    drain(world)
+    assert world.state is not None
+    approval = str(world.state.paused)
+    event = {"type": "approval.withdrawn", "data": {"approval_id": approval, "reason": "moot"}}
+    world.take(ApprovalInput(approval, "withdrawn", event))
+    assert end_of(world.state) == ("failed", "withdrawn")
+
+
+def test_another_attempt_of_a_question_is_another_approval() -> None:
+    retry = {"attempts": 2, "backoff": "1s", "codes": ["rejected"]}
+    steps = {"a": {"approve": {"title": '"ok?"'}, "retry": retry}}
+    world = World(workflow(steps), decisions={"a": "reject"})
+    assert end_of(world.run()) == ("failed", "rejected")
+    asked = [data["approval_id"] for type_, data in world.events if "requested" in type_]
+    assert len({*asked}) == 2
+    world.check()
+
+
+# late inputs
+
+
+def test_what_belongs_to_an_earlier_attempt_changes_nothing() -> None:
+    steps = {"a": run_step(timeout="5s", retry={"attempts": 2, "backoff": "1s"})}
+    world = World(workflow(steps), script=lambda _: None)
+    drain(world)
+    (first,) = world.started
+    world.take(ChildInput(first, "lifecycle.failed", {}, 3))
+    for timer in ("timeout-a--1", "wait-a--1", "retry-a--2", "retry-b--1", "other", "retry-a-x-1"):
+        assert world.take(TimerInput(timer)).records == []
+    assert world.ring()
+    drain(world)
+    for late in (TimerInput("timeout-a--1"), TimerInput("retry-a--1")):
+        assert world.take(late).records == []
+    for type_ in ("lifecycle.completed", "lifecycle.failed", "lifecycle.paused"):
+        assert world.take(ChildInput(first, type_, {"summary": "late"}, 9)).records == []
+    assert world.state is not None
+    assert [entry.attempt for entry in world.state.open.values()] == [2]
+    world.check()
+
+
+def test_the_times_of_a_journal_never_decrease_although_clocks_differ() -> None:
+    world = World(workflow({"a": run_step(), "b": run_step(needs=["a"])}))
+    world.take(world.inputs.pop(0))
+    world.now_ms -= 5_000
+    world.run()
+    assert {record.at for record in world.journal} == {1_000_000}
     world.check()
 
 
@@ -520,8 +601,7 @@ def test_a_step_hears_the_first_event_that_its_condition_holds_for() -> None:
         }
     }
     world = World(workflow(steps, output="a.output"))
-    while world.inputs:
-        world.take(world.inputs.pop(0))
+    drain(world)
     assert world.state is not None
     assert world.state.end is None  # n was 1
     heard = next(iter(world.listening.values()))
@@ -567,8 +647,7 @@ def test_a_cancelled_run_cancels_its_children_and_ends_when_they_have_ended(step
 
     steps = {"a": step, "b": run_step("late", needs=["a"])}
     world = World(workflow(steps), script=script, decisions={"a": "none"})
-    while world.inputs:
-        world.take(world.inputs.pop(0))
+    drain(world)
     children = {*world.started}
     world.take(CancelInput("ada", "user_stop"))
     assert world.state is not None
@@ -586,8 +665,7 @@ def test_a_cancelled_run_cancels_its_children_and_ends_when_they_have_ended(step
 
 def test_a_run_ends_although_a_cancelled_child_does_not() -> None:
     world = World(workflow({"a": run_step()}), script=lambda _: None)
-    while world.inputs:
-        world.take(world.inputs.pop(0))
+    drain(world)
     world.take(CancelInput("ada"))
     world.inputs.clear()  # the child never answers
     begun_ms = world.now_ms

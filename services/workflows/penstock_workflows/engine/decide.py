@@ -364,9 +364,6 @@ def _on_seen(draft: Draft, input: inputs.StepStartedSeen) -> None:
     start = start_child(draft.state, input.child)
     if start is not None:
         draft.effects.append(start)
-    elif input.child in draft.state.left and not input.was_started:
-        # The step was over before its child was started, so the child never runs.
-        _leave(draft, input.child, "cancelled")
 
 
 _HANDLERS: Final[Mapping[type, Callable[[Draft, Any], None]]] = {

@@ -32,7 +32,10 @@ class StartChild:
 
 @dataclass(frozen=True, slots=True)
 class CancelChild:
-    """Cancel a child."""
+    """Cancel a child. A child that has not been started must not start any more.
+
+    The service then gives the engine the `lifecycle.cancelled` that the child itself cannot have.
+    """
 
     child: str
     reason: str

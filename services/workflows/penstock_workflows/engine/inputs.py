@@ -35,8 +35,9 @@ class ChildInput:
     """A lifecycle event of a child.
 
     `type` is `lifecycle.completed`, `failed`, `cancelled`, `paused` or `resumed`; `data` is that of
-    the event; `sequence` is the event's number in the child's run. Where a child could not be
-    started, the service makes a `lifecycle.failed` itself.
+    the event; `sequence` is the event's number in the child's run. The service itself makes the
+    `lifecycle.failed` of a child that could not be started, and the `lifecycle.cancelled` of a
+    child that was cancelled before its start.
     """
 
     child: str
@@ -97,15 +98,9 @@ class CalledInput:
 
 @dataclass(frozen=True, slots=True)
 class StepStartedSeen:
-    """The run's `workflow.step_started` of this child is in EVENTS, so the child may start.
-
-    `was_started` says whether the child's run exists already. The service needs to find this out
-    only for a child in `State.left`: a child that never started never ends, so the run must not
-    wait for its end.
-    """
+    """The run's `workflow.step_started` of this child is in EVENTS, so the child may start."""
 
     child: str
-    was_started: bool = False
 
 
 Input: TypeAlias = (
