@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: images n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
+.PHONY: images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
@@ -108,6 +108,9 @@ dist-check: setup upstreams ## Install the wheels into an empty environment, and
 
 images: setup ## Build the images with buildah (as root), start each and serve runs from them
 	@$(BIN)/python -m pytest tests/images -m images -p no:xdist -rs
+
+charts: setup ## Render the chart anew for the tests, after a change of it; needs Helm
+	@cd tests && ../$(BIN)/python -m helm.charts
 
 bench-peers: ## Make the environment of the peer that `make bench` measures beside the edge
 	@deploy/venv.sh .penstock/venvs/bench_naive deploy/upstreams/bench_naive.txt
