@@ -52,8 +52,8 @@ KNOWN: Final[dict[str, Any]] = {
     "Last-Event-ID": "3-0",
     "since": "2026-01-31T12:00:00Z",
 }
-USER: Final = bearer(scope="start read raw decide automate")
-ANYTHING: Final = bearer(scope="start read raw decide automate administer")
+USER: Final = bearer(scope="start read raw decide automate workflow")
+ANYTHING: Final = bearer(scope="start read raw decide automate workflow administer")
 CALLERS: Final[tuple[dict[str, str], ...]] = (
     USER,
     USER,

@@ -17,11 +17,13 @@ from penstock.web.operation import Json
 from penstock_approvals.service import ApprovalsService
 from penstock_automations.service import AutomationsService
 from penstock_edge.service import EdgeService
+from penstock_workflows.service import WorkflowsService
 
 OPERATIONS: Final = (
     *EdgeService.operations,
     *ApprovalsService.operations,
     *AutomationsService.operations,
+    *WorkflowsService.operations,
     *credential_routes.OPERATIONS,
 )
 

@@ -16,6 +16,9 @@ from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock.web.operation import operations_of, routes_of
+from penstock_workflows.api.definitions import Definitions
+from penstock_workflows.api.starts import Starts as StartRoute
 from penstock_workflows.effects.children import Children
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.effects.listens import Listens
@@ -29,6 +32,8 @@ from penstock_workflows.inputs.starts import Starts
 from penstock_workflows.inputs.taking import Taking
 from penstock_workflows.journal.journal import Journals
 from penstock_workflows.journal.memory import Runs
+from penstock_workflows.registry.files import apply_files
+from penstock_workflows.registry.store import WorkflowStore
 from penstock_workflows.settings import WorkflowsSettings
 
 NEW_SHARDS_S: Final = 1.0  # seconds between two looks for new shards of the bus
@@ -39,6 +44,7 @@ class WorkflowsService(Service):
 
     name: ClassVar[str] = WORKFLOWS
     settings_type: ClassVar[type[Settings]] = WorkflowsSettings
+    operations = operations_of(Definitions, StartRoute)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -58,6 +64,12 @@ class WorkflowsService(Service):
         decisions = Decisions(
             self.bus, journals, self._runs, Frames(self.bus, context.pod), performer
         )
+        self._store = WorkflowStore(self.bus)
+        surfaces = (
+            Definitions(self._store, context.config),
+            StartRoute(starter, settings.start_max_bytes),
+        )
+        self.routes = [route for surface in surfaces for route in routes_of(surface)]
         self._taking = Taking(
             self.bus,
             Starts(self.bus, context.config),
@@ -71,7 +83,9 @@ class WorkflowsService(Service):
         self._stop_forgetting = self.bus.on_reconnect(self._runs.forget)
 
     async def start(self) -> None:
-        """Begin to take inputs."""
+        """Store the definitions of files, and begin to take inputs."""
+        if self._settings.workflows is not None:
+            await apply_files(self._settings.workflows, self._store, self.context.config)
         for kind in WORKFLOW_COMMANDS:
             if kind != "replay":
                 pattern = subjects.command(WORKFLOWS, kind, "*")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from penstock.runs.settings import StartSettings
@@ -10,6 +12,16 @@ from penstock.runs.settings import StartSettings
 class WorkflowsSettings(StartSettings):
     """From the environment, as `PENSTOCK_<NAME>`."""
 
+    workflows: Path | None = Field(
+        None,
+        description="The path of a file with the definition of a workflow, or of a folder with "
+        "such files (`.yaml`, `.yml`, `.json`). A version that is stored already must not change.",
+    )
+    start_max_bytes: int = Field(
+        1024 * 1024,
+        ge=1024,
+        description="Bytes that the body of a request to start a workflow may have.",
+    )
     journal_kept_s: float = Field(
         30 * 86_400.0,
         ge=1,

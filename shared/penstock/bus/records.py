@@ -51,9 +51,6 @@ class StartCommand(Record):
         None, description="The workflow's run of which this is a step, or whose event led here"
     )
     step_id: str | None = Field(None, description="The parent's step that this run carries out")
-    workflow_version: str | None = Field(
-        None, description="The version of the workflow that the start was checked against"
-    )
     workflow_depth: int | None = Field(
         None, description="How many workflows this run is inside of: 1 for a step of an outer one"
     )
@@ -480,4 +477,5 @@ class LatestWorkflow(Record):
     """
 
     version: str | None = None
-    retired_at: str | None = None
+    updated_at: str = Field("", description="When the latest version was named, or retired")
+    updated_by: str = ""

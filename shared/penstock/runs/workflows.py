@@ -46,7 +46,8 @@ async def check_start(
             input does not fit the definition's schema. The problem lists each wrong field.
         BusError: the bucket cannot be read.
     """
-    record = await find_workflow(bus, name, version)
+    latest = await _latest_version(bus, name)  # also refuses a workflow that is retired
+    record = await find_workflow(bus, name, version or latest)
     check_input(record, input, message)
     return record
 
@@ -56,26 +57,31 @@ async def find_workflow(bus: Bus, name: str, version: str | None) -> WorkflowRec
 
     Raises:
         Problem: 404 if there is no such workflow or version. A retired workflow has no latest
-            version.
+            version, but its versions are found.
         BusError: the bucket cannot be read.
     """
-    bucket = bus.bucket(BUCKET)
-    if NAME.fullmatch(name) is None:
-        raise _no_workflow(name)
     if version is None:
-        entry = await bucket.get(latest_key(name))
-        if entry is None:
-            raise _no_workflow(name)
-        latest = LatestWorkflow.model_validate_json(entry.value)
-        if latest.version is None:
-            raise Problem(404, f"the workflow {name} is retired: it cannot be started")
-        version = latest.version
+        version = await _latest_version(bus, name)
     found = None
-    if VERSION.fullmatch(version) is not None:
-        found = await bucket.get(version_key(name, version))
+    if NAME.fullmatch(name) is not None and VERSION.fullmatch(version) is not None:
+        found = await bus.bucket(BUCKET).get(version_key(name, version))
     if found is None:
-        raise Problem(404, f"the workflow {name} has no version {version[:64]}")
+        raise Problem(404, f"the workflow {name[:64]} has no version {version[:64]}")
     return WorkflowRecord.model_validate_json(found.value)
+
+
+async def _latest_version(bus: Bus, name: str) -> str:
+    entry = None
+    if NAME.fullmatch(name) is not None:
+        entry = await bus.bucket(BUCKET).get(latest_key(name))
+    if entry is None:
+        raise Problem(
+            404, f"there is no workflow {name[:64]!r}; `penstock workflow list` lists them"
+        )
+    latest = LatestWorkflow.model_validate_json(entry.value)
+    if latest.version is None:
+        raise Problem(404, f"the workflow {name} is retired: it cannot be started")
+    return latest.version
 
 
 def check_input(record: WorkflowRecord, input: Mapping[str, Any] | None, message: str) -> None:
@@ -112,7 +118,3 @@ def input_of(
     if message and "message" not in given and allows is not False:
         given["message"] = message
     return given
-
-
-def _no_workflow(name: str) -> Problem:
-    return Problem(404, f"there is no workflow {name[:64]!r}; GET /v1/workflows lists them")

@@ -32,7 +32,9 @@ _BY_SECRET = frozenset({"HS256", "HS384", "HS512"})
 _BY_PUBLIC_KEY = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
-_SCOPES = frozenset({"start", "read", "raw", "decide", "automate", "act-as", "administer", "none"})
+_SCOPES = frozenset(
+    {"start", "read", "raw", "decide", "automate", "workflow", "act-as", "administer", "none"}
+)
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 
 
@@ -136,7 +138,8 @@ class AuthSettings(BaseSettings):
     default_scopes: Words = Field(
         (),
         description="The scopes of a token that names none: `start`, `read`, `raw`, `decide`, "
-        "`automate`, `act-as`, `administer`, or `none`. Default: `start read raw decide`.",
+        "`automate`, `workflow`, `act-as`, `administer`, or `none`. Default: "
+        "`start read raw decide`.",
     )
     roles_claim: str = Field(
         "roles",

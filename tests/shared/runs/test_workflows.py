@@ -34,7 +34,7 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
             await bucket.create(version_key("code_review", version), record.dump())
         latest = LatestWorkflow(version="1.2").dump()
         await bucket.create(latest_key("code_review"), latest)
-        await bucket.create(latest_key("old"), LatestWorkflow(retired_at="x").dump())
+        await bucket.create(latest_key("old"), LatestWorkflow(updated_at="x").dump())
         yield bus
 
 
@@ -48,6 +48,7 @@ async def test_a_start_takes_the_latest_version_or_the_named_one(bus: Bus) -> No
     [
         ("review", None, "there is no workflow 'review'"),
         ("old", None, "retired"),
+        ("old", "1", "retired"),
         ("code_review", "2", "has no version 2"),
         ("*", None, "there is no workflow '*'"),
         (">", None, "there is no workflow '>'"),

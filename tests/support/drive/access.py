@@ -202,6 +202,19 @@ HOW: dict[str, list[How]] = {
     "GET /v1/automations/{rule_id}/deliveries/{delivery_id}": [How(404)],
     "POST /v1/automations/{rule_id}/deliveries/{delivery_id}/replay": [How(404, 202)],
     "POST /v1/automations/{rule_id}/replay": [How(404, 202)],
+    # workflows
+    "GET /v1/workflows": [How()],
+    "GET /v1/workflows/{name}": [How()],
+    "GET /v1/workflows/{name}/versions": [How()],
+    "GET /v1/workflows/{name}/versions/{version}": [How()],
+    "PUT /v1/workflows/{name}/versions/{version}": [How()],
+    "PUT /v1/workflows/{name}/latest": [How()],
+    "DELETE /v1/workflows/{name}": [How(good=204)],
+    "POST /v1/workflows/validate": [How()],
+    "POST /v1/workflows/{name}/runs": [
+        How(good=202),
+        How(good=202, also=("act-as",), body={"user_id": "carol"}),
+    ],
     # Anybody may call a hook. This rule has none, so the answer is that of a wrong signature.
     "POST /v1/hooks/{rule_id}": [How(good=404)],
     "GET /v1/approvals/{approval_id}/lines": [How(404)],

@@ -25,6 +25,10 @@ from penstock_automations.rules.records import Owner
 from penstock_automations.rules.store import RuleStore
 from penstock_automations.service import AutomationsService
 from penstock_edge.service import EdgeService
+from penstock_workflows.api.definitions import EXAMPLE as WORKFLOW
+from penstock_workflows.definition import load_value
+from penstock_workflows.registry.store import WorkflowStore
+from penstock_workflows.service import WorkflowsService
 from support.drive.access import Row
 from support.drive.clients import Stream
 from support.drive.waiting import eventually
@@ -43,6 +47,7 @@ CONFIG = Config(
 )
 KINDS = {"/agents": "assistant", "/teams": "squad", "/workflows": "flow"}
 SLOW = "take your time"
+SERVED = [ApprovalsService, AutomationsService, WorkflowsService, EdgeService]
 FRAME = b'data: {"author": "vana", "content": {"parts": [{"text": "Hello"}]}}\n\n'
 
 
@@ -110,6 +115,10 @@ class Secured:
             names["secret"] = url.rsplit("/", 1)[1]
         if "{rule_id}" in row.route:
             names["rule_id"], names["delivery_id"] = await self.rule(run)
+        if "{name}" in row.route:
+            record, _ = await WorkflowStore(self.bus).put(load_value(WORKFLOW), "root")
+            await WorkflowStore(self.bus).name_latest(record.name, record.version, "root")
+            names |= {"name": record.name, "version": record.version}
         if "{service_token_id}" in row.route and tokens:
             _, names["service_token_id"] = await self.service_token()
         if "{token_id}" in row.route and tokens:
@@ -240,7 +249,7 @@ class Secured:
 
 @asynccontextmanager
 async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncIterator[Secured]:
-    """Serve edge, approvals and automations in one process, with this authentication."""
+    """Serve edge, approvals, automations and workflows in one process, with authentication."""
     settings = Settings(
         nats_url=nats_url,
         host=host,
@@ -255,9 +264,7 @@ async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncI
         connector = PretendConnector(bus, play)
         await connector.start()
         stack.push_async_callback(connector.stop)
-        await stack.enter_async_context(
-            served(settings, CONFIG, [ApprovalsService, AutomationsService, EdgeService])
-        )
+        await stack.enter_async_context(served(settings, CONFIG, SERVED))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
         yield Secured(url, http, bus)
 

@@ -282,11 +282,11 @@ USERS: Final = (
         [f"{_API}.STREAM.PURGE.{JOURNAL}"],
         # The service counts the open runs of each user, as the edge does.
         _follows("KV_runs"),
-        # It lists the definitions of workflows by reading their bucket.
-        _follows("KV_workflows"),
         _reads(JOURNAL, EVENTS, RAW, SCHEDULES, COMMANDS),
-        _buckets("runs", "sessions", "aliases", "leases", "tokens", "workflows"),
-        _keys("runs.*", "aliases.*", "sessions.*", "workflows.v.*.>", "workflows.latest.*"),
+        _buckets("runs", "sessions", "aliases", "idempotency", "leases", "tokens", "workflows"),
+        _keys("runs.*", "aliases.*", "sessions.*", "idempotency.*"),
+        # It reads the bucket of definitions by direct gets, and is the only one that writes it.
+        _keys("workflows.v.*.>", "workflows.latest.*"),
         [*_buckets("listens"), *_keys("listens.>", "leases.workflows.consumers")],
         _TOKENS,
         _KEEPS_OBJECTS,

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-Permission = Literal["start", "read", "raw", "decide", "automate", "act-as", "administer"]
+Permission = Literal[
+    "start", "read", "raw", "decide", "automate", "workflow", "act-as", "administer"
+]
 
-SCOPES: Final = frozenset({"start", "read", "raw", "decide", "automate", "act-as", "administer"})
+SCOPES: Final = frozenset(
+    {"start", "read", "raw", "decide", "automate", "workflow", "act-as", "administer"}
+)
 # the scopes of a token without a scope claim
 DEFAULT: Final = frozenset({"start", "read", "raw", "decide"})
-ANONYMOUS: Final = DEFAULT | {"automate", "act-as"}
+ANONYMOUS: Final = DEFAULT | {"automate", "workflow", "act-as"}
 STREAM_TOKEN: Final = frozenset({"read"})
 
 # RFC 8693 defines the claim `scope` as a string. Some issuers write a list, or use another name.

@@ -65,7 +65,7 @@ PUBLISH: Mapping[str, set[str]] = {
     "$KV.tokens.1": {"edge", "approvals", "automations", "workflows"},
     "$KV.tokens.service.1": {"edge", "approvals", "automations", "workflows"},
     "$KV.tokens.link.1": {"approvals"},
-    "$KV.idempotency.1": {"edge"},
+    "$KV.idempotency.1": {"edge", "workflows"},
     "$KV.rules.1": {"automations"},
     "$KV.workflows.v.code_review.1.2": {"workflows"},
     "$KV.workflows.latest.code_review": {"workflows"},

@@ -1,0 +1,1 @@
+"""Serves /v1/workflows: definitions, and starts of runs."""

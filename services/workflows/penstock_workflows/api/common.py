@@ -1,0 +1,77 @@
+"""Helpers of the routes of workflows: parameters, responses, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.bus import BusError
+from penstock.runs.workflows import NAME
+from penstock.web.bodies import read_body
+from penstock.web.operation import Operation, in_path
+from penstock.web.problems import Problem
+from penstock_workflows.definition import InvalidDefinition, Loaded, load
+from penstock_workflows.definition.document import MAX_BYTES
+
+T = TypeVar("T")
+
+YAML: Final = "application/yaml"
+BODY_TYPES: Final = ("application/json", YAML)
+_YAML_TYPES: Final = frozenset({YAML, "application/x-yaml", "text/yaml", "text/x-yaml"})
+
+operation = partial(Operation, tag="workflows")
+WORKFLOW: Final = in_path("name", "The name of the workflow")
+VERSION: Final = in_path("version", "The version of the workflow")
+
+
+async def asked(answer: Awaitable[T]) -> T:
+    """Return the answer of the bus. Raises Problem 503 if the bus does not answer."""
+    try:
+        return await answer
+    except BusError as error:
+        raise Problem(503, f"the bus does not answer: {error}; try again") from error
+
+
+def answer(body: Mapping[str, Any], status: int = 200, **headers: str) -> Response:
+    """Return a JSON response."""
+    return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+def name_of(request: Request) -> str:
+    """Return the name of the path.
+
+    Raises:
+        Problem: 404 for a text that no workflow may have as its name.
+    """
+    name = str(request.path_params["name"])
+    # A client can send any text, also with characters that have a meaning in a key.
+    if NAME.fullmatch(name) is None:
+        raise Problem(404, f"there is no workflow {name[:64]!r}")
+    return name
+
+
+async def read_definition(request: Request) -> Loaded:
+    """Return the definition of the body, which is JSON or YAML.
+
+    Raises:
+        Problem: 413, 415, or 422 with each mistake and its line.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_json = media_type == "application/json" or media_type.endswith("+json")
+    if not is_json and media_type not in _YAML_TYPES and not media_type.endswith("+yaml"):
+        kind = media_type or "of no type"
+        raise Problem(415, f"the body is {kind}; send application/json or {YAML}")
+    try:
+        return load(await read_body(request, MAX_BYTES))
+    except InvalidDefinition as error:
+        raise invalid_definition(error) from None
+
+
+def invalid_definition(error: InvalidDefinition) -> Problem:
+    """Return a Problem 422 that lists each mistake: field, reason, line and column."""
+    return Problem(422, str(error), errors=[each.shown() for each in error.problems])

@@ -1,0 +1,126 @@
+"""Serves the route that starts a workflow by its name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.bus.records import RunRecord
+from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_header
+from penstock.runs.start import Origin, Start, Starter
+from penstock.settings import WorkflowAgent
+from penstock.web.auth import act_as, identity_of
+from penstock.web.bodies import read_model
+from penstock.web.operation import Parameter, json, serves
+from penstock.web.problems import Problem
+from penstock_workflows.api.common import WORKFLOW, asked, name_of, operation
+
+Key = Annotated[str, Field(min_length=1, max_length=256)]
+Id = Annotated[str, Field(min_length=1, max_length=512)]
+
+_KEY = Parameter(
+    "Idempotency-Key",
+    "A repeated request with the same key gets the run of the first one",
+    place="header",
+)
+_DEPTH = Parameter(
+    "Penstock-Depth",
+    "The header of the webhook that led to this request, so that circles of rules end",
+    place="header",
+)
+
+
+class RunBody(BaseModel):
+    """What a run of a workflow begins with."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    input: dict[str, Any] | None = Field(
+        None, description="The input, which must fit the input schema of the definition."
+    )
+    message: str = Field(
+        "",
+        max_length=262_144,
+        description="A message. Expressions see it as `input.message`, unless the schema has no "
+        "such field.",
+    )
+    version: str | None = Field(
+        None, max_length=32, description="The version. Default: the latest one."
+    )
+    session_id: Id | None = Field(None, description="The session. Default: a new one.")
+    user_id: Id | None = Field(
+        None, description="The user, if it is not the caller; needs the scope act-as."
+    )
+    idempotency_key: Key | None = Field(None, description="The same as the header.")
+
+
+class Starts:
+    """The handler of the route."""
+
+    def __init__(self, starter: Starter, max_body_bytes: int) -> None:
+        self._starter = starter
+        self._max_body_bytes = max_body_bytes
+
+    @serves(
+        operation(
+            method="POST",
+            path="/v1/workflows/{name}/runs",
+            summary="Start a run of a workflow",
+            description="The answer comes when the run is stored; its events are those of "
+            "`GET /v1/runs/{run_id}/events`. An input that does not fit the definition's schema is "
+            "refused with 422, and nothing starts.",
+            answers={
+                200: json("The first run of the same idempotency key", RunRecord),
+                202: json("The run", RunRecord),
+            },
+            scopes=("start",),
+            sometimes={"act-as": "to start a run of another user"},
+            parameters=(WORKFLOW, _KEY, _DEPTH),
+            body=RunBody,
+            example={"input": {"who": "Ada"}},
+            refusals=(404, 409),
+        )
+    )
+    async def start(self, request: Request) -> Response:
+        """Start a run, and respond with its record."""
+        who, name = identity_of(request), name_of(request)
+        body = await read_model(request, RunBody, self._max_body_bytes)
+        user_id = act_as(who, body.user_id)
+        depth = depth_of_header(request.headers.get(HEADER))
+        if depth > MAX_DEPTH:
+            raise Problem(422, f"{depth} rules led to this request; at most {MAX_DEPTH} may")
+        started = await asked(
+            self._starter.start(
+                Start(
+                    WorkflowAgent(id=name, protocol="workflow", agent=name, version=body.version),
+                    body.message,
+                    body.session_id,
+                    user_id,
+                    roles=who.roles_of(user_id),
+                    input=body.input,
+                    key=_key(request, body),
+                    # The path is a part of the request: the same body may start another workflow.
+                    request=orjson.dumps(
+                        [name, body.model_dump(exclude={"idempotency_key"})],
+                        option=orjson.OPT_SORT_KEYS,
+                    ),
+                    origin=Origin(depth=depth),
+                )
+            )
+        )
+        record = started.record.model_copy(update={"unredacted": None})
+        headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}
+        return Response(record.dump(), 202 if started.new else 200, headers, "application/json")
+
+
+def _key(request: Request, body: RunBody) -> str | None:
+    header = request.headers.get("idempotency-key")
+    if header is not None and body.idempotency_key not in (None, header):
+        raise Problem(422, "idempotency_key: the body and the header differ; send one of them")
+    if header == "":
+        raise Problem(422, "Idempotency-Key: must not be empty")
+    return header or body.idempotency_key

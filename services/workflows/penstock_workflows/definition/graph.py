@@ -1,0 +1,108 @@
+"""Draws the graph of a workflow, as text and as Mermaid. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from penstock_workflows.definition import compiled
+from penstock_workflows.definition.compiled import Step, Workflow
+
+# How a step is drawn in Mermaid: the signs before and after its text.
+_SHAPES: Final = {
+    "run": ("[", "]"),
+    "workflow": ("[[", "]]"),
+    "approve": ("{{", "}}"),
+    "call": (">", "]"),
+    "listen": ("([", "])"),
+    "wait": ("((", "))"),
+    "set": ("[/", "/]"),
+}
+_PLAIN: Final = re.compile(r"[^A-Za-z0-9 .,:;!?'()/_+=%-]")
+_MOST: Final = 60  # characters of a label
+
+
+def about(step: Step) -> str:
+    """Return in one line what a step does."""
+    match step.action:
+        case compiled.Run(agent=agent):
+            text = f"run {agent}"
+        case compiled.SubWorkflow(workflow=name, version=version):
+            text = f"workflow {name}" + (f" {version}" if version else "")
+        case compiled.Approve(policy=policy):
+            text = f"approve {policy}"
+        case compiled.Call(url=url):
+            text = f"call {url}"
+        case compiled.Listen(event=event):
+            text = f"listen {event}"
+        case compiled.Wait(duration_s=duration_s):
+            text = f"wait {duration_s:g} s"
+        case _:
+            text = "set"
+    if step.for_each is not None:
+        text += f", for each {step.for_each.as_}"
+    return text
+
+
+def levels(workflow: Workflow) -> list[list[Step]]:
+    """Return the steps by levels: a step is one level below the lowest of its needs."""
+    level: dict[str, int] = {}
+    remaining = dict(workflow.steps)
+    while remaining:
+        ready = [step for step in remaining.values() if level.keys() >= set(step.needs)]
+        for step in ready:
+            level[step.name] = 1 + max((level[each] for each in step.needs), default=-1)
+            del remaining[step.name]
+    found: list[list[Step]] = [[] for _ in range(max(level.values()) + 1)]
+    for name, step in workflow.steps.items():
+        found[level[name]].append(step)
+    return found
+
+
+def as_text(workflow: Workflow) -> str:
+    """Return the graph as text: steps of one number can be under way at the same time."""
+    lines = [f"{workflow.name} {workflow.version}"]
+    width = max(map(len, workflow.steps))
+    for number, steps in enumerate(levels(workflow), 1):
+        for step in steps:
+            notes = [about(step)]
+            if step.needs:
+                notes.append(f"after {', '.join(step.needs)}")
+            if step.when is not None:
+                notes.append(f"when {' '.join(step.when.text.split())}")
+            if step.handles:
+                notes.append(f"if {' or '.join(step.handles)} failed")
+            elif step.on_failure != "fail":
+                notes.append(f"on failure {step.on_failure}")
+            lines.append(f"{number:3}. {step.name:{width}}  {'; '.join(notes)}")
+    return "\n".join(lines)
+
+
+def mermaid(workflow: Workflow) -> str:
+    """Return the graph as a Mermaid flowchart.
+
+    A solid line is a need, with the step's condition; a dotted line leads to a handler of failures.
+    """
+    # A name such as `end` is a word of Mermaid, so each step has an id of its own.
+    ids = {name: f"s{number}" for number, name in enumerate(workflow.steps)}
+    lines = ["flowchart TD"]
+    for name, step in workflow.steps.items():
+        before, after = _SHAPES[step.kind]
+        lines.append(f'    {ids[name]}{before}"{_label(name)}<br/>{_label(about(step))}"{after}')
+    for name, step in workflow.steps.items():
+        for needed in step.needs:
+            if needed in step.handles:
+                arrow = '-. "failed" .->'
+            elif step.when is not None:
+                arrow = f'-- "{_label(step.when.text)}" -->'
+            else:
+                arrow = "-->"
+            lines.append(f"    {ids[needed]} {arrow} {ids[name]}")
+    return "\n".join(lines)
+
+
+def _label(text: str) -> str:
+    """Return a text without characters that have a meaning in Mermaid or HTML."""
+    line = " ".join(text.split())
+    short = line if len(line) <= _MOST else f"{line[: _MOST - 1]}…"
+    return _PLAIN.sub(lambda match: f"#{ord(match[0])};", short)

@@ -1,0 +1,1 @@
+"""Stores the definitions of workflows in KV, and reads them from files."""

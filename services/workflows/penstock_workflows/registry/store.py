@@ -1,0 +1,194 @@
+"""Reads and writes the definitions in KV `workflows`.
+
+A version is immutable. A pointer for each workflow names the latest version: the one that was
+stored last, unless somebody has named another one, or has retired the workflow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pydantic import ValidationError
+
+from penstock.bus import Bus
+from penstock.bus.records import LatestWorkflow, WorkflowRecord
+from penstock.runs.workflows import BUCKET, latest_key, version_key
+from penstock_workflows.definition import Loaded
+
+log = logging.getLogger(__name__)
+
+MAX_WORKFLOWS: Final = 1000
+MAX_VERSIONS: Final = 500  # of one workflow
+
+Outcome = Literal["created", "same"]
+
+
+class Changed(Exception):
+    """A version is stored already, with other content."""
+
+
+class TooMany(Exception):
+    """There are as many workflows, or versions of a workflow, as there may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A workflow: its name, and the pointer to its latest version."""
+
+    name: str
+    latest: LatestWorkflow
+
+
+class WorkflowStore:
+    """Reads and writes definitions. Writes are idempotent: a repeated write changes nothing."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = self._bus = bus
+        self._bucket = bus.bucket(BUCKET)
+
+    async def put(self, loaded: Loaded, by: str) -> tuple[WorkflowRecord, Outcome]:
+        """Store a version, and make it the latest one, unless it is stored already.
+
+        A repeated put of the same content also ends an earlier put that was interrupted before the
+        version became the latest one. It does not change a pointer that is newer than the version.
+
+        Raises:
+            Changed: the version is stored with other content.
+            TooMany: there are too many workflows or versions.
+            BusError: the version was not stored, or it is not known whether it was.
+        """
+        definition = loaded.workflow.definition
+        key = version_key(definition.name, definition.version)
+        record = await self._read(key)
+        outcome: Outcome = "same"
+        if record is None:
+            await self._require_room(definition.name)
+            record = WorkflowRecord(
+                name=definition.name,
+                version=definition.version,
+                digest=loaded.digest,
+                definition=loaded.value,
+                input_schema=definition.input,
+                topology_id=definition.topology_id,
+                created_at=self._bus.clock.stamp(),
+                created_by=by,
+            )
+            if await self._bucket.create(key, record.dump()) is not None:
+                outcome = "created"
+            else:
+                record = await self._read(key) or record
+        if record.digest != loaded.digest:
+            raise Changed(
+                f"version {record.version} of the workflow {record.name} is stored with other "
+                "content, and a stored version never changes: give the definition a new version"
+            )
+        await self._point(
+            record.name,
+            LatestWorkflow(
+                version=record.version, updated_at=record.created_at, updated_by=record.created_by
+            ),
+        )
+        return record, outcome
+
+    async def name_latest(self, name: str, version: str | None, by: str) -> LatestWorkflow:
+        """Make a stored version the latest one; with None, retire the workflow.
+
+        Raises:
+            BusError: the pointer was not written, or it is not known whether it was.
+        """
+        wanted = LatestWorkflow(version=version, updated_at=self._bus.clock.stamp(), updated_by=by)
+        return await self._point(name, wanted)
+
+    async def _point(self, name: str, wanted: LatestWorkflow) -> LatestWorkflow:
+        """Write the pointer unless it is newer; return the pointer that is valid then."""
+        key = latest_key(name)
+        while True:
+            entry = await self._bucket.get(key)
+            if entry is not None:
+                present = LatestWorkflow.model_validate_json(entry.value)
+                if present.updated_at >= wanted.updated_at:
+                    return present
+            revision = entry.revision if entry is not None else 0
+            if await self._bucket.update(key, wanted.dump(), revision) is not None:
+                return wanted
+
+    async def workflows(self) -> list[Named]:
+        """Return all workflows, also retired ones, by their names.
+
+        Raises:
+            BusError: the bucket cannot be read.
+        """
+        entries = await self._bucket.entries(latest_key("*"))
+        found = [
+            Named(each.key.removeprefix(latest_key("")), _latest(each.value)) for each in entries
+        ]
+        return sorted(found, key=lambda each: each.name)
+
+    async def latest(self, name: str) -> LatestWorkflow | None:
+        """Return the pointer of a workflow; None if there is no such workflow.
+
+        Raises:
+            BusError: the bucket cannot be read.
+        """
+        entry = await self._bucket.get(latest_key(name))
+        return _latest(entry.value) if entry is not None else None
+
+    async def many(self, wanted: Iterable[tuple[str, str]]) -> dict[str, WorkflowRecord]:
+        """Return the records of those versions (name, version) that there are, by name.
+
+        Raises:
+            BusError: the bucket cannot be read.
+        """
+        keys = [version_key(name, version) for name, version in wanted]
+        entries = await self._bucket.many(keys)
+        found = [_record(entry.key, entry.value) for entry in entries.values()]
+        return {record.name: record for record in found if record is not None}
+
+    async def versions(self, name: str) -> list[WorkflowRecord]:
+        """Return the versions of a workflow, the oldest first.
+
+        Raises:
+            BusError: the bucket cannot be read.
+        """
+        entries = await self._bucket.entries(version_key(name, ">"))
+        found = [_record(each.key, each.value) for each in entries]
+        return sorted(filter(None, found), key=lambda record: record.created_at)
+
+    async def startable(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """Return the versions of those workflows that can be started, by name.
+
+        Raises:
+            BusError: the bucket cannot be read.
+        """
+        found: dict[str, list[str]] = {}
+        for name in names:
+            latest = await self.latest(name)
+            if latest is not None and latest.version is not None:
+                found[name] = [record.version for record in await self.versions(name)]
+        return found
+
+    async def _read(self, key: str) -> WorkflowRecord | None:
+        entry = await self._bucket.get(key)
+        return WorkflowRecord.model_validate_json(entry.value) if entry is not None else None
+
+    async def _require_room(self, name: str) -> None:
+        if await self.latest(name) is None:
+            if len(await self.workflows()) >= MAX_WORKFLOWS:
+                raise TooMany(f"there are {MAX_WORKFLOWS} workflows, and more are not allowed")
+        elif len(await self.versions(name)) >= MAX_VERSIONS:
+            raise TooMany(f"the workflow {name} has {MAX_VERSIONS} versions: use another name")
+
+
+def _latest(value: bytes) -> LatestWorkflow:
+    return LatestWorkflow.model_validate_json(value)
+
+
+def _record(key: str, value: bytes) -> WorkflowRecord | None:
+    try:
+        return WorkflowRecord.model_validate_json(value)
+    except ValidationError as error:
+        log.error("the definition %s cannot be read: %s", key, error)
+        return None
