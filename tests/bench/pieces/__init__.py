@@ -17,6 +17,7 @@ from bench.pieces import (
     path,
     saturation,
     startup,
+    workflows,
 )
 from bench.session import Session
 
@@ -35,7 +36,7 @@ class Piece:
 
 PIECES: Final = {
     each.NAME: Piece(each.run, each.LEAD, each.COMPARED, each.PLOT, each.TABLE, each.ABOUT)
-    for each in (edge, path, normalizer, saturation, growth, joins, startup, automations)
+    for each in (edge, path, normalizer, saturation, growth, joins, startup, automations, workflows)
 } | {name: Piece(partial(checks.run, name), "", (), {}, {}, {}) for name in checks.names()}
 
 
