@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
-from support.drive.pipeline import Pipeline, types
+from penstock.bus import Message, streams, subjects
+from penstock.bus.records import StartCommand
+from penstock_workflows.engine.records import End, Record, Scheduled, Started
+from penstock_workflows.journal.journal import EMPTY, Journals
+from support.drive.pipeline import Pipeline, new_run_id, types
+from support.drive.waiting import eventually
 from support.drive.workflows import (
     CountingServer,
+    cancel_workflow,
     counting,
     define,
+    definition,
     sequence,
     start_workflow,
     workflows,
@@ -45,3 +53,90 @@ async def test_a_workflow_of_two_steps_runs_one_after_the_other(
         *("workflow.completed", "lifecycle.completed"),
     ]
     assert server.calls == {"1 a": 1, "1 b": 1}
+
+
+async def test_a_run_whose_definition_cannot_be_compiled_any_more_fails_and_cancels_its_children(
+    penstock: Pipeline, server: CountingServer
+) -> None:
+    """A later version of Penstock may refuse what an earlier one has accepted."""
+    child = await penstock.start_run("worker", "never")
+    await eventually(server.was_called)
+    run_id, step = new_run_id(), {"run": {"agent": "worker", "message": "no expression ("}}
+    facts = {"agent": "old", "protocol": "workflow", "kind": "workflow", "session_id": "s"}
+    began: list[Record] = [
+        Started(1, run_id, {"run_id": run_id}, facts, {"dsl": "x", "steps": {"a": step}}, {}),
+        Scheduled(1, "a", child, "run", "worker", "never"),
+    ]
+    journals = Journals(penstock.bus)
+    await journals.append(run_id, EMPTY, began)
+    await cancel_workflow(penstock.bus, run_id)
+
+    assert (await penstock.ended(child))[-1].type == "lifecycle.cancelled"
+    records, _ = await journals.read(run_id)
+    assert isinstance(end := records[-1], End)
+    assert end.status == "failed"
+    assert end.error is not None
+    assert end.error["code"] == "invalid_definition"
+    await cancel_workflow(penstock.bus, run_id)
+    await asyncio.sleep(0.1)
+    assert (await journals.read(run_id))[0] == records
+
+
+async def test_a_start_that_comes_again_after_its_journal_is_gone_starts_nothing(
+    penstock: Pipeline, server: CountingServer
+) -> None:
+    await define(penstock.bus, sequence("a"))
+    run_id = await start_workflow(penstock.bus, "sequence", {"id": "7"})
+    await penstock.ended(run_id)
+    journals = Journals(penstock.bus)
+    await journals.purge(run_id)
+    fields = {"run_id": run_id, "agent": "sequence", "session_id": "s", "created_at": "now"}
+    command = StartCommand.model_validate({**fields, "input": {"id": "7"}})
+    subject = subjects.command("workflows", "start", run_id)
+    await penstock.bus.publisher.publish(Message(subject, command.dump(), {}))
+
+    async def taken() -> bool:
+        return await penstock.bus.tail(streams.COMMANDS, subject) is None
+
+    await eventually(taken)
+    assert await journals.read(run_id) == ([], EMPTY)
+    assert server.calls == {"7 a": 1}
+
+
+async def test_a_malformed_command_is_a_dead_letter_and_holds_nothing_up(
+    penstock: Pipeline, server: CountingServer
+) -> None:
+    run_id = new_run_id()
+    subject = subjects.command("workflows", "continue", run_id)
+    await penstock.bus.publisher.publish(Message(subject, b"{}", {}))
+    await define(penstock.bus, sequence("a"))
+    run = await start_workflow(penstock.bus, "sequence", {"id": "8"})
+    assert (await penstock.ended(run))[-1].type == "lifecycle.completed"
+    letters = penstock.bus.tail
+
+    async def buried() -> bool:
+        found = await letters(streams.DEADLETTERS, subjects.deadletter("workflows", run_id))
+        return found is not None
+
+    await eventually(buried, 20)
+
+
+async def test_a_definition_that_changes_concerns_only_runs_that_start_later(
+    penstock: Pipeline, server: CountingServer
+) -> None:
+    flow = """
+    steps:
+      a: {run: {agent: worker, message: 'input.id + " a slow-0.5"'}}
+      b: {needs: [a], run: {agent: worker, message: 'input.id + " VERSION"'}}
+    """
+    for version in ("1", "2"):
+        changed = {**definition(flow.replace("VERSION", f"b{version}")), "version": version}
+        await define(penstock.bus, changed)
+        if version == "1":
+            before = await start_workflow(penstock.bus, "flow", {"id": "before"})
+            await eventually(server.was_called)
+    after = await start_workflow(penstock.bus, "flow", {"id": "after"})
+    for run_id in (before, after):
+        assert (await penstock.ended(run_id))[-1].type == "lifecycle.completed"
+    assert server.calls["before b1"] == server.calls["after b2"] == 1
+    assert not server.calls["before b2"]

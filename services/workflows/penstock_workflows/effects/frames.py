@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from typing import Final, TypeAlias
+from typing import Final
 
 import orjson
 
 from penstock.bus import Bus, FenceConflict, HistoryLost, RawWriter, streams, subjects
 from penstock.bus.write import fence
 from penstock.dialects.workflow import WRITER
+from penstock_workflows.journal.loading import NOWHERE, Place
 from penstock_workflows.journal.memory import RunInMemory
 from penstock_workflows.journal.messages import RECORD
 
 log = logging.getLogger(__name__)
 
 LEG: Final = 1  # a workflow's run has one leg
-
-Place: TypeAlias = tuple[int, int]  # the numbers of a record and of one of its frames
-NOWHERE: Final[Place] = (0, 0)  # before the first frame
 
 
 class Frames:

@@ -18,6 +18,7 @@ import itertools
 import logging
 from collections.abc import Iterable
 from functools import partial
+from typing import Final
 
 from penstock import telemetry
 from penstock.bus import Bus, FenceConflict, OutcomeUnknown, subjects
@@ -28,12 +29,15 @@ from penstock_workflows.engine.decide import Decision, decide
 from penstock_workflows.engine.effecting import open_effects, start_child
 from penstock_workflows.engine.effects import CancelChild, Effect, Listen
 from penstock_workflows.engine.inputs import Input, StartInput, StepStartedSeen
-from penstock_workflows.engine.records import Json
+from penstock_workflows.engine.projection import projection
+from penstock_workflows.engine.records import End, Json
 from penstock_workflows.journal.journal import Journals
 from penstock_workflows.journal.loading import Values, read_on
 from penstock_workflows.journal.memory import RunInMemory, Runs
 
 log = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARACTERS: Final = 2000
 
 
 class Decisions:
@@ -61,9 +65,23 @@ class Decisions:
         async with self._runs.take(run_id) as run:
             await self._take(run, given, repeated=repeated or run.owes_effects)
 
+    async def repeat(self, run_id: str) -> None:
+        """Do the effects of all open steps of a run again; do nothing if it has no journal.
+
+        Raises:
+            Retry, BusError: not everything is done; call this again.
+        """
+        async with self._runs.take(run_id) as run:
+            await self._read_on(run)
+            if run.state is not None and run.unreadable is None:
+                await self._do(run, open_effects(run.state))
+
     async def _take(self, run: RunInMemory, given: Input, *, repeated: bool) -> None:
         if repeated or not (run.is_known or isinstance(given, StartInput)):
             await self._read_on(run)
+        if run.unreadable is not None:
+            await self._fail_unreadable(run)
+            return
         if isinstance(given, StepStartedSeen):
             await self._on_step_started(run, given, repeated=repeated)
             return
@@ -136,8 +154,6 @@ class Decisions:
     ) -> None:
         """Start a child, now that the event that names it is in EVENTS."""
         if run.state is None:
-            await self._read_on(run)
-        if run.state is None:
             return  # no workflow of Penstock: agent servers have steps, too
         if repeated:
             await self._do(run, open_effects(run.state))
@@ -154,9 +170,27 @@ class Decisions:
         if await self._read_on(run) and start_child(run.state, seen.child) is None:
             await self._performer.perform(run.state, CancelChild(seen.child, "stopped", "workflow"))
 
+    async def _fail_unreadable(self, run: RunInMemory) -> None:
+        """End a run whose definition this version of Penstock cannot compile."""
+        state = run.state
+        assert state is not None
+        if state.end is None:
+            message = (
+                "this version of Penstock cannot compile the workflow's definition: "
+                f"{run.unreadable}"
+            )
+            error = {"code": "invalid_definition", "message": message[:MAX_MESSAGE_CHARACTERS]}
+            now_ms = round(self._bus.clock.time() * 1000)
+            end = End(max(now_ms, state.at), "failed", error=error)
+            frames = projection(state, end)
+            # A conflict or an unknown outcome has the input taken again, with the journal's end.
+            position = await self._journals.append(run.run_id, run.end, [end])
+            log.error("run %s: %s", run.run_id, message)
+            state.end, state.length = end, position.records
+            run.take_over(state, position, frames)
+        cancels = [CancelChild(child, "stopped", "workflow") for child in run.children]
+        await self._do(run, cancels)
+
     async def _read_on(self, run: RunInMemory) -> bool:
         """Bring the run up to its journal; return whether the journal had further records."""
-        projected = (0, 0)
-        if not run.is_known:
-            projected = await self._frames.continue_(run)
-        return await read_on(run, self._journals, self._values, projected)
+        return await read_on(run, self._journals, self._values, self._frames.continue_)

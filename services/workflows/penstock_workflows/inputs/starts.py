@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from penstock.bus import Bus
 from penstock.bus.records import StartCommand
 from penstock.dialects.workflow import PROTOCOL
 from penstock.runs.workflows import check_input, find_workflow, input_of
 from penstock.settings import Config, WorkflowAgent
 from penstock.web.problems import Problem
+from penstock_workflows.definition import InvalidDefinition
 from penstock_workflows.engine.inputs import StartInput
+from penstock_workflows.engine.plan import plan_of_json
 
 MAX_SHOWN_CHARACTERS: Final = 50_000  # of the message, in lifecycle.started
 _CODES: Final = {404: "unknown_workflow", 422: "invalid_input"}
@@ -41,10 +45,14 @@ class Starts:
             if command.version is None:  # otherwise the service that published it has checked it
                 check_input(found, command.input, command.message)
                 given = input_of(found.input_schema, command.input, command.message)
+            plan_of_json(found.definition)
             definition = found.definition
         except Problem as problem:
             code = _CODES.get(problem.status, "not_started")
             refused = {"code": code, "message": problem.detail}
+        except (ValidationError, InvalidDefinition) as error:
+            message = f"the definition of the workflow {name} cannot be compiled: {error}"
+            refused = {"code": "invalid_definition", "message": message}
         return StartInput(
             run_id=command.run_id,
             command=command.model_dump(exclude_none=True),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from penstock.bus import Bus, BusError, Retry, Stored
-from penstock.bus.records import StartCommand
+from penstock.bus import Bus, BusError, Retry, Stored, streams, subjects
+from penstock.bus.records import RunRecord, StartCommand
 from penstock.bus.write import objects
 from penstock_workflows.effects.listens import Listens
 from penstock_workflows.effects.timers import PURGE, Timers, timer_of
@@ -72,7 +72,13 @@ class Taking:
         """Handle a message that was given up, and that an operator replays."""
         self._unfinished.add((stored.subject, stored.sequence))
         category = stored.subject.partition(".")[0]
-        await {"command": self.command, "due": self.due}.get(category, self.event)(stored)
+        if category == "command":
+            await self.command(stored)
+        elif category == "due":
+            await self.due(stored)
+        else:
+            await self.event(stored)
+            await self.heard(streams.events_for(subjects.run_id_of(stored.subject)), stored)
 
     async def _once(
         self, stored: Stored, handle: Callable[[Stored, bool], Awaitable[None]]
@@ -100,10 +106,28 @@ class Taking:
         given: Input
         if kind == "start":
             command = StartCommand.model_validate_json(payload)
+            if not await self._may_start(run_id):
+                await self._decisions.repeat(run_id)
+                return
             given = await self._starts.input_of(command)
         else:
             given = of_command(kind, payload)
         await self._decisions.take(run_id, given, repeated=repeated)
+
+    async def _may_start(self, run_id: str) -> bool:
+        """Return whether a run may begin: it is queued, as its record says.
+
+        Without this, a start that is replayed after the run's journal was removed would carry the
+        workflow out again.
+
+        Raises:
+            ValueError: the run has no record, so it is not known whether it began.
+            BusError: the record cannot be read now.
+        """
+        entry = await self._bus.bucket("runs").get(run_id)
+        if entry is None:
+            raise ValueError(f"the run {run_id} has no record (any more), so it is not started")
+        return RunRecord.model_validate_json(entry.value).status == "queued"
 
     async def _on_event(self, stored: Stored, repeated: bool) -> None:
         payload = await objects.unwrap(self._bus, stored.payload)

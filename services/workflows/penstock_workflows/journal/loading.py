@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import orjson
+from pydantic import ValidationError
 
+from penstock_workflows.definition import InvalidDefinition
 from penstock_workflows.engine.effects import Frame
 from penstock_workflows.engine.projection import projection
-from penstock_workflows.engine.records import Json, Record
+from penstock_workflows.engine.records import End, Json, Record, Scheduled, Started
 from penstock_workflows.engine.state import State, fold
 from penstock_workflows.engine.values import ValuesNeeded
-from penstock_workflows.journal.journal import EMPTY, Journals
+from penstock_workflows.journal.journal import Journals, Position
 from penstock_workflows.journal.memory import RunInMemory
 
 T = TypeVar("T")
 
 Place = tuple[int, int]  # the numbers of a record and of one of its source frames
+NOWHERE: Final[Place] = (0, 0)  # before the first frame
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -67,11 +71,14 @@ class Values:
 
 
 async def read_on(
-    run: RunInMemory, journals: Journals, values: Values, projected: Place = (0, 0)
+    run: RunInMemory,
+    journals: Journals,
+    values: Values,
+    place_of: Callable[[RunInMemory], Awaitable[Place]],
 ) -> bool:
     """Fold the records that the journal has after the run's end here, and make their frames.
 
-    `projected` is the place of the last frame that RAW has. Returns whether there were records.
+    `place_of` returns the place of the run's last frame in RAW. Returns whether there were records.
 
     Raises:
         Incomplete: JOURNAL lacks messages.
@@ -79,17 +86,45 @@ async def read_on(
         BusError: JOURNAL cannot be read now.
     """
     records, end = await journals.read(run.run_id, run.end)
-    state = run.state.copy() if run.state is not None and records else run.state
+    was_known, run.is_known = run.is_known, True
+    if not records:
+        return False
+    projected = NOWHERE if was_known else await place_of(run)
+    if not run.end.records and isinstance(records[0], Started):
+        try:
+            fold(None, records[0])
+        except (ValidationError, InvalidDefinition) as error:
+            run.unreadable = str(error)
+    if run.unreadable is not None:
+        _pass_over(run, records, end)
+        return True
+    state = run.state.copy() if run.state is not None else None
     frames: list[Frame] = []
     for number, record in enumerate(records, run.end.records + 1):
         if number >= projected[0]:
             made = await values.with_values(run.run_id, _projection(state, record))
             frames += [frame for frame in made if frame.position > projected]
         state = fold(state, record)
-    run.is_known = True
-    if state is not None and end != EMPTY:
-        run.take_over(state, end, frames)
-    return bool(records)
+    assert state is not None
+    run.take_over(state, end, frames)
+    return True
+
+
+def _pass_over(run: RunInMemory, records: Sequence[Record], end: Position) -> None:
+    """Take over records of a run whose definition this version cannot compile.
+
+    Only the run's end, and its children, which must be cancelled, are of interest.
+    """
+    if run.state is None:
+        first = records[0]
+        assert isinstance(first, Started)
+        run.state = fold(None, replace(first, definition=None))
+    for record in records:
+        if isinstance(record, Scheduled):
+            run.children.append(record.child)
+        elif isinstance(record, End):
+            run.state.end = record
+    run.state.length, run.end = end.records, end
 
 
 def _projection(state: State | None, record: Record) -> Callable[[dict[str, Json]], list[Frame]]:

@@ -35,6 +35,8 @@ class RunInMemory:
     owes_effects: bool = False
     frames: deque[Frame] = field(default_factory=deque)
     writer: RawWriter | None = None
+    unreadable: str | None = None  # why this version cannot compile the run's definition
+    children: list[str] = field(default_factory=list)  # of a run whose definition is unreadable
     is_stale: bool = False  # set while an input uses the run: its state may be wrong
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0  # how many inputs use the run, or wait for it
@@ -47,6 +49,8 @@ class RunInMemory:
     def reset(self) -> None:
         """Forget what is known of the journal, and of the frames in RAW."""
         self.state, self.end, self.is_known, self.is_stale = None, EMPTY, False, False
+        self.unreadable = None
+        self.children.clear()
         self.frames.clear()
         self.writer = None
 
