@@ -35,14 +35,14 @@ class Deadlines:
         for step, at in _steps(record):
             if after is not None and at <= after.timestamp():
                 continue
-            key = f"{step}.{_name(record)}"
+            key = _key(record, step)
             subject, target = subjects.schedule(SERVICE, key), subjects.due(SERVICE, key)
             await schedule(self._bus, subject, target, at, payload)
 
     async def cancel(self, record: ApprovalRecord) -> None:
         """Remove the messages that are scheduled, or due and not yet handled. Raises BusError."""
         for step, _ in _steps(record):
-            key = f"{step}.{_name(record)}"
+            key = _key(record, step)
             for subject in (subjects.schedule(SERVICE, key), subjects.due(SERVICE, key)):
                 await self._bus.api(f"STREAM.PURGE.{SCHEDULES}", {"filter": subject})
 
@@ -68,9 +68,13 @@ def _steps(record: ApprovalRecord) -> Iterator[tuple[str, float]]:
         yield "expiry", _unix(record.expires_at)
 
 
-def _name(record: ApprovalRecord) -> str:
-    """Return the last token of the subjects, from which dead letters take the run's id."""
-    return f"{record.run_id}-{record.leg}"
+def _key(record: ApprovalRecord, step: str) -> str:
+    """Return the end of the subjects; dead letters take the run's id from its last token.
+
+    Several approvals of a workflow's run may be open at once, so these keys have the approval's id.
+    """
+    name = f"{step}-{record.approval_id}" if record.target == "workflows" else step
+    return f"{name}.{record.run_id}-{record.leg}"
 
 
 def _unix(at: str) -> float:

@@ -8,7 +8,7 @@ connector, even if the process that took the decision has ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import orjson
@@ -23,25 +23,26 @@ from penstock.bus.records import (
     DecideRequest,
     Deciders,
     Decision,
-    PauseRecord,
     RunRecord,
 )
 from penstock.bus.streams import events_for
-from penstock.bus.subjects import event, events_of_run, key_of
+from penstock.bus.subjects import events_of_run, key_of
 from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
 from penstock.events import TERMINAL
-from penstock_approvals.announcements import Announcements
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.listing import ApprovalList
 from penstock_approvals.outbox import Outbox
-from penstock_approvals.outcomes.automatic import expired, is_late, ruled
+from penstock_approvals.outcomes.automatic import expired, is_late, ruled, until_at_most
 from penstock_approvals.outcomes.escalations import escalations, reached
 from penstock_approvals.outcomes.votes import Refused, cast, said_the_same
 from penstock_approvals.policies import Policies
 from penstock_approvals.policy import Question
 from penstock_approvals.records import ApprovalRecords, Held
+from penstock_approvals.runs.announcements import Announcements, Event
+from penstock_approvals.runs.ends import RunEnds, pause_of
+from penstock_approvals.runs.news import WORKFLOWS, News
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +66,17 @@ class Approvals:
         self._records = ApprovalRecords(bus)
         self._announcements = Announcements(bus, pod)
         self.audit = audit or ApprovalAudit(bus)
-        self._outbox = Outbox(bus, self._records, self._announcements, self.audit, self._deadlines)
+        self._news = News(bus)
+        self._outbox = Outbox(
+            *(bus, self._records, self._announcements, self.audit, self._deadlines, self._news)
+        )
+        self._ends = RunEnds(bus, self._records, self._announcements, self.audit, self._deadlines)
         self.list = ApprovalList(bus, self._records)
 
     async def on_event(self, stored: Stored) -> None:
-        """Handle an event `approval.requested` or the terminal event of a run, once.
+        """Handle an event `approval.requested`, or `approval.withdrawn` of a workflow, or an end.
+
+        A repeat changes nothing.
 
         Raises:
             LookupError: the run has no record.
@@ -77,10 +84,13 @@ class Approvals:
             BusError: the bus does not answer.
         """
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
-        if body["event"]["category"] == "approval":
-            await self._on_requested(body)
-        else:
-            await self._on_ended(body["run_id"])
+        match body["event"]:
+            case {"category": "approval", "action": "requested"}:
+                await self._on_requested(body)
+            case {"category": "approval", "action": "withdrawn"}:
+                await self._ends.no_longer_asked(body["data"])
+            case _:
+                await self._ends.ended(body["run_id"])
 
     async def ask_again(self, stored: Stored) -> None:
         """Record the request of an event again, after NATS has lost its record.
@@ -126,7 +136,7 @@ class Approvals:
                 await self.audit.follow(record)  # writes an entry for the escalation
                 steps = escalations(record)
                 earlier, new = steps[:known], steps[known:]
-                await self._announcements.once(record.run_id, record.leg, *new, earlier=earlier)
+                await self._announce(record, *new, earlier=earlier)
                 # The message of a later step may have come too early: by another server's clock.
                 # Without a new one, nothing would notice the step at its time.
                 await self._deadlines.schedule(record, after=now)
@@ -161,37 +171,56 @@ class Approvals:
             user_id=run.user_id,
             leg=int(str(body["leg"])),
             digest=data["digest"],
+            target=run.target,
             items=data["items"],
             requested_at=str(body["timestamp"]),
             updated_at=str(body["timestamp"]),
         )
         kept = await self.get(approval_id)
         if kept is None:
-            kept = await self._record(record, run, ask=again)
-        await self._write_what_ran(run_id)
+            if record.target == WORKFLOWS:
+                await self._ends.note(run_id, approval_id)
+            kept = await self._record(record, run, ask=again, until=data.get("expires_at"))
+        await self._ends.write_what_ran(run_id)
         await self.audit.follow(kept)
         if kept.status == "pending":
             for item in kept.items:
                 await self._point_to(kept, run, item["item_id"])
             await self._deadlines.schedule(kept)
             paused = ("lifecycle.paused", _paused(kept))
-            await self._announcements.once(run_id, kept.leg, paused, *escalations(kept))
+            await self._announce(kept, paused, *escalations(kept))
         elif kept.status == "decided" and kept.decision is not None and kept.decision.automatic:
             await self._outbox.send_on(approval_id)
         last = await tail(self._bus, events_for(run_id), events_of_run(run_id))
         if last is not None and last.headers.get("ce-type") in TERMINAL:
             # The run ended while the request was recorded. If its terminal event was handled before
             # the record existed, nothing else would withdraw the request.
-            await self._on_ended(run_id)
+            await self._ends.ended(run_id, is_workflow=record.target == WORKFLOWS)
+        elif record.target == WORKFLOWS:
+            await self._ends.withdrawn_before(kept)
 
-    async def _record(self, record: ApprovalRecord, run: RunRecord, *, ask: bool) -> ApprovalRecord:
-        """Write the first record of a request, and return the record that was written first."""
+    async def _announce(
+        self, record: ApprovalRecord, *events: Event, earlier: Sequence[Event] = ()
+    ) -> None:
+        """Announce events of a run that goes on; for a workflow's run, as news to `workflows`."""
+        if record.target == WORKFLOWS:
+            await self._news.send(record, *earlier, *events)
+        else:
+            await self._announcements.once(record.run_id, record.leg, *events, earlier=earlier)
+
+    async def _record(
+        self, record: ApprovalRecord, run: RunRecord, *, ask: bool, until: str | None
+    ) -> ApprovalRecord:
+        """Write the first record of a request, and return the record that was written first.
+
+        `until` is the time until which the run itself waits, if it does not wait for ever.
+        """
         ruling = self._policies.current.outcome_of(await self._question(record, run))
         for result in ruling.results:
             for error in result.errors:
                 telemetry.POLICY_ERRORS.labels(error.rule_id).inc()
                 log.warning("run %s: rule %s: %s", record.run_id, error.rule_id, error.why)
-        asked = record.model_copy(update=ruling.fields())
+        asked = until_at_most(record.model_copy(update=ruling.fields()), until)
         if ruling.is_automatic and not ask:
             asked = ruled(asked, self._bus.clock.stamp())
             # With this entry, another process sends the decision if this process ends after it has
@@ -206,9 +235,9 @@ class Approvals:
 
     async def _question(self, record: ApprovalRecord, run: RunRecord) -> Question:
         """Return the pause as the policy sees it."""
-        protocol = ""
-        if self._policies.current.reads("protocol"):
-            pause = await self._pause(record.run_id)
+        protocol = "workflow" if record.target == WORKFLOWS else ""
+        if not protocol and self._policies.current.reads("protocol"):
+            pause = await pause_of(self._bus, record.run_id)
             protocol = pause.protocol if pause is not None else ""
         return Question(
             agent=run.agent,
@@ -236,40 +265,6 @@ class Approvals:
         for alias in (key_of("approval", run.user_id, *named), key_of("approval", *named)):
             await self._bus.bucket("aliases").put(alias, orjson.dumps(pointer))
 
-    async def _on_ended(self, run_id: str) -> None:
-        approval_id = await self._last_request(run_id)
-        if approval_id is not None:
-            await self._withdraw(run_id, approval_id)
-            await self._write_what_ran(run_id)
-
-    async def _write_what_ran(self, run_id: str) -> None:
-        """Write into the audit which approved calls of the run's last leg ran."""
-        for approval_id in await self.audit.undocumented(run_id):
-            record = await self.get(approval_id)
-            if record is not None:
-                await self.audit.ran(record)
-
-    async def _last_request(self, run_id: str) -> str | None:
-        """Return the id of the run's last requested approval; None if the run never paused."""
-        pause = await self._pause(run_id)
-        if pause is not None:
-            return pause.approval_id
-        if not self._bus.continuity.of("KV_pauses"):
-            return None
-        # NATS has lost records of pauses, perhaps also this one. So read the id from the run's
-        # events.
-        asked = await self._bus.tail(events_for(run_id), event("approval.requested", run_id))
-        if asked is None:
-            return None
-        body = orjson.loads(await objects.unwrap(self._bus, asked.payload))
-        return str(body["data"]["approval_id"])
-
-    async def _pause(self, run_id: str) -> PauseRecord | None:
-        entry = await self._bus.bucket("pauses").get(run_id)
-        if entry is None or not entry.value:
-            return None
-        return PauseRecord.model_validate_json(await objects.unwrap(self._bus, entry.value))
-
     async def withdraw_if_ended(self, record: ApprovalRecord) -> None:
         """Withdraw a request whose run has ended, even if the run's pause record is lost.
 
@@ -278,7 +273,9 @@ class Approvals:
             BusError: the bus does not answer.
         """
         if (await self._run(record.run_id)).status in ENDED:
-            await self._withdraw(record.run_id, record.approval_id)
+            await self._ends.withdraw(record)
+        elif record.target == WORKFLOWS:
+            await self._ends.withdrawn_before(record)
 
     async def was_decided(
         self, approval_id: str, decision: Decision | None, expired: str | None = None
@@ -299,33 +296,6 @@ class Approvals:
             "updated_at": decision.at if decision is not None else self._bus.clock.stamp(),
         }
         return await self._records.replace(held, held.record.model_copy(update=update))
-
-    async def _withdraw(self, run_id: str, approval_id: str) -> None:
-        """Withdraw a pending request; announce the withdrawal, even if it happened earlier."""
-        record = await self._withdrawn(approval_id)
-        if record is not None:
-            await self.audit.follow(record)
-            data = {"approval_id": record.approval_id, "reason": record.reason}
-            await self._announcements.once(run_id, record.leg, ("approval.withdrawn", data))
-            await self._deadlines.cancel(record)
-
-    async def _withdrawn(self, approval_id: str) -> ApprovalRecord | None:
-        """Withdraw a pending request; return the withdrawn record, or None for another status."""
-        while True:
-            held = await self._records.find(approval_id)
-            if held is None:
-                return None
-            if held.record.status != "pending":
-                return held.record if held.record.status == "withdrawn" else None
-            withdrawn = held.record.model_copy(
-                update={
-                    "status": "withdrawn",
-                    "reason": "the run has ended",
-                    "updated_at": self._bus.clock.stamp(),
-                }
-            )
-            if await self._records.replace(held, withdrawn):
-                return withdrawn
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
         """Return the record of one approval. Raises what `ApprovalRecords.get` raises."""

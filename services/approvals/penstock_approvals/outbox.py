@@ -14,13 +14,14 @@ from penstock.bus import Bus, BusError, Entry, Message, ObjectGone
 from penstock.bus.records import ApprovalRecord, CancelCommand, Decision
 from penstock.bus.subjects import command
 from penstock.bus.write import objects
-from penstock_approvals.announcements import Announcements, Event
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.hiding import shown_items
 from penstock_approvals.outcomes.automatic import CANCEL_REASON, POLICY, Consequence, consequence
 from penstock_approvals.outcomes.escalations import escalations
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
+from penstock_approvals.runs.announcements import Announcements, Event
+from penstock_approvals.runs.news import WORKFLOWS, News
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,11 @@ class Outbox:
         announcements: Announcements,
         audit: ApprovalAudit,
         deadlines: Deadlines,
+        news: News,
     ) -> None:
         self._bus = bus
         self._deadlines = deadlines
+        self._news = news
         self._audit = audit
         self._bucket = bus.bucket(BUCKET)
         self._records = records
@@ -79,7 +82,10 @@ class Outbox:
             return
         await self._audit.follow(record)
         ended, earlier = _events(record), escalations(record)
-        await self._announcements.once(record.run_id, record.leg, *ended, earlier=earlier)
+        if record.target == WORKFLOWS:
+            await self._news.send(record, *earlier, *ended)
+        else:
+            await self._announcements.once(record.run_id, record.leg, *ended, earlier=earlier)
         await self._carry_out(record)
         await self._deadlines.cancel(record)
         await self._bucket.delete(f"{_PREFIX}{approval_id}")
@@ -87,7 +93,9 @@ class Outbox:
     async def _carry_out(self, record: ApprovalRecord) -> None:
         """Have the run continued, or cancelled, or left as it is."""
         continuing = record.going_on()
-        if continuing is not None:
+        if record.target == WORKFLOWS and record.decision is not None:
+            await self._audit.sent(record)  # the news of the decision continues the run
+        elif continuing is not None:
             payload = await objects.wrap(
                 self._bus, f"{record.approval_id}.continue", continuing.dump()
             )
@@ -97,7 +105,7 @@ class Outbox:
             await self._audit.sent(record)
         elif consequence(record) is Consequence.CANCEL:
             cancel = CancelCommand(run_id=record.run_id, by=POLICY, reason=CANCEL_REASON)
-            subject = command("connector", "cancel", record.run_id)
+            subject = command(record.target or "connector", "cancel", record.run_id)
             headers = {"Nats-Msg-Id": f"{record.approval_id}.expired"}
             await self._bus.publisher.publish(Message(subject, cancel.dump(), headers))
 

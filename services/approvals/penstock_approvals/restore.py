@@ -17,12 +17,13 @@ import orjson
 
 from penstock.bus import Bus, ObjectGone, Stored
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord, Decided, Decision, RunRecord
-from penstock.bus.streams import events_for
+from penstock.bus.records import ENDED, ApprovalRecord, Decided, Decision, RunRecord
+from penstock.bus.streams import COMMANDS, events_for
 from penstock.bus.subjects import event
 from penstock.bus.write import objects
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.records import UnreadableRecord
+from penstock_approvals.runs.news import WORKFLOWS
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Restore:
 
     async def after_losses(self) -> None:
         """Restore what was lost since the last call. Raises BusError; call again later."""
-        losses = len(self._bus.continuity.of(STREAM))
+        losses = len(self._bus.continuity.of(STREAM)) + len(self._bus.continuity.of(COMMANDS))
         if losses == self._losses:
             return
         async for stored in direct.replay(self._bus, "KV_runs", "$KV.runs.*"):
@@ -48,6 +49,8 @@ class Restore:
         for record in await self._approvals.all():
             if record.status == "pending":
                 await self._safely(record.approval_id, self._settle(record))
+            elif record.target == WORKFLOWS:
+                await self._safely(record.approval_id, self._tell_again(record))
         self._losses = losses
 
     async def _safely(self, what: str, step: Awaitable[None]) -> None:
@@ -60,6 +63,10 @@ class Restore:
     async def _request_again(self, value: bytes) -> None:
         """Record again the request that a run waits for, if the request's record is lost."""
         run = RunRecord.model_validate_json(value)
+        if run.target == WORKFLOWS:
+            if run.status not in ENDED:
+                await self._all_requests_again(run.run_id)
+            return
         if run.status != "paused" or run.approval_id is None:
             return
         if await self._approvals.get(run.approval_id) is not None:
@@ -74,6 +81,30 @@ class Restore:
             "run %s: the lost record of approval %s is written again", run.run_id, run.approval_id
         )
         await self._approvals.ask_again(asked[0])
+
+    async def _all_requests_again(self, run_id: str) -> None:
+        """Record again the requests of a workflow's run whose records are lost.
+
+        The requests that are over are recorded, too. `_settle` then reads how they ended.
+        """
+        pattern = event("approval.requested", run_id)
+        async for stored in direct.replay(self._bus, events_for(run_id), pattern):
+            body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+            approval_id = body["data"]["approval_id"]
+            if await self._approvals.get(approval_id) is None:
+                log.warning(
+                    "run %s: the lost record of approval %s is written again", run_id, approval_id
+                )
+                await self._approvals.ask_again(stored)
+
+    async def _tell_again(self, record: ApprovalRecord) -> None:
+        """Send again how an approval ended, since the workflow may not have got the news.
+
+        For the runs of connectors, the connectors' watchdog finds a decision that was lost.
+        """
+        entry = await self._bus.bucket("runs").get(record.run_id)
+        if entry is not None and RunRecord.model_validate_json(entry.value).status not in ENDED:
+            await self._approvals.send_on(record.approval_id)
 
     async def _settle(self, record: ApprovalRecord) -> None:
         """Restore the status of a request that was decided, or of a request whose run has ended."""
@@ -93,15 +124,17 @@ class Restore:
     async def _last(
         self, type_: str, run_id: str, approval_id: str
     ) -> tuple[Stored, dict[str, Any]] | None:
-        """Return the run's last event of the type, if it names the approval; otherwise None.
+        """Return the run's last event of the type that names the approval; None without one.
 
         Returns the event as stored, and its body.
         """
-        stored = await self._bus.tail(events_for(run_id), event(type_, run_id))
-        if stored is None:
-            return None
-        body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
-        return (stored, body) if body["data"]["approval_id"] == approval_id else None
+        found = None
+        pattern = event(type_, run_id)
+        async for stored in direct.replay(self._bus, events_for(run_id), pattern):
+            body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+            if body["data"]["approval_id"] == approval_id:
+                found = stored, body
+        return found
 
 
 def _decision(body: dict[str, Any]) -> Decision:

@@ -40,6 +40,7 @@ NEW_SHARDS_S = 1.0  # seconds between two looks for new shards of the bus
 # The subjects of the events that the service reads from EVENTS.
 CONCERNS = (
     "approval.requested.*",
+    "approval.withdrawn.*",  # a workflow no longer asks
     "lifecycle.completed.*",
     "lifecycle.failed.*",
     "lifecycle.cancelled.*",

@@ -379,11 +379,26 @@ class ApprovalRecord(Record):
     escalations: list[Escalation] = []
     escalated: int = Field(0, description="How many of the escalations were reached")
 
-    def going_on(self) -> ContinueCommand | None:
-        """Return the command that carries the decision out; None while there is no decision."""
+    def decided_items(self) -> list[Decided]:
+        """Return the decision of each item, with the note of the whole decision if it has none.
+
+        The list is empty while there is no decision.
+        """
         if self.status not in ("decided", "expired") or self.decision is None:
-            return None
+            return []
         note = self.decision.note
+        return [
+            item if item.note or not note else item.model_copy(update={"note": note})
+            for item in self.decision.items
+        ]
+
+    def going_on(self) -> ContinueCommand | None:
+        """Return the command to a connector that carries the decision out.
+
+        Returns None while there is no decision, and for the run of a workflow.
+        """
+        if self.target == "workflows" or self.decision is None or not self.decided_items():
+            return None
         return ContinueCommand(
             run_id=self.run_id,
             agent=self.agent,
@@ -391,10 +406,7 @@ class ApprovalRecord(Record):
             user_id=self.user_id,
             leg=self.leg + 1,
             approval_id=self.approval_id,
-            items=[
-                item if item.note or not note else item.model_copy(update={"note": note})
-                for item in self.decision.items
-            ],
+            items=self.decided_items(),
             invocation_id=self.decision.invocation_id,
         )
 

@@ -6,7 +6,6 @@ import asyncio
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -23,7 +22,7 @@ from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Event, Pipeline, Services, pipeline
 from support.drive.waiting import eventually
 from support.fakes.pauses import end, pause
-from support.fakes.policies import person, vote, written
+from support.fakes.policies import Later, person, vote, written
 from support.real.approving import approvals_process
 from support.real.nats import NatsServer
 
@@ -34,20 +33,6 @@ LEADS = "{after: 1s, to: {roles: [leads]}}"
 CHIEF = "{after: 2s, to: {users: [chief, requester]}}"
 TWO_STEPS = f"default: {{deadline: 1h, escalate: [{LEADS}, {CHIEF}]}}\n"
 ADA = person("u1")
-
-
-class Later:
-    """A bus whose clock is ahead of the server's clock."""
-
-    def __init__(self, bus: Any, by: timedelta) -> None:
-        self._bus, self._by = bus, by
-        self.clock = self
-
-    def now(self) -> datetime:
-        return self._bus.clock.now() + self._by  # type: ignore[no-any-return]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus.clock if hasattr(type(self._bus.clock), name) else self._bus, name)
 
 
 def told(events: list[Event]) -> list[str]:

@@ -8,10 +8,11 @@ import orjson
 import pytest
 
 from penstock import telemetry
-from penstock.bus import Loss, RawWriter
+from penstock.bus import Loss, Message, RawWriter
 from penstock.bus.messages import now
-from penstock.bus.records import ApprovalRecord, Decided, Decision
+from penstock.bus.records import ApprovalRecord, Decided, Decision, RunRecord
 from penstock.bus.state.continuity import Continuity
+from penstock.bus.subjects import command
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.legs.runner import LegRunner
 from penstock_connector.service import ConnectorService
@@ -23,6 +24,7 @@ from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline
 from support.drive.waiting import eventually
 from support.fakes.misbehaving import Misbehaving, agents, plays, stalls
 from support.fakes.raw import agno, agno_approved, agno_pause, agno_text
+from support.fakes.workflow_runs import WorkflowRun
 from support.real.connectors import DEAD, FAST
 from support.real.nats import NatsServer
 
@@ -258,3 +260,22 @@ async def test_runs_that_somebody_will_move_are_let_be(
         statuses = [(await penstock.record(run_id)).status for run_id in (paused, *runs)]
     assert statuses == ["paused", "running", "running"]
     assert [found(each) for each in why] == before
+
+
+async def test_the_run_of_a_workflow_is_left_to_its_service_unless_its_start_was_lost(
+    fresh_nats: NatsServer, upstream: Misbehaving
+) -> None:
+    """`begun` has a frame of its service, and `on_its_way` a command for it; `lost` has neither."""
+    async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+        begun = await WorkflowRun(penstock).begin()
+        on_its_way = await penstock.register("review", target="workflows")
+        subject = command("workflows", "start", on_its_way.run_id)
+        await penstock.bus.publisher.publish(Message(subject, on_its_way.dump(), {}))
+        lost = await penstock.register("review", target="workflows")
+        *_, last = await penstock.ended(lost.run_id)
+        # The watchdog has looked at all open runs at least twice by now.
+        for run_id in (begun.run_id, on_its_way.run_id):
+            entry = await penstock.bus.bucket("runs").get(run_id)
+            assert entry is not None
+            assert RunRecord.model_validate_json(entry.value).status in ("queued", "running")
+    assert (last.type, last.data["code"]) == ("lifecycle.failed", "internal")

@@ -36,17 +36,15 @@ def entries_of(record: ApprovalRecord, with_details: bool = False) -> list[Entry
 
 def sent(record: ApprovalRecord, at: str) -> Entry | None:
     """Return the entry of the command that continues the run; None without such a command."""
-    command = record.going_on()
-    if command is None:
+    items = record.decided_items()
+    if not items:
         return None
     return Entry(
         approval_id=record.approval_id,
         event="sent",
         at=at,
-        digest=digest(
-            [item.model_dump(exclude_none=True) for item in shown_items(record, command.items)]
-        ),
-        items={item.item_id: item.decision for item in command.items},
+        digest=digest([item.model_dump(exclude_none=True) for item in shown_items(record, items)]),
+        items={item.item_id: item.decision for item in items},
     )
 
 

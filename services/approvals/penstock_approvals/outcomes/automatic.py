@@ -41,6 +41,19 @@ def consequence(record: ApprovalRecord) -> Consequence:
     return Consequence.CANCEL if kinds & ANSWERED_ONLY else Consequence.REJECT
 
 
+def until_at_most(record: ApprovalRecord, until: str | None) -> ApprovalRecord:
+    """Return the record with a deadline at `until`, if it has none, or a later one.
+
+    The run itself does not wait longer, so nobody may decide later, and the items are rejected.
+    """
+    if until is None:
+        return record
+    at = datetime.fromisoformat(until)
+    if record.expires_at is not None and datetime.fromisoformat(record.expires_at) <= at:
+        return record
+    return record.model_copy(update={"expires_at": until, "on_deadline": "reject"})
+
+
 def is_late(record: ApprovalRecord, now: datetime) -> bool:
     """Return whether the approval's deadline has passed."""
     return record.expires_at is not None and datetime.fromisoformat(record.expires_at) <= now

@@ -26,9 +26,9 @@ import orjson
 from penstock import telemetry
 from penstock.bus import BusError, Lease, Retry, Stored
 from penstock.bus.read import direct
-from penstock.bus.records import ENDED, ApprovalRecord, RunRecord
-from penstock.bus.streams import COMMANDS
-from penstock.bus.subjects import command
+from penstock.bus.records import ENDED, ApprovalRecord, RunRecord, Target
+from penstock.bus.streams import COMMANDS, raw_for
+from penstock.bus.subjects import command, raw_of_run
 from penstock.bus.write import objects
 from penstock_connector.state.run_state import CLOSED, holder_of, kind_of, leg_of
 from penstock_connector.state.stores import Stores
@@ -158,7 +158,10 @@ class Watchdog:
             self._open.pop(run_id, None)
             return
         last = await self._runs.tail(run_id)
-        stuck, approval_id = await self._why(record, last, watched)
+        if record.target == "workflows":
+            stuck, approval_id = await self._why_workflow(record, watched), None
+        else:
+            stuck, approval_id = await self._why(record, last, watched)
         found = (stuck, last.sequence if last is not None else 0) if stuck is not None else None
         is_certain = found is not None and found == watched.found
         watched.found = found
@@ -195,6 +198,16 @@ class Watchdog:
             return None, None  # the normalizer, or a person, moves the run
         return Stuck.NEVER_SENT, approval_id
 
+    async def _why_workflow(self, record: RunRecord, watched: _Watched) -> Stuck | None:
+        """Return whether the run of a workflow never begins; `workflows` moves all other runs."""
+        run_id = record.run_id
+        if record.status != "queued" or time.monotonic() - watched.since < UNSTARTED_S:
+            return None
+        if await self._waits(run_id, "start", "workflows"):
+            return None
+        frame = await self._bus.tail(raw_for(run_id), raw_of_run(run_id))
+        return Stuck.NEVER_STARTED if frame is None else None
+
     async def _is_on_its_way(self, run_id: str, approval_id: str, leg: int) -> bool:
         """Return whether a paused run waits for its decision, or the decision is being sent."""
         approvals = self._bus.bucket("approvals")
@@ -219,6 +232,6 @@ class Watchdog:
     async def _approval(self, value: bytes) -> ApprovalRecord:
         return ApprovalRecord.model_validate_json(await objects.unwrap(self._bus, value))
 
-    async def _waits(self, run_id: str, kind: str) -> bool:
-        subject = command("connector", kind, run_id)
+    async def _waits(self, run_id: str, kind: str, target: Target = "connector") -> bool:
+        subject = command(target, kind, run_id)
         return await self._bus.tail(COMMANDS, subject) is not None

@@ -154,6 +154,7 @@ def _record_of_started(run_id: str, body: Mapping[str, Any]) -> RunRecord:
         message=data.get("message", "")[:200],
         created_at=body["timestamp"],
         updated_at=body["timestamp"],
+        target="workflows" if "workflow" in data else None,
         **_of_child(body),
     )
 

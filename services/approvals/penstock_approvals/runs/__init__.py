@@ -1,0 +1,1 @@
+"""Tell runs what has become of their approvals, and withdraw the approvals of ended runs."""

@@ -1,0 +1,165 @@
+"""Withdraw the requests of runs that have ended, and of workflows that no longer ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import orjson
+
+from penstock.bus import Bus
+from penstock.bus.read import direct
+from penstock.bus.records import ApprovalRecord, PauseRecord
+from penstock.bus.streams import events_for
+from penstock.bus.subjects import event
+from penstock.bus.write import objects
+from penstock_approvals.audit.approval import ApprovalAudit
+from penstock_approvals.deadlines import Deadlines
+from penstock_approvals.records import ApprovalRecords
+from penstock_approvals.runs.announcements import Announcements, Event
+from penstock_approvals.runs.news import WORKFLOWS
+from penstock_approvals.runs.of_runs import OfRuns
+
+_RUN_ENDED: Final = "the run has ended"
+
+
+class RunEnds:
+    """Withdraws requests. Every call may be repeated, and raises BusError."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        records: ApprovalRecords,
+        announcements: Announcements,
+        audit: ApprovalAudit,
+        deadlines: Deadlines,
+    ) -> None:
+        self._bus = bus
+        self._records = records
+        self._announcements = announcements
+        self._audit = audit
+        self._deadlines = deadlines
+        self._of_runs = OfRuns(bus)
+
+    async def note(self, run_id: str, approval_id: str) -> None:
+        """Note an approval of a workflow's run, before its record is written."""
+        await self._of_runs.add(run_id, approval_id)
+
+    async def ended(self, run_id: str, *, is_workflow: bool = False) -> None:
+        """Withdraw the open requests of a run that has ended, and write into the audit what ran."""
+        pause = await pause_of(self._bus, run_id)
+        # The normalizer has stored the state of each workflow's run that has asked for an approval.
+        if is_workflow or (pause is not None and pause.protocol == "workflow"):
+            await self._withdraw_all(run_id)
+            return
+        approval_id = await self._last_request(run_id, pause)
+        if approval_id is not None:
+            await self._withdraw_one(run_id, approval_id)
+            await self.write_what_ran(run_id)
+
+    async def withdraw(self, record: ApprovalRecord) -> None:
+        """Withdraw a request whose run has ended."""
+        if record.target == WORKFLOWS:
+            await self._withdraw_all(record.run_id)
+        else:
+            await self._withdraw_one(record.run_id, record.approval_id)
+
+    async def no_longer_asked(self, data: Mapping[str, object]) -> None:
+        """Withdraw a request for which a workflow no longer waits, such as after its timeout.
+
+        `data` is that of the event `approval.withdrawn`, which the workflow's run has already.
+        """
+        record = await self._records.get(str(data["approval_id"]))
+        if record is not None and record.target == WORKFLOWS:
+            await self._close(record.approval_id, str(data.get("reason") or _RUN_ENDED))
+
+    async def withdrawn_before(self, record: ApprovalRecord) -> None:
+        """Withdraw a request if its workflow did so before the record existed."""
+        subject = event("approval.withdrawn", record.run_id)
+        async for stored in direct.replay(self._bus, events_for(record.run_id), subject):
+            body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+            if body["data"]["approval_id"] == record.approval_id:
+                await self.no_longer_asked(body["data"])
+
+    async def write_what_ran(self, run_id: str) -> None:
+        """Write into the audit which approved calls of the run's last leg ran."""
+        for approval_id in await self._audit.undocumented(run_id):
+            record = await self._records.get(approval_id)
+            if record is not None:
+                await self._audit.ran(record)
+
+    async def _withdraw_all(self, run_id: str) -> None:
+        """Withdraw the open requests of a workflow's run that has ended."""
+        ids = await self._of_runs.ids(run_id)
+        records = [each for id in ids if (each := await self._records.get(id)) is not None]
+        withdrawn = []
+        for record in records:
+            if record.status == "pending" or record.reason == _RUN_ENDED:
+                closed = await self._close(record.approval_id, _RUN_ENDED)
+                withdrawn += [closed] if closed is not None else []
+        if withdrawn:
+            # The events of all requests are written in one call, whose repeat continues after the
+            # last event that was written.
+            events = [_withdrawal(record) for record in withdrawn]
+            await self._announcements.once(run_id, withdrawn[0].leg, *events)
+        for record in records:
+            await self._of_runs.forget(run_id, record.approval_id)
+
+    async def _withdraw_one(self, run_id: str, approval_id: str) -> None:
+        """Withdraw a pending request; announce the withdrawal, even if it happened earlier."""
+        record = await self._close(approval_id, _RUN_ENDED)
+        if record is not None:
+            await self._announcements.once(run_id, record.leg, _withdrawal(record))
+
+    async def _close(self, approval_id: str, reason: str) -> ApprovalRecord | None:
+        """Withdraw a pending request; return the withdrawn record, or None for another status."""
+        record = await self._withdrawn(approval_id, reason)
+        if record is not None:
+            await self._audit.follow(record)
+            await self._deadlines.cancel(record)
+        return record
+
+    async def _withdrawn(self, approval_id: str, reason: str) -> ApprovalRecord | None:
+        """Write the withdrawal; return the withdrawn record, or None for another status."""
+        while True:
+            held = await self._records.find(approval_id)
+            if held is None:
+                return None
+            if held.record.status != "pending":
+                return held.record if held.record.status == "withdrawn" else None
+            withdrawn = held.record.model_copy(
+                update={
+                    "status": "withdrawn",
+                    "reason": reason,
+                    "updated_at": self._bus.clock.stamp(),
+                }
+            )
+            if await self._records.replace(held, withdrawn):
+                return withdrawn
+
+    async def _last_request(self, run_id: str, pause: PauseRecord | None) -> str | None:
+        """Return the id of the run's last requested approval; None if the run never paused."""
+        if pause is not None:
+            return pause.approval_id
+        if not self._bus.continuity.of("KV_pauses"):
+            return None
+        # NATS has lost records of pauses, perhaps also this one. So read the id from the run's
+        # events.
+        asked = await self._bus.tail(events_for(run_id), event("approval.requested", run_id))
+        if asked is None:
+            return None
+        body = orjson.loads(await objects.unwrap(self._bus, asked.payload))
+        return str(body["data"]["approval_id"])
+
+
+async def pause_of(bus: Bus, run_id: str) -> PauseRecord | None:
+    """Return the stored pause of a run; None without one. Raises BusError."""
+    entry = await bus.bucket("pauses").get(run_id)
+    if entry is None or not entry.value:
+        return None
+    return PauseRecord.model_validate_json(await objects.unwrap(bus, entry.value))
+
+
+def _withdrawal(record: ApprovalRecord) -> Event:
+    data = {"approval_id": record.approval_id, "reason": record.reason}
+    return ("approval.withdrawn", data)
