@@ -58,6 +58,9 @@ class StartCommand(Record):
         None, description="For workflows: the version of the definition, which is checked already"
     )
     workflow: str | None = Field(None, description="For workflows: the name of the definition")
+    workflow_places: int | None = Field(
+        None, description="For workflows: how many runs below this one may be under way at once"
+    )
     roles: list[str] | None = Field(
         None, description="For workflows: the user's roles, which the run's children inherit"
     )

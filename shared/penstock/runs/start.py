@@ -44,8 +44,9 @@ class Origin:
     `parent_run_id` is the run whose event led to this run. `automations` has the ids of the rules
     that led to this run, beginning with the earliest rule. `depth` is the number of these rules.
     `depth` is greater than the length of `automations` if the ids of some rules are not known.
-    A step of a workflow's run has `step_id`, and `workflow_depth`: the number of workflows that the
-    run is inside of.
+    A step of a workflow's run has `step_id`, `workflow_depth`, which is the number of workflows
+    that the run is inside of, and `workflow_places`, which is the number of runs below the run that
+    may be under way at once.
     """
 
     parent_run_id: str | None = None
@@ -53,6 +54,7 @@ class Origin:
     depth: int = 0
     step_id: str | None = None
     workflow_depth: int | None = None
+    workflow_places: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +360,7 @@ def _for_workflow(agent: WorkflowAgent, start: Start) -> dict[str, Any]:
     return {
         "workflow": agent.agent,
         "version": agent.version,
+        "workflow_places": start.origin.workflow_places,
         "roles": list(start.roles) or None,
         "automations": list(start.origin.automations) or None,
         "depth": start.origin.depth or None,

@@ -74,6 +74,24 @@ def test_workflows_may_be_nested_eight_deep(depth: int, status: str) -> None:
     world.check()
 
 
+def test_the_runs_below_a_workflow_share_its_places_however_it_is_nested() -> None:
+    """A workflow that runs itself a hundred times has at most two thousand runs under way."""
+    bomb = workflow(
+        {"a": {"workflow": {"workflow": "bomb"}, "for_each": {"in": "input.items", "limit": 100}}},
+        concurrency=100,
+    )
+    under_way, places = 1, None
+    for depth in range(8):
+        command = {"session_id": "s", "workflow_depth": depth, "workflow_places": places}
+        world = World(bomb, {"items": [0] * 200}, script=lambda _: None, command=command)
+        while world.inputs:
+            world.take(world.inputs.pop(0))
+        under_way *= len(world.started)
+        (places,) = {start.places for start in world.started.values()}
+        assert under_way <= 2000, f"at depth {depth + 1}"
+    assert under_way == 2000
+
+
 # wrong expressions
 
 _WRONG = "input.missing"

@@ -58,6 +58,7 @@ class Children:
                         depth=command.get("depth") or 0,
                         step_id=child.step_id,
                         workflow_depth=child.workflow_depth,
+                        workflow_places=child.places,
                     ),
                     traceparent=command.get("traceparent"),
                 )

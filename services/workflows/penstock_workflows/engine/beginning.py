@@ -86,8 +86,7 @@ def _continue_loop(draft: Draft, name: str) -> None:
 
 
 def _has_room(draft: Draft, step: Step) -> bool:
-    workflow = draft.plan.workflow
-    return step.kind not in WORKING or draft.state.busy < workflow.definition.concurrency
+    return step.kind not in WORKING or draft.state.busy < draft.state.concurrency
 
 
 def begin(draft: Draft, step: Step, index: int | None = None, attempt: int = 1) -> None:

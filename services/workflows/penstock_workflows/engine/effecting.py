@@ -94,6 +94,7 @@ def start_child(state: State, child: str) -> StartChild | None:
         session_id=own if waits.session == "own" else str(state.started.command["session_id"]),
         step_id=step_id(*key),
         workflow_depth=state.depth + 1,
+        places=max(1, state.places // state.concurrency),
     )
 
 

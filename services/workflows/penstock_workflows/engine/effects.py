@@ -17,6 +17,7 @@ class StartChild:
     """Start the run of a step: an agent's (`kind` run) or a workflow's, named by `name`.
 
     The service does this only when it has seen the run's `workflow.step_started` in EVENTS.
+    `places` is how many runs below the child may be under way at once.
     """
 
     child: str
@@ -28,6 +29,7 @@ class StartChild:
     session_id: str
     step_id: str
     workflow_depth: int
+    places: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from penstock_workflows.engine import records
+from penstock_workflows.engine import limits, records
 from penstock_workflows.engine.plan import Plan, plan_of_json
 from penstock_workflows.engine.records import Json, JsonObject, Record
 from penstock_workflows.engine.values import ValuesNeeded, loaded
@@ -142,6 +142,21 @@ class State:
     def depth(self) -> int:
         """How many workflows this run is inside of; 0 for an outermost one."""
         return int(self.started.command.get("workflow_depth") or 0)
+
+    @property
+    def places(self) -> int:
+        """How many runs below this one may be under way at once.
+
+        Each nested workflow gets its share. Without this bound, a workflow that runs itself a
+        hundred times would soon have a hundred, ten thousand, a million runs under way.
+        """
+        return int(self.started.command.get("workflow_places") or limits.MAX_PLACES)
+
+    @property
+    def concurrency(self) -> int:
+        """How many runs and calls of this run may be under way at once."""
+        assert self.plan is not None
+        return min(self.plan.workflow.definition.concurrency, self.places)
 
     def copy(self) -> State:
         """Return a copy that can be folded on without changing this state."""
