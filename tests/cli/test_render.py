@@ -192,7 +192,6 @@ PLAIN = {
     "state.messages",
     "system.metrics",
     "workflow.step_progress",
-    "workflow.transition",
     "workflow.failed",
     "automation.triggered",
     "automation.completed",

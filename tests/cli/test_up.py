@@ -93,11 +93,14 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up], config: 
         *((id, "agno", True) for id in ("assistant", "mindrian-agent", "linter", "writer")),
         *((id, "agno", True) for id in ("global_supervisor", "database_monitor")),
         *((id, "adk", True) for id in ("vana", "scanner", "team_supervisor")),
+        *((id, "workflow", True) for id in ("code_review", "diagnosis")),
     }
 
     with httpx.Client(base_url=up.url, trust_env=False, timeout=30) as client:
         diagnosis = client.post("/api/service/v1/executions/trigger", json=DIAGNOSIS).text
         for name in ("llm.reasoning", "llm.tool_call", "llm.stream", "lifecycle.completed"):
+            assert f"event: {name}\n" in diagnosis
+        for name in ("dispatch.team", "dispatch.worker"):
             assert f"event: {name}\n" in diagnosis
         research = client.post("/run_sse", json=RESEARCH).text
         assert "I found two sources on quantum computing." in research

@@ -46,10 +46,7 @@ RECIPES = (
         "agno_app",
         "/health",
         (
-            {
-                **{"id": "assistant", "name": "Demo Assistant", "topology_id": 123},
-                "accepts": ["dependencies"],
-            },
+            {"id": "assistant", "name": "Demo Assistant", "accepts": ["dependencies"]},
             {"id": "mindrian-agent", "name": "Mindrian", "accepts": ["dependencies"]},
             {"id": "linter", "name": "Linter"},
             {"id": "writer", "name": "Writer"},

@@ -36,7 +36,7 @@ from penstock.web.auth import AuthConfig, redact_logs
 from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
 from penstock_automations.service import AutomationsService
-from penstock_cli.demo import RECIPES, DemoServer
+from penstock_cli.demo import RECIPES, DemoServer, definitions
 from penstock_cli.demo.automations import ASK, DemoRules, are_wanted, forget
 from penstock_cli.local.child import StartFailed
 from penstock_cli.local.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
@@ -126,7 +126,9 @@ async def _run(
         if rules is not None:
             stack.push_async_callback(rules.stop)
             await rules.start()
-        config = Config(agents=agents + [agent for demo in demos for agent in demo.agents])
+        workflows = definitions.switch_on() if options.demo else []
+        of_servers = [agent for demo in demos for agent in demo.agents]
+        config = Config(agents=agents + of_servers + workflows)
         nats = None
         if own:
             nats = EmbeddedNats(options.data, options.nats_sync, options.nats_port, settings.shards)
@@ -135,7 +137,7 @@ async def _run(
             settings = as_embedded(settings, nats.url, options.data)
             await _prepare(settings, forget_demo=rules is None)
         async with asyncio.TaskGroup() as group:
-            greeting = _greet(options, settings, demos, rules, ready, nats)
+            greeting = _greet(options, settings, demos, rules, ready, nats, bool(workflows))
             helpers = [group.create_task(greeting), group.create_task(_warn(agents, ready))]
             if nats is not None:
                 helpers.append(group.create_task(nats.keep()))
@@ -173,6 +175,7 @@ async def _greet(
     rules: DemoRules | None,
     ready: asyncio.Event,
     nats: EmbeddedNats | None,
+    has_workflows: bool,
 ) -> None:
     await ready.wait()
     for demo in demos:
@@ -194,6 +197,7 @@ async def _greet(
             "\nTry, in another terminal:\n",
             command(url, "run", "What is the weather in Paris?", "--agent", "assistant"),
             command(url, "run", "Please delete report.txt", "--agent", "vana"),
+            *[command(url, "run", "+password = 1", "--agent", "code_review")] * has_workflows,
             f"curl -N {url}/api/service/v1/executions/trigger -H 'Content-Type: application/json'"
             f"{bearer} -d '{_DIAGNOSIS}'\n",
             sep="\n  ",

@@ -222,6 +222,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "workflow.step_started": _step("step"),
     "workflow.step_completed": _step("done:"),
     "workflow.step_failed": _step("failed:"),
+    "workflow.transition": _nothing,  # the start of the next step follows
     "workflow.completed": _nothing,  # the run's own end follows
     "retrieval.started": lambda d: (f"→ search: {short(d['query'])}", "cyan"),
     "retrieval.result": lambda d: (f"← {len(d['documents'])} documents", "green"),
