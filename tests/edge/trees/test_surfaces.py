@@ -13,12 +13,13 @@ import orjson
 import pytest
 import uuid_utils
 
-from penstock.bus import Bus, Msg, messages, subjects
+from penstock.bus import Bus, Msg, messages, streams, subjects
 from penstock.bus.records import (
     ApprovalRecord,
     DecideReply,
     DecideRequest,
     LatestWorkflow,
+    RunRecord,
     StartCommand,
     WorkflowRecord,
 )
@@ -308,3 +309,52 @@ async def test_agui_is_interrupted_by_a_worker_and_goes_on_with_the_answer(
 def unique_thread() -> Callable[[], str]:
     """Return a function that returns a thread id of its own for each call."""
     return lambda: str(uuid_utils.uuid7())
+
+
+async def test_a_tree_whose_beginning_has_expired_has_the_rest_and_says_so_once(
+    edge: Client, bus: Bus, workflows: PretendWorkflows
+) -> None:
+    started = await edge.post("/v1/runs", json={"agent": "diagnosis", "message": "Hello"})
+    run_id = started.json()["run_id"]
+    while not workflows.trees or not workflows.trees[-1].asked:
+        await asyncio.sleep(0.01)
+    [tree] = workflows.trees
+    for run in tree.runs.values():
+        entry = await bus.bucket("runs").get(run.run_id)
+        assert entry is not None
+        record = RunRecord.model_validate_json(entry.value)
+        done = run.run_id in (tree.runs["plan"].run_id, tree.runs["other"].run_id)
+        status = {"status": "completed" if done else "running", "first_event": run.first}
+        await bus.bucket("runs").put(run.run_id, record.model_copy(update=status).dump())
+    purge = {"seq": tree.places[-1] + 1}
+    await bus.api(f"STREAM.PURGE.{streams.EVENTS}", purge)
+    path = f"/v1/runs/{run_id}/events"
+    async with Stream(edge, "GET", path, params={"include": "children"}) as stream:
+        await stream.read_until(b"history_truncated")
+        tree.decided.set()
+        frames = await stream.rest()
+    assert stream.body.count(b"history_truncated") == 1
+    events = contents(frames)[1:]
+    texts = [each["data"] for each in events if each["event"]["action"] == "message_completed"]
+    assert [each["content"] for each in texts] == ["one two three"] * 2
+    assert {each["subrun"]["name"] for each in events if each.get("subrun")} == {
+        *("team", "logs", "metrics")
+    }
+    assert events[-1]["event"]["action"] == "completed"
+
+
+async def test_the_live_marker_comes_after_what_is_stored(
+    edge: Client, bus: Bus, workflows: PretendWorkflows
+) -> None:
+    started = await edge.post("/v1/runs", json={"agent": "diagnosis", "message": "Hello"})
+    while not workflows.trees or not workflows.trees[-1].asked:
+        await asyncio.sleep(0.01)
+    path = f"/v1/runs/{started.json()['run_id']}/events"
+    query = {"include": "children", "markers": "on"}
+    async with Stream(edge, "GET", path, params=query) as stream:
+        await stream.read_until(b"penstock.live")
+        await decide(bus, workflows)
+        frames = await stream.rest()
+    names = [frame.event for frame in frames]
+    assert names.count("penstock.live") == 1
+    assert names[names.index("penstock.live") - 1] == "lifecycle.paused"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 
 from penstock.bus import Bus
@@ -28,6 +29,20 @@ def history_of(
     if source is None:
         return History(bus, stream, lambda: (pattern,), start, turn=turn)
     return History(bus, stream, source.patterns, start, source.keep, turn)
+
+
+async def newest_of(bus: Bus, view: View, start: int) -> int:
+    """Return the stream sequence of the view's newest stored message from `start` on; 0 for none.
+
+    All messages from `start` on are read.
+
+    Raises:
+        BusError: the stream cannot be read now.
+    """
+    history, newest = history_of(bus, view, None, start), 0
+    while batch := await history.below(sys.maxsize):
+        newest = batch[-1].sequence
+    return newest
 
 
 def history_of_tree(bus: Bus, members: Members, start: int, turn: Turn = nullcontext) -> History:

@@ -263,6 +263,10 @@ async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
                 503, "the server has lost these events and restores them; try again in some seconds"
             )
         raise _gone(record.run_id)
+    if record.first_event is not None and loss is None and not view.reads_frames:
+        # The lifecycle events have expired. Later events of a workflow that has waited for long may
+        # still be stored.
+        return StartPosition(record.first_event, record.first_event, truncated=True)
     position = await start_of_new_run(
         bus, subjects.shard_of(record.run_id), frames=view.reads_frames
     )

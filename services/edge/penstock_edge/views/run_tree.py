@@ -26,11 +26,12 @@ MAX_RUNS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A run below the root, its parent, and the parent's step that the run carries out."""
+    """A run below the root, its agent, its parent, and the step that the run carries out."""
 
     run_id: str
     parent: str
     step_id: str | None = None
+    agent: str = ""
 
 
 def child_of(parent: str, data: dict[str, Any]) -> str | None:

@@ -129,7 +129,8 @@ class TreeFold:
         self._places[self.root] = _Place(self.root)
         for child in self.known:
             parent = self._places.get(child.parent) or self._places[self.root]
-            self._places[child.run_id] = _Place(child.run_id, parent, child.step_id)
+            place = _Place(child.run_id, parent, child.step_id, name=child.agent)
+            self._places[child.run_id] = place
 
     @property
     def leg(self) -> int:

@@ -291,7 +291,7 @@ class Legs:
                 item = next(filter(None, map(approval.find, names)))
                 decision = decided(answer.response, item["item_id"], item, for_adk_server=False)
                 decisions.setdefault(approval.approval.approval_id, []).append(decision)
-            next_leg = await next_leg_of(bus, root.run_id)
+            next_leg = await next_leg_of(bus, self._edge.run_list, root)
             decider = decider_of(who, "adk", asked.user_id)
             requests = [
                 (
@@ -307,7 +307,7 @@ class Legs:
             ]
             await decide_each(bus, requests)
             number, place = next_leg.number, next_leg.position
-            tree = self._edge.tree(root.run_id)
+            tree = self._edge.tree(root.run_id, next_leg.known)
             return OpenedLeg(agent, root.run_id, number, place, tree, next_leg.after)
         raise _not_pending(answers[0])
 

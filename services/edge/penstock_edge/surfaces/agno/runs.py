@@ -36,7 +36,7 @@ from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.access import run_of
 from penstock_edge.runs.decide import pause_of, start_of_next_leg
 from penstock_edge.runs.tree_approvals import decide_each, open_approvals
-from penstock_edge.runs.trees import is_workflow, next_leg_of
+from penstock_edge.runs.trees import NextLeg, is_workflow, next_leg_of
 from penstock_edge.sources.locate import StartPosition, start_of_new_run
 from penstock_edge.stream.single_body import SingleBody
 from penstock_edge.surfaces import parameters as by
@@ -180,7 +180,8 @@ class Runs:
             return answer
         record = started.record
         if is_workflow(record):
-            return await self._leg_of_tree(agent, record.run_id, 0, place, stream=asked.stream)
+            leg = NextLeg(place, 0, 1)
+            return await self._leg_of_tree(agent, record.run_id, leg, stream=asked.stream)
         return await self._leg(agent, record.run_id, 1, place, stream=asked.stream)
 
     @serves(
@@ -214,11 +215,10 @@ class Runs:
         answers = agno_answers.answers(listed.field, listed.objects)
         run_id = record.run_id
         if is_workflow(record):
-            next_leg = await next_leg_of(edge.bus, run_id)
+            next_leg = await next_leg_of(edge.bus, edge.run_list, record)
             decider = decider_of(who, "agno", user_id)
             await self._decide_in_tree(record, answers, by=user_id, decider=decider)
-            place, after = next_leg.position, next_leg.after
-            return await self._leg_of_tree(agent, run_id, after, place, stream=asked.stream)
+            return await self._leg_of_tree(agent, run_id, next_leg, stream=asked.stream)
         pause = await pause_of(
             edge.bus, run_id, lambda pause: agno_answers.known(pause.items, pause.shown, answers)
         )
@@ -297,11 +297,11 @@ class Runs:
         return SingleBody(await edge.hubs.join(output_view(agent, run_id, leg), place))
 
     async def _leg_of_tree(
-        self, agent: AgentConfig, root: str, after: int, place: StartPosition, *, stream: bool
+        self, agent: AgentConfig, root: str, leg: NextLeg, *, stream: bool
     ) -> ASGIApp:
-        """Respond with the leg of a workflow's run after this stream sequence."""
+        """Respond with this leg of a workflow's run."""
         edge = self._edge
-        trees = edge.tree(root)
+        trees, place, after = edge.tree(root, leg.known), leg.position, leg.after
         if stream:
             return await edge.stream(tree_leg_view(trees, agent, after), place)
         return SingleBody(await edge.hubs.join(tree_output_view(trees, agent, after), place))

@@ -120,9 +120,10 @@ class Runs:
         """Pass the decision to the approvals service; the response streams the next leg."""
         edge, approval = self._edge, answer.approval
         if answer.root is not None:
-            next_leg = await next_leg_of(edge.bus, answer.root.run_id)
+            next_leg = await next_leg_of(edge.bus, edge.run_list, answer.root)
             run_id, leg, place = answer.root.run_id, next_leg.number, next_leg.position
-            view = edge.tree(run_id).agui_leg(_audience(asked), next_leg.after)
+            tree = edge.tree(run_id, next_leg.known)
+            view = tree.agui_leg(_audience(asked), next_leg.after)
         else:
             run_id, leg = approval.run_id, approval.leg + 1
             place = await start_of_next_leg(edge.bus, run_id)

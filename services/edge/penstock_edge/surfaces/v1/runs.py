@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import starts
+from penstock.bus import Bus
 from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_header
@@ -37,7 +39,14 @@ from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.access import require_dialect, run_of
-from penstock_edge.sources.locate import locate, start_of_new_run, with_live_marker
+from penstock_edge.runs.trees import unfinished_below
+from penstock_edge.sources.histories import newest_of
+from penstock_edge.sources.locate import (
+    StartPosition,
+    locate,
+    start_of_new_run,
+    with_live_marker,
+)
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.described import STREAM, STREAM_OR_PAGE
@@ -53,6 +62,7 @@ from penstock_edge.surfaces.query import (
 from penstock_edge.surfaces.v1.request import StartRequest
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
+from penstock_edge.views.view import View
 
 LISTED = 50
 MAX_LISTED = 1000
@@ -235,11 +245,12 @@ class Runs:
         framing = PageItems() if as_page else Sse(named)
         view = edge.view(record.run_id, dialect, framing, types, children=children)
         place = await locate(edge.bus, view, cursor_of(request), record)
+        if children and place.truncated:
+            known = await unfinished_below(edge.run_list, record)
+            view = edge.tree(record.run_id, known).whole(dialect, framing, types)
         if not as_page:
             if switch(request, "markers", default=False) and not place.ended:
-                place = await with_live_marker(
-                    edge.bus, view.followed.stream, [view.followed.pattern], place
-                )
+                place = await _with_marker(edge.bus, view, place)
             return await edge.stream(view, place)
         if dialect == RAW_DIALECT:
             raise Problem(406, "raw bytes have no JSON pages; accept text/event-stream")
@@ -276,6 +287,12 @@ class Runs:
         if cancelled.at is None:
             return _json(orjson.dumps(body | {"status": "cancelling"}), 202)
         return _json(orjson.dumps(body))
+
+
+async def _with_marker(bus: Bus, view: View, place: StartPosition) -> StartPosition:
+    if view.reads_tree:
+        return replace(place, live_after=await newest_of(bus, view, place.start))
+    return await with_live_marker(bus, view.followed.stream, [view.followed.pattern], place)
 
 
 def _json(body: bytes, status: int = 200) -> Response:
