@@ -124,6 +124,13 @@ def test_in_compose_agent_servers_cannot_reach_nats() -> None:
     assert on_the_bus == {*services(), "streams"} - {"cli"}
 
 
+def test_in_compose_the_services_that_call_agent_servers_reach_them() -> None:
+    on_the_network = {
+        name for name, each in COMPOSE["services"].items() if "agents" in each["networks"]
+    }
+    assert on_the_network == {"connector", "edge", "demo-agno", "demo-adk"}
+
+
 def test_compose_builds_only_stages_that_there_are() -> None:
     for name, service in COMPOSE["services"].items():
         if "build" in service:
