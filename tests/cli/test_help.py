@@ -35,7 +35,7 @@ def test_all_commands_are_found() -> None:
     assert {"penstock up", "penstock runs show", "penstock deadletters replay"} <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("module", ["runs", "approvals", "automations", "tokens"])
+@pytest.mark.parametrize("module", ["runs", "approvals", "automations", "tokens", "workflow"])
 def test_a_command_that_speaks_http_imports_no_nats_and_no_service(module: str) -> None:
     program = (
         f"import sys, penstock_cli.main, penstock_cli.commands.{module}\n"

@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "approvals": ("approvals", "app"),
     "tokens": ("tokens", "app"),
     "automations": ("automations", "app"),
+    "workflow": ("workflow", "app"),
     "agents": ("agents", "app"),
     "policy": ("policy", "app"),
     "deadletters": ("deadletters", "app"),

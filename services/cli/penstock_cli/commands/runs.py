@@ -34,12 +34,13 @@ def run(
 ) -> None:
     """Start a run and follow it; Ctrl-C leaves it running."""
     with connected(url, as_json) as (api, output):
-        follower = runs.Follower(api, output, answer=_answer(answer, output), wait=wait)
+        follower = runs.Follower(api, output, answer=answer_of(answer, output), wait=wait)
         run_id = api.start(agent, message, session)["run_id"]
         raise typer.Exit(follower.follow(run_id))
 
 
-def _answer(given: bool | None, output: Output) -> runs.Answer | None:
+def answer_of(given: bool | None, output: Output) -> runs.Answer | None:
+    """Return how approvals are answered: all as given, or by the person at the terminal."""
     if given is not None:
         return partial(approvals.decided, decision="approve" if given else "reject")
     return partial(approvals.ask, output) if output.interactive else None

@@ -149,20 +149,28 @@ class Api:
         self.call("DELETE", f"/v1/service-tokens/{_segment(token_id)}")
 
     def follow(
-        self, run_id: str, *, dialect: str = "canonical", after: str | None = None
+        self,
+        run_id: str,
+        *,
+        dialect: str = "canonical",
+        after: str | None = None,
+        children: bool = False,
     ) -> Generator[Frame, None, None]:
         """Yield a run's frames after a cursor until the run ends, and reconnect as needed.
+
+        With `children`, the stream has the events of the runs of a workflow's steps, too.
 
         Raises ApiError. Raises Unreachable if the first connection fails, or if no later connection
         succeeds within two minutes.
         """
         path = f"/v1/runs/{_segment(run_id)}/events"
+        given = {"dialect": dialect} | ({"include": "children"} if children else {})
         cursor = after
         patience = _Patience(self.url, self._notice, GIVE_UP_S)
         while True:
             any_frame = False
             try:
-                for frame in self._connection(path, {"dialect": dialect}, cursor, patience):
+                for frame in self._connection(path, given, cursor, patience):
                     cursor, any_frame = frame.id or cursor, True
                     yield frame
             except _Finished:
@@ -223,13 +231,22 @@ class Api:
                 yield from parser.feed(chunk)
 
     def pages(
-        self, path: str, name: str, cursor: str, limit: int, filters: Mapping[str, object]
+        self,
+        path: str,
+        name: str,
+        cursor: str,
+        limit: int,
+        filters: Mapping[str, object],
+        most: int = MAX_PAGE,
     ) -> tuple[list[dict[str, Any]], bool]:
-        """Read pages of a list. `cursor` is the parameter that gets `next` of the previous page."""
+        """Read pages of a list. `cursor` is the parameter that gets `next` of the previous page.
+
+        `most` is the number of entries that a page may have.
+        """
         found: list[dict[str, Any]] = []
         following: str | None = None
         while True:
-            size = min(limit - len(found), MAX_PAGE)
+            size = min(limit - len(found), most)
             page = self.call("GET", path, {**filters, "limit": size, cursor: following})
             found += page[name]
             following = page.get("next")

@@ -28,17 +28,25 @@ class Follower:
     """Follows one run in the terminal, and answers its approvals."""
 
     def __init__(
-        self, api: Api, output: Output, *, answer: Answer | None = None, wait: bool = True
+        self,
+        api: Api,
+        output: Output,
+        *,
+        answer: Answer | None = None,
+        wait: bool = True,
+        children: bool = False,
     ) -> None:
         """Prepare to follow a run.
 
         `answer` decides approvals; None leaves decisions to other people. `wait`: whether to
-        follow the run further while other people decide.
+        follow the run further while other people decide. `children`: whether to show the events of
+        the runs of a workflow's steps, too.
         """
         self._api = api
         self._output = output
         self._answer = answer
         self._wait = wait
+        self._children = children
         self._view = render.View()
         self._cursor: str | None = None
 
@@ -46,7 +54,8 @@ class Follower:
         """Follow until the run ends; return the exit code for the way in which the run ended."""
         self._cursor = after
         try:
-            with closing(self._api.follow(run_id, after=after)) as frames:
+            frames = self._api.follow(run_id, after=after, children=self._children)
+            with closing(frames):
                 for frame in frames:
                     self._cursor = frame.id or self._cursor
                     code = self._on_event(run_id, json.loads(frame.data))

@@ -1,0 +1,70 @@
+"""Checks and draws definitions of workflows on this machine, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from penstock.settings import load_config
+from penstock_cli.terminal.workflows import Checked
+from penstock_workflows.definition import InvalidDefinition, Loaded, load, load_value
+from penstock_workflows.definition.checks import unknown_references
+from penstock_workflows.definition.graph import as_text, mermaid
+from penstock_workflows.registry.files import SUFFIXES
+
+
+def agents_of(config: Path) -> list[str]:
+    """Return the ids of the agents of a configuration file. Raises ConfigurationError."""
+    return [agent.id for agent in load_config(config).agents]
+
+
+def check(files: Sequence[Path], agents: Collection[str] | None) -> list[Checked]:
+    """Return the files with their definitions or mistakes. With None, agents are not checked."""
+    found = []
+    for path in files:
+        inside = (
+            sorted(each for each in path.iterdir() if each.suffix in SUFFIXES)
+            if (path.is_dir())
+            else [path]
+        )
+        found += [_checked(each, agents) for each in inside]
+    return found
+
+
+def _checked(path: Path, agents: Collection[str] | None) -> Checked:
+    try:
+        loaded: Loaded = load(path.read_bytes())
+        loaded.refuse(list(unknown_references(loaded.workflow, agents, None)))
+    except OSError as error:
+        return Checked(
+            path, {}, [{"field": "file", "message": f"cannot be read: {error.strerror}"}]
+        )
+    except InvalidDefinition as error:
+        return Checked(path, {}, [each.shown() for each in error.problems])
+    return Checked(path, loaded.value)
+
+
+def in_order(files: Sequence[Checked]) -> list[Checked]:
+    """Return definitions after those that their steps run, since these must be stored first."""
+    by_name = {each.value.get("name", str(each.path)): each for each in files}
+    graph: dict[str, set[str]] = {name: _runs(each.value) for name, each in by_name.items()}
+    try:
+        order = [name for name in TopologicalSorter(graph).static_order() if name in by_name]
+    except CycleError:
+        return list(files)  # the server names what is missing
+    return [by_name[name] for name in order] + [
+        each for each in files if each not in by_name.values()
+    ]
+
+
+def _runs(definition: Mapping[str, Any]) -> set[str]:
+    steps = definition.get("steps", {}).values()
+    return {step["workflow"]["workflow"] for step in steps if "workflow" in step}
+
+
+def drawn(definition: dict[str, Any], *, as_mermaid: bool) -> str:
+    """Return the graph of a definition, as text or as Mermaid."""
+    workflow = load_value(definition).workflow
+    return mermaid(workflow) if as_mermaid else as_text(workflow)

@@ -1,0 +1,205 @@
+"""`penstock workflow` against the real services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+from typer.testing import CliRunner, Result
+
+from penstock.bus import Bus, BusSettings
+from penstock.service import Service
+from penstock.settings import AgnoAgent, AuthSettings, Config, Settings
+from penstock_cli.main import app
+from penstock_edge.service import EdgeService
+from penstock_normalizer.service import NormalizerService
+from penstock_workflows.service import WorkflowsService
+from support.drive.secured import served
+from support.fakes.issuer import SECRET, token
+from support.real.nats import NatsServer
+from support.real.ports import free_port
+
+Invoke = Callable[..., Awaitable[Result]]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EXAMPLES = Path(__file__).parent.parent / "workflows" / "definitions"
+CONFIG = Config(agents=[AgnoAgent(id="assistant", protocol="agno", url="http://127.0.0.1:9")])
+OUTER = """\
+# what a newcomer writes
+dsl: penstock/1
+name: outer
+version: "1"
+input: {type: object, required: [who], properties: {who: {type: string}}}
+steps:
+  greeting: {set: '"Hello " + input.who'}
+  part:
+    needs: [greeting]
+    workflow: {workflow: inner, input: '{"text": greeting.output}'}
+    output: result.text
+output: part.output
+"""
+INNER = """\
+dsl: penstock/1
+name: inner
+version: "1"
+steps: {loud: {set: 'input.text + "!"'}}
+output: loud.output
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def invoke(nats_server: NatsServer) -> AsyncIterator[Invoke]:
+    settings = Settings(
+        nats_url=nats_server.url,
+        port=free_port(),
+        probe_port=free_port(),
+        drain_s=1,
+        auth=AuthSettings(jwt_secret=SECRET, leeway_s=0),
+    )
+    services: list[type[Service]] = [NormalizerService, WorkflowsService, EdgeService]
+    caller = token(sub="alice", scope="start read workflow")
+    environment = {
+        "PENSTOCK_URL": f"http://127.0.0.1:{settings.port}",
+        "PENSTOCK_TOKEN": caller,
+        "COLUMNS": "200",
+    }
+
+    async def run(*words: str, **more: str) -> Result:
+        given = ["workflow", *words]
+        return await asyncio.to_thread(CliRunner().invoke, app, given, env={**environment, **more})
+
+    bus = await Bus.connect(BusSettings(url=nats_server.url, name="test"))  # makes the streams
+    await bus.close()
+    async with served(settings, CONFIG, services):
+        yield run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a_outer.yaml").write_text(OUTER)
+    (tmp_path / "b_inner.yaml").write_text(INNER)
+    return tmp_path
+
+
+async def test_definitions_are_stored_in_the_order_of_their_needs_and_run(
+    invoke: Invoke, folder: Path
+) -> None:
+    stored = await invoke("apply", str(folder))
+    assert stored.exit_code == 0, stored.output
+    assert stored.stdout.splitlines() == [
+        "inner: version 1 is stored and the latest",
+        "outer: version 1 is stored and the latest",
+    ]
+    again = await invoke("apply", str(folder))
+    assert (again.exit_code, again.stdout) == (0, stored.stdout)
+    listed = await invoke("list")
+    assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [
+        ["inner", "1"],
+        ["outer", "1"],
+    ]
+    shown = await invoke("show", "outer")
+    assert yaml.safe_load(shown.stdout) == yaml.safe_load(OUTER)
+    graph = await invoke("graph", "outer")
+    assert "2. part      workflow inner; after greeting" in graph.stdout
+    versions = await invoke("show", "outer", "--versions", "--json")
+    assert json.loads(versions.stdout)["is_latest"] is True
+
+    followed = await invoke("run", "outer", "--input", '{"who": "Ada"}', "--json")
+    assert followed.exit_code == 0, followed.output
+    events = [json.loads(line) for line in followed.stdout.splitlines()]
+    started = [each["data"]["workflow"] for each in events if _type(each) == "workflow.started"]
+    assert started == ["outer", "inner"]  # the events of the step's run are there, too
+    assert _type(events[-1]) == "lifecycle.completed"
+    assert "Hello Ada!" in json.dumps(events[-1]["data"])
+
+
+def _type(event: dict[str, dict[str, str]]) -> str:
+    return f"{event['event']['category']}.{event['event']['action']}"
+
+
+async def test_an_input_that_does_not_fit_is_refused_with_its_path(
+    invoke: Invoke, folder: Path
+) -> None:
+    await invoke("apply", str(folder))
+    refused = await invoke("run", "outer", "--input", '{"who": 1}')
+    assert refused.exit_code == 2
+    assert "input.who: must be string, not 1" in refused.stderr
+    for given in ("[1]", "{", "@/nowhere"):
+        wrong = await invoke("run", "outer", "--input", given)
+        assert wrong.exit_code == 2
+        assert "--input" in wrong.stderr
+
+
+async def test_an_input_comes_from_a_file(invoke: Invoke, folder: Path) -> None:
+    await invoke("apply", str(folder))
+    (folder / "input").write_text('{"who": "Bob"}')
+    followed = await invoke("run", "outer", "--input", f"@{folder / 'input'}")
+    assert followed.exit_code == 0, followed.output
+    assert "Hello Bob!" in followed.stdout
+
+
+async def test_a_retired_workflow_does_not_run(invoke: Invoke, folder: Path) -> None:
+    (folder / "old.yaml").write_text(INNER.replace("inner", "old"))
+    await invoke("apply", str(folder / "old.yaml"))
+    assert (await invoke("retire", "old")).exit_code == 0
+    refused = await invoke("run", "old")
+    assert refused.exit_code == 2
+    assert "retired" in refused.stderr
+
+
+async def test_the_server_names_what_this_machine_cannot_know(invoke: Invoke, folder: Path) -> None:
+    (folder / "c.yaml").write_text(
+        "dsl: penstock/1\nname: c\nversion: '1'\nsteps:\n"
+        "  a: {run: {agent: assistent, message: '\"x\"'}}\n"
+    )
+    refused = await invoke("apply", str(folder / "c.yaml"))
+    assert refused.exit_code == 2
+    assert 'there is no agent assistent: did you mean "assistant"?' in refused.stderr
+
+
+def local(*words: str) -> Result:
+    return CliRunner().invoke(app, ["workflow", *words], env={"COLUMNS": "200"})
+
+
+async def test_files_are_checked_without_a_server(tmp_path: Path) -> None:
+    good = local("validate", str(EXAMPLES))
+    assert good.exit_code == 0
+    assert "code_review, version 1, has no mistakes" in good.stderr
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("dsl: penstock/1\nname: b\nversion: 1\nsteps:\n  a: {set: nope, neds: [x]}\n")
+    found = local("validate", str(bad), str(tmp_path / "missing.yaml"))
+    assert found.exit_code == 1
+    assert found.stdout.splitlines() == [
+        f'{bad}:3:10: version: must be a text: write "1" in quotes',
+        f"{bad}:5:18: steps.a.neds: there is no field 'neds': did you mean \"needs\"?",
+        f"{tmp_path / 'missing.yaml'}: file: cannot be read: No such file or directory",
+    ]
+    as_json = local("validate", str(bad), "--json")
+    assert json.loads(as_json.stdout.splitlines()[0])["line"] == 3
+
+
+async def test_with_a_configuration_the_agents_are_checked(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.yaml"
+    agent = "{id: linter, protocol: agno, url: 'http://127.0.0.1:9'}"
+    config.write_text(f"agents: [{agent}]\n")
+    found = local("validate", str(EXAMPLES / "code_review.yaml"), "--config", str(config))
+    assert found.exit_code == 1
+    assert "there is no agent scanner (agents: linter)" in found.stdout
+    assert "linter:" not in found.stdout
+
+
+async def test_a_graph_is_drawn_from_a_file() -> None:
+    text = local("graph", str(EXAMPLES / "code_review.yaml")).stdout
+    assert text.splitlines()[:3] == [
+        "code_review 1",
+        "  1. static_analysis  run linter",
+        "  1. security_scan    run scanner; on failure continue",
+    ]
+    drawn = local("graph", str(EXAMPLES / "diagnosis.yaml"), "--mermaid").stdout
+    assert drawn.splitlines()[:2] == ["flowchart TD", '    s0["plan<br/>run global_supervisor"]']
