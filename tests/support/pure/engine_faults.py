@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias, get_args
 import orjson
 
 from penstock_workflows.engine import Decision, Frame, Input, State, decode, encode
-from support.pure.engine_world import World
+from support.pure.engine_world import World, check_state
 
 Fate: TypeAlias = Literal[
     "well",
@@ -95,6 +95,7 @@ class FaultyWorld(World):
             self.values[stored.digest] = orjson.loads(stored.payload)
         if decision.records:
             self.journal += decode(encode(decision.records))
+            check_state(decision.state)
             self.state = decision.state
             self.unwritten += decision.frames
 

@@ -122,6 +122,7 @@ class World:
         if not decision.records:
             return
         self.journal += decode(encode(decision.records))
+        check_state(decision.state)
         self.state = decision.state
         self.frames += decision.frames
         for frame in decision.frames:
@@ -240,6 +241,30 @@ class World:
         assert again == self.frames, "a projection that is made anew differs"
         positions = [frame.position for frame in again]
         assert positions == sorted(set(positions)), "frames have the same position"
+
+
+def check_state(state: State | None) -> None:
+    """Check what holds of every state."""
+    assert state is not None
+    open_ = state.open.values()
+    assert state.busy == sum(entry.works for entry in open_)
+    assert state.persons == sum(entry.person is not None for entry in open_)
+    assert state.keys == {entry.id: entry.key for entry in open_ if entry.id is not None}
+    assert not state.left.keys() & state.keys.keys()
+    begun = {step for step, _ in state.open} | state.loops.keys()
+    assert not state.ready.keys() & (begun | state.results.keys())
+    assert not state.loops.keys() & state.results.keys()
+    assert not state.results.keys() & {step for step, index in state.open if index is None}
+    for name, loop in state.loops.items():
+        under_way = sum(step == name for step, _ in state.open)
+        assert loop.begun - loop.ended == under_way
+        assert loop.ended == sum(result is not None for result in loop.results)
+    if state.stop is not None or state.end is not None:
+        assert [*state.open, *state.ready, *state.loops] == []
+    elif state.paused is not None:
+        assert 0 < len(state.open) == state.persons
+    if state.stop is None and state.end is None:
+        assert state.open, "a run that has not ended waits for nothing"
 
 
 def decided(approval: str, decision: str = "approve", **item: Any) -> ApprovalInput:

@@ -170,7 +170,9 @@ def _on_child(draft: Draft, input: inputs.ChildInput) -> None:
         case "lifecycle.failed":
             error = {
                 "code": str(input.data.get("code") or "upstream_error"),
-                "message": str(input.data.get("error") or "the child failed"),
+                "message": str(input.data.get("error") or "the child failed")[
+                    :MAX_ERROR_CHARACTERS
+                ],
             }
             fail(draft, entry, error, child={"status": "failed"})
         case "lifecycle.cancelled":
@@ -191,6 +193,7 @@ _USAGE_FIELDS: Final = (
     *("input_tokens", "output_tokens", "total_tokens"),
     *("reasoning_tokens", "cached_input_tokens"),
 )
+MAX_ERROR_CHARACTERS: Final = 4000  # of a child's error in the parent's records and events
 MAX_RESULT_CHARACTERS: Final = 2000  # of a child's answer in `dispatch.finished`
 
 
