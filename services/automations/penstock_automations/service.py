@@ -36,6 +36,7 @@ from penstock_automations.jobs.order import Order
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.matching.matching import Matching
 from penstock_automations.rules.anonymous import pause_rules_of_nobody
+from penstock_automations.rules.call_secrets import read_call_secrets
 from penstock_automations.rules.file import apply_file
 from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.refusals import Refusals
@@ -92,6 +93,7 @@ class AutomationsService(Service):
                 settings.deliveries_at_once, settings.deliver_ack_wait_s, settings.retry_delays_s
             ),
             self.give_up,
+            read_call_secrets(settings.call_secrets) if settings.call_secrets is not None else {},
         )
         self._schedules = Schedules(self.bus, self._rules, self.give_up)
         self._due = Due(self.bus, self.give_up)

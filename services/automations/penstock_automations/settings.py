@@ -20,6 +20,11 @@ class AutomationsSettings(StartSettings):
         description="The path of a YAML file with rules. They are the operator's, and see the runs "
         "of all users unless they name an owner.",
     )
+    call_secrets: Path | None = Field(
+        None,
+        description="The path of a YAML file with the secrets that steps `call` of workflows may "
+        "name, each with the hosts that may get its signature and its credentials.",
+    )
     rules_per_user: int = Field(
         100,
         ge=0,

@@ -41,7 +41,8 @@ class Attempted:
     """One attempt of an action.
 
     `at` is when the attempt began, `answer` the first bytes of the receiver's answer, and `run_id`
-    the run that the attempt has started.
+    the run that the attempt has started. `whole_answer` is what was read of the answer to the call
+    of a workflow.
     """
 
     verdict: Verdict
@@ -50,6 +51,7 @@ class Attempted:
     answer: str = ""
     request: RequestHead | None = None
     run_id: str | None = None
+    whole_answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

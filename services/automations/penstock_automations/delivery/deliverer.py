@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,16 +20,20 @@ from penstock.bus.state import deadletters
 from penstock.bus.streams import events_for
 from penstock.bus.write import objects
 from penstock.bus.write.schedules import schedule
+from penstock.runs.calls import CallJob
 from penstock_automations.actions.carrier import Attempted, Carrier, Later, Occurrence
 from penstock_automations.broker import Taken
 from penstock_automations.delivery.announcements import Announcements, Timeline
 from penstock_automations.delivery.backoff import delay_s
+from penstock_automations.delivery.called import tell_workflow, wants_answer
 from penstock_automations.delivery.outcomes import dead_letter, outcome, triggered
 from penstock_automations.delivery.records import Attempt, DeliveryRecord, Records
 from penstock_automations.jobs.deferrals import growing_s
-from penstock_automations.jobs.job import EventSource, Job, TriggerSource
+from penstock_automations.jobs.job import CallSource, EventSource, Job, TriggerSource
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
+from penstock_automations.rules.call_secrets import CallSecret
+from penstock_automations.rules.calls import CallRefused, rule_of_call
 from penstock_automations.rules.model import ActionKind
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
@@ -75,6 +80,7 @@ class Deliverer:
         carriers: Mapping[ActionKind, Carrier],
         limits: Limits,
         give_up: GiveUp,
+        call_secrets: Mapping[str, CallSecret],
     ) -> None:
         self._bus = bus
         self._pod = pod
@@ -84,6 +90,7 @@ class Deliverer:
         self._carriers = carriers
         self._limits = limits
         self._give_up = give_up
+        self._call_secrets = call_secrets
         self._announcements = Announcements(bus, pod)
         self._records = Records(bus)
         self._working: set[asyncio.Task[None]] = set()
@@ -178,6 +185,8 @@ class Deliverer:
             record = self._new_record(job, record)
         if job.failure is not None:
             return await self._fail(job, stored, record, job.failure_code, job.failure)
+        if isinstance(job.source, CallSource):
+            return await self._deliver_call(job, job.source.call, stored, record)
         rule = self._rules.get(job.rule)
         if rule is None:
             await self._persist(self._rules.refresh)
@@ -191,6 +200,28 @@ class Deliverer:
             return await self._fail(job, stored, record, "put_off_too_often", text)
         if rule.record.paused is not None or not rule.record.rule.enabled:
             return await self._defer(job, growing_s(PAUSED_S, job.deferrals))
+        await self._take_place(rule, job, stored, record)
+
+    async def _deliver_call(
+        self, job: Job, call: CallJob, stored: Stored, record: DeliveryRecord
+    ) -> None:
+        record.name = call.workflow
+        if not await self._persist(lambda: wants_answer(self._bus, call)):
+            text = "the workflow's run has ended before the call was delivered"
+            return await self._fail(job, stored, record, "run_ended", text)
+        if call.give_up_at is not None and self._bus.clock.time() >= call.give_up_at:
+            text = "the time of the step was over before the call was delivered"
+            return await self._fail(job, stored, record, "gave_up", text)
+        try:
+            rule = rule_of_call(call, self._call_secrets)
+        except CallRefused as refused:
+            return await self._fail(job, stored, record, refused.code, str(refused))
+        await self._take_place(rule, job, stored, record)
+
+    async def _take_place(
+        self, rule: CompiledRule, job: Job, stored: Stored, record: DeliveryRecord
+    ) -> None:
+        """Make an attempt if there is a place for it now; otherwise put the job off."""
         carrier = self._carriers[rule.record.rule.action.kind]
         async with carrier.place(rule, job) as wait_s:
             if wait_s:
@@ -239,7 +270,8 @@ class Deliverer:
             )
         )
         record.made = job.attempt
-        wait_s = delay_s(job.attempt, self._limits.delays_s, meant.retry_after_s, random.random())
+        record.answer = attempted.whole_answer
+        wait_s = self._wait_s(job, meant.retry_after_s, now)
         if meant.outcome == "delivered":
             record.status, record.ended_at = "delivered", now
         elif meant.outcome != "failed" or wait_s is None:
@@ -249,14 +281,25 @@ class Deliverer:
         if meant.outcome != "delivered":
             following = f"; the next in {wait_s:.0f} s" if record.status == "waiting" else ""
             log.warning(
-                "%s: rule %s: attempt %d failed: %s%s",
-                *(job.about, job.rule, job.attempt, meant.text, following),
+                "%s: %s: attempt %d failed: %s%s",
+                *(job.about, job.on_behalf, job.attempt, meant.text, following),
             )
         elif job.attempt > 1:
-            log.info("%s: rule %s: attempt %d was delivered", job.about, job.rule, job.attempt)
+            log.info("%s: %s: attempt %d was delivered", job.about, job.on_behalf, job.attempt)
         await self._settle_new(job, stored, record)
-        if meant.outcome == "gone":
+        if meant.outcome == "gone" and not isinstance(job.source, CallSource):
             await self._persist(lambda: self._store.pause(job.rule, meant.text, "penstock"))
+
+    def _wait_s(self, job: Job, retry_after_s: float | None, now: float) -> float | None:
+        """Return the seconds until the next attempt; None if no further attempt may be made."""
+        delays_s: Sequence[float] = self._limits.delays_s
+        last = math.inf
+        if isinstance(job.source, CallSource):
+            call = job.source.call
+            delays_s = delays_s if call.retry_delays_s is None else call.retry_delays_s
+            last = math.inf if call.give_up_at is None else call.give_up_at
+        wait_s = delay_s(job.attempt, delays_s, retry_after_s, random.random())
+        return None if wait_s is None or now + wait_s >= last else wait_s
 
     async def _fail(
         self, job: Job, stored: Stored, record: DeliveryRecord, code: str, text: str
@@ -296,6 +339,12 @@ class Deliverer:
             at = record.next_at or self._bus.clock.time()
             await self._persist(lambda: self._schedule(following, at))
             return
+        if isinstance(job.source, CallSource):
+            call = job.source.call
+            await self._persist(lambda: tell_workflow(self._bus, call, record))
+            telemetry.DELIVERIES.labels(record.status).inc()
+            log.info("%s: %s: %s", job.about, job.on_behalf, record.status)
+            return
         if record.status == "failed" and job.can_be_repeated:
             letter = dead_letter(self._pod, job, stored, record)
             await self._persist(lambda: deadletters.bury(self._bus, letter))
@@ -304,8 +353,8 @@ class Deliverer:
             if record.status == "failed" and job.can_be_repeated:
                 telemetry.DEADLETTERS.labels("automations").inc()
                 log.error(
-                    "%s: rule %s: delivery %s has failed: %s",
-                    *(job.about, job.rule, job.webhook_id, outcome(job, record)[1]["result"]),
+                    "%s: %s: delivery %s has failed: %s",
+                    *(job.about, job.on_behalf, job.webhook_id, outcome(job, record)[1]["result"]),
                 )
         if job.ordered:
             following_job = await self._persist(lambda: self._order.done(job))
@@ -334,7 +383,7 @@ class Deliverer:
         if timeline is None:
             # in all other cases, `_settle` logs the failure
             if record.status != "failed" or not job.can_be_repeated:
-                log.info("%s: rule %s: %s: %s", job.about, job.rule, type_, data["result"])
+                log.info("%s: %s: %s: %s", job.about, job.on_behalf, type_, data["result"])
             return True
         if job.run_id is None:
             # This attempt has started the run, so `automation.triggered` can be written only now.
@@ -347,6 +396,8 @@ class Deliverer:
         """Put a job off without using an attempt."""
         telemetry.DELIVERIES_DEFERRED.inc()
         at = self._bus.clock.time() + wait_s
+        if isinstance(job.source, CallSource) and job.source.call.give_up_at is not None:
+            at = min(at, job.source.call.give_up_at)  # so that the workflow gets its answer then
         await self._persist(lambda: self._schedule(job.deferred(), at))
 
     async def _schedule(self, job: Job, at: float) -> None:
@@ -357,6 +408,8 @@ class Deliverer:
         source = job.source
         if isinstance(source, TriggerSource):
             return Occurrence(orjson.dumps(source.body))
+        if isinstance(source, CallSource):
+            return Occurrence(b"{}", source.call.traceparent)
         stored = await self._bus.at(events_for(source.run_id), source.event)
         if stored is None or not stored.subject.endswith(source.run_id):
             return None
@@ -380,7 +433,8 @@ class Deliverer:
             attempts=earlier.attempts if earlier is not None else [],
             started_run_id=earlier.started_run_id if earlier is not None else None,
             began_at=self._bus.clock.time(),
-            job=orjson.loads(job.dump()),
+            # A call is not replayed, and its body may be large.
+            job={} if isinstance(job.source, CallSource) else orjson.loads(job.dump()),
         )
         record.follows(earlier)
         return record

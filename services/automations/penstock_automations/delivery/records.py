@@ -53,6 +53,9 @@ class DeliveryRecord(Record):
     ended_at: float | None = None
     next_at: float | None = Field(None, description="When the next attempt is due, Unix seconds")
     job: dict[str, Any] = Field({}, description="The job of this replay's first attempt")
+    answer: str | None = Field(
+        None, description="Of a workflow's call: the first 64 KiB of the last answer"
+    )
 
     # The revision of the stored record; 0 if there is none. With the revision, a process that has
     # lost its job cannot overwrite the record of the next process.

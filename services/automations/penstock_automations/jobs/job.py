@@ -1,4 +1,4 @@
-"""Defines jobs. A job is a delivery that a rule is to make for one event or trigger. Pure."""
+"""Defines jobs. A job is a delivery that a rule or a workflow wants to be made. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Final, Literal, Self
 import orjson
 
 from penstock.bus import subjects
+from penstock.runs.calls import CALLS, CallJob
 
 TriggerKind = Literal["schedule", "hook"]
-SourceKind = Literal["event", TriggerKind]
+SourceKind = Literal["event", "call", TriggerKind]
 FailureCode = Literal["condition", "depth", "queue_full"]
 
 _TRIGGER_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -71,14 +72,38 @@ class TriggerSource:
         return {"source": self.kind, "id": self.id, "body": self.body}
 
 
-Source = EventSource | TriggerSource
+@dataclass(frozen=True, slots=True)
+class CallSource:
+    """A step of a workflow that calls a webhook. No rule is involved."""
+
+    kind: ClassVar[SourceKind] = "call"
+
+    call: CallJob
+
+    @property
+    def token(self) -> str:
+        """The source's part of the job's subjects and keys."""
+        return self.call.token
+
+    @property
+    def id(self) -> str:
+        """The call's id, which is unique in its run."""
+        return self.call.call_id
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the source, as jobs have them."""
+        return {"source": self.kind, "call": self.call.model_dump(exclude_none=True)}
+
+
+Source = EventSource | TriggerSource | CallSource
+CALL_TYPE: Final = "workflow.call"  # the type of all jobs of calls
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A delivery for one rule, as DELIVERIES, SCHEDULES and dead letters carry it."""
+    """A delivery for one rule or call, as DELIVERIES, SCHEDULES and dead letters carry it."""
 
-    rule: str
+    rule: str  # the rule's id, or `CALLS`
     version: int
     uid: str  # the rule's `uid`; a later rule with the same id has another `uid`
     type: str  # the event's type, or `<category>.<action>` of the trigger's body
@@ -93,8 +118,21 @@ class Job:
 
     @property
     def run_id(self) -> str | None:
-        """The run of the event; None for a trigger."""
-        return self.source.run_id if isinstance(self.source, EventSource) else None
+        """The run of the event or of the workflow; None for a trigger."""
+        match self.source:
+            case EventSource(run_id=run_id):
+                return run_id
+            case CallSource(call=call):
+                return call.run_id
+            case _:
+                return None
+
+    @property
+    def on_behalf(self) -> str:
+        """The rule or the workflow's step that wants the delivery, for log lines."""
+        if isinstance(self.source, CallSource):
+            return f"workflow {self.source.call.workflow}, {self.source.call.step_id}"
+        return f"rule {self.rule}"
 
     @property
     def about(self) -> str:
@@ -104,7 +142,12 @@ class Job:
 
     @property
     def can_be_repeated(self) -> bool:
-        """Whether a replay may succeed. Only then does a failure become a dead letter."""
+        """Whether a replay may succeed. Only then does a failure become a dead letter.
+
+        A call is never replayed: its workflow gets the failure, and decides what to do.
+        """
+        if isinstance(self.source, CallSource):
+            return False
         return self.failure is None or self.failure_code == "queue_full"
 
     @property
@@ -115,6 +158,8 @@ class Job:
     @property
     def webhook_id(self) -> str:
         """The delivery's id that receivers see, the same for all attempts and replays."""
+        if isinstance(self.source, CallSource):
+            return self.source.call.webhook_id
         return f"{self.rule}.{self.source.id}"
 
     @property
@@ -170,6 +215,9 @@ class Job:
             fields: dict[str, Any] = orjson.loads(payload)
             source = _SOURCES[fields.get("source", "event")](fields)
             known = {name: fields[name] for name in cls.__slots__ if name in fields}
+            if isinstance(source, CallSource):
+                known |= {"rule": CALLS, "version": 1, "uid": CALLS, "type": CALL_TYPE}
+                known |= {"depth": source.call.depth}
             job = cls(**{**known, "source": source})
             if not isinstance(job.attempt, int):
                 raise ValueError("attempt is no number")
@@ -193,7 +241,19 @@ def _trigger_source(fields: dict[str, Any]) -> TriggerSource:
     return source
 
 
-_SOURCES: Final = {"event": _event_source, "schedule": _trigger_source, "hook": _trigger_source}
+def _call_source(fields: dict[str, Any]) -> CallSource:
+    source = CallSource(CallJob.model_validate(fields["call"]))
+    if not subjects.is_run_id(source.call.run_id):
+        raise ValueError("the run's id has another form")
+    return source
+
+
+_SOURCES: Final = {
+    "event": _event_source,
+    "schedule": _trigger_source,
+    "hook": _trigger_source,
+    "call": _call_source,
+}
 
 
 def _without_defaults(value: Job | EventSource) -> dict[str, Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import yaml
 from pydantic import Field, model_validator
@@ -14,6 +12,7 @@ from pydantic import Field, model_validator
 from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.scopes import DEFAULT, SCOPES
 from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.expanding import expanded
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner, RuleRecord
@@ -21,8 +20,6 @@ from penstock_automations.rules.rights import check_agent, missing_right
 from penstock_automations.rules.store import Conflict, RuleStore
 
 log = logging.getLogger(__name__)
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class FileRule(Rule):
@@ -44,7 +41,7 @@ def read_rules(path: Path) -> list[FileRule]:
         ConfigurationError: the file cannot be read, or a rule is wrong; the text names the field.
     """
     try:
-        content = _expanded(yaml.safe_load(path.read_text()) or {})
+        content = expanded(yaml.safe_load(path.read_text()) or {})
     except (OSError, yaml.YAMLError, LookupError) as error:
         raise ConfigurationError(f"the rules in {path} cannot be read: {error}") from None
     listed = content.get("rules") if isinstance(content, dict) else None
@@ -111,19 +108,3 @@ def _is_stored(wanted: Rule, owner: Owner, all_users: bool, found: RuleRecord) -
     if not found.has_rights_of(owner, all_users=all_users):
         return False
     return with_secrets(wanted, found.rule).model_dump() == found.rule.model_dump()
-
-
-def _expanded(value: Any) -> Any:
-    """Replace `${NAME}` in all texts. Raises LookupError for a variable that is not set."""
-    if isinstance(value, dict):
-        return {key: _expanded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_expanded(each) for each in value]
-    return _VARIABLE.sub(_variable, value) if isinstance(value, str) else value
-
-
-def _variable(match: re.Match[str]) -> str:
-    value = os.environ.get(match[1])
-    if value is None:
-        raise LookupError(f"the variable {match[1]} is not set")
-    return value

@@ -47,11 +47,13 @@ RESERVED: Final = frozenset({"deliveries", "endpoints", "hooks", "replay"})
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """The base of all parts of a rule. An unknown field is an error."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class BasicAuth(_Part):
+class BasicAuth(Part):
     """A user and a password, for HTTP basic authentication."""
 
     username: str = Field(description="The user; without a colon.", pattern=r"^[^:\r\n]*$")
@@ -60,7 +62,7 @@ class BasicAuth(_Part):
     )
 
 
-class HeaderAuth(_Part):
+class HeaderAuth(Part):
     """A header with a secret value."""
 
     name: str = Field(description="The header's name.", pattern=r"^[A-Za-z0-9-]{1,64}$")
@@ -85,7 +87,7 @@ _OWN_HEADERS = frozenset(
 )
 
 
-class WebhookAuth(_Part):
+class WebhookAuth(Part):
     """How a webhook authenticates besides its signature: one of the three."""
 
     bearer: str | None = Field(
@@ -105,7 +107,7 @@ class WebhookAuth(_Part):
         return self
 
 
-class LinkFor(_Part):
+class LinkFor(Part):
     """A person or a group that decides with a one-time link."""
 
     user: str | None = Field(None, min_length=1, max_length=256, description="The person.")
@@ -126,7 +128,7 @@ class LinkFor(_Part):
         return self
 
 
-class Webhook(_Part):
+class Webhook(Part):
     """An HTTP request to a URL, signed as Standard Webhooks describes."""
 
     url: str = Field(description="The URL that gets a POST for each event.", max_length=2000)
@@ -184,7 +186,7 @@ ActionKind = Literal["webhook", "run", "decide"]
 ACTIONS: Final[tuple[ActionKind, ...]] = get_args(ActionKind)
 
 
-class Action(_Part):
+class Action(Part):
     """What a rule does: one of the three."""
 
     webhook: Webhook | None = None
@@ -203,7 +205,7 @@ class Action(_Part):
         return next(kind for kind in ACTIONS if getattr(self, kind) is not None)
 
 
-class Rule(_Part):
+class Rule(Part):
     """One rule, as a file or a client gives it."""
 
     id: RuleId = Field(description="The rule's id: lower-case letters, digits, `-` and `_`.")

@@ -238,7 +238,7 @@ USERS: Final = (
     _service(
         "automations",
         "matches events with rules; sends webhooks, starts runs and decides as rules ask",
-        ["command.connector.start.*", "command.workflows.start.*"],
+        ["command.connector.start.*", "command.workflows.start.*", "command.workflows.called.*"],
         ["raw.*.automations", "deadletter.automations.*"],
         ["decide.*", "link.*", "delivery.*.*"],
         ["schedule.automations.>", "schedule.automations-schedules.*"],
@@ -272,6 +272,8 @@ USERS: Final = (
             for target in ("connector", "workflows")
             for kind in ("start", "cancel")
         ],
+        # The service automations carries out calls.
+        ["delivery._call.*"],
         _takes(COMMANDS, *(f"workflows-{kind}" for kind in WORKFLOW_COMMANDS)),
         # `workflows` gets what happens to runs, `workflows-listen` the events of `listen` steps.
         _takes(EVENTS, "workflows", "workflows-listen"),

@@ -26,15 +26,19 @@ class Answer:
     headers: dict[str, str]
     body: bytes
 
-    def shown(self, secrets: Iterable[str] = ()) -> str:
-        """Return the first KiB of the body as text, with each of `secrets` removed.
+    def text(self, secrets: Iterable[str] = ()) -> str:
+        """Return the body as text, with each of `secrets` removed.
 
         Some receivers send the request's headers back, which contain secrets.
         """
         text = self.body.decode("utf-8", "replace")
         for secret in secrets:
             text = text.replace(secret, HIDDEN)
-        return text.encode()[:KEPT_BYTES].decode("utf-8", "ignore")
+        return text
+
+    def shown(self, secrets: Iterable[str] = ()) -> str:
+        """Return the first KiB of what `text` returns."""
+        return self.text(secrets).encode()[:KEPT_BYTES].decode("utf-8", "ignore")
 
 
 @dataclass(frozen=True, slots=True)

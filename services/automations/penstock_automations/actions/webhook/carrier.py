@@ -15,7 +15,7 @@ from penstock_automations.actions.webhook.endpoints import Endpoints, admitted
 from penstock_automations.actions.webhook.links import links_of
 from penstock_automations.actions.webhook.preparing import Request, request_of
 from penstock_automations.actions.webhook.request import Sender
-from penstock_automations.jobs.job import Job
+from penstock_automations.jobs.job import CallSource, Job
 from penstock_automations.rules.model import Webhook
 from penstock_automations.rules.records import CompiledRule
 
@@ -72,7 +72,8 @@ class WebhookCarrier:
                 return Later(wait_s)
             links = await links_of(self._bus, webhook, rule.record.owner, occurrence)
             request = self._request(rule, job, occurrence, links=links)
-            result, attempted = await self._send(request, webhook)
+            is_call = isinstance(job.source, CallSource)
+            result, attempted = await self._send(request, webhook, keeps_answer=is_call)
         if is_up(result):
             endpoint.breaker.succeeded()
         else:
@@ -107,18 +108,20 @@ class WebhookCarrier:
         return request_of(asked, job, occurrence, now, most, is_test=is_test, links=links)
 
     async def _send(
-        self, request: Request, webhook: Webhook
+        self, request: Request, webhook: Webhook, *, keeps_answer: bool = False
     ) -> tuple[Answer | NoAnswer, Attempted]:
         begun, at = time.monotonic(), self._bus.clock.stamp()
         result = await self._sender.post(
             request.url, request.headers, request.body, webhook.timeout_s
         )
+        whole = result.text(request.secrets) if isinstance(result, Answer) else None
         return result, Attempted(
             verdict(result, webhook.expect, self._bus.clock.time()),
             at,
             time.monotonic() - begun,
             answer=result.shown(request.secrets) if isinstance(result, Answer) else "",
             request=request.head,
+            whole_answer=whole if keeps_answer else None,
         )
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+import orjson
+
 from penstock_automations.actions.carrier import Occurrence, RequestHead
 from penstock_automations.actions.webhook.payload import body_of
 from penstock_automations.actions.webhook.signing import signed
-from penstock_automations.jobs.job import Job
+from penstock_automations.jobs.job import CallSource, Job
 from penstock_automations.rules.model import Rule, WebhookAuth
 
 
@@ -49,11 +51,17 @@ def request_of(
     is_test: bool = False,
     links: Sequence[Mapping[str, Any]] = (),
 ) -> Request:
-    """Return the request for an event or a trigger, signed with the time `unix_s`."""
+    """Return the request for an event, a trigger or a call, signed with the time `unix_s`."""
     webhook = rule.action.webhook
     assert webhook is not None, "the caller has chosen a rule that sends a webhook"
-    body = body_of(job.type, occurrence.payload, rule.payload, max_bytes, links)
+    own: Mapping[str, str] = {}
+    if isinstance(job.source, CallSource):
+        body = orjson.dumps(job.source.call.body)
+        own = {name.lower(): value for name, value in job.source.call.headers.items()}
+    else:
+        body = body_of(job.type, occurrence.payload, rule.payload, max_bytes, links)
     shown = {
+        **own,
         "content-type": "application/json",
         "user-agent": "Penstock",
         "webhook-id": job.webhook_id,

@@ -11,15 +11,15 @@ from standardwebhooks.webhooks import Webhook
 def signed(secrets: Sequence[str], webhook_id: str, unix_s: float, body: bytes) -> dict[str, str]:
     """Return the headers `webhook-id`, `webhook-timestamp` and `webhook-signature`.
 
-    `webhook-signature` has a signature for each secret.
+    `webhook-signature` has a signature for each secret; without a secret it is left out.
 
     Each attempt gets a new timestamp and signature, because receivers refuse a timestamp that is
     five minutes old.
     """
     at = datetime.fromtimestamp(int(unix_s), UTC)
     text = body.decode()
-    return {
-        "webhook-id": webhook_id,
-        "webhook-timestamp": str(int(unix_s)),
-        "webhook-signature": " ".join(Webhook(each).sign(webhook_id, at, text) for each in secrets),
-    }
+    headers = {"webhook-id": webhook_id, "webhook-timestamp": str(int(unix_s))}
+    if secrets:
+        signatures = [Webhook(each).sign(webhook_id, at, text) for each in secrets]
+        headers["webhook-signature"] = " ".join(signatures)
+    return headers
