@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import ClassVar
 
 from penstock import telemetry
 from penstock.bus import BusError, Stored, streams, subjects
+from penstock.bus.connection.retry import until_answered
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
@@ -124,14 +126,18 @@ class AutomationsService(Service):
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 
     async def start(self) -> None:
-        """Load the rules, then begin to deliver, then begin to match."""
-        if self._settings.rules is not None:
-            await apply_file(self._settings.rules, self._store, self.context.config)
+        """Load the rules, then begin to deliver, then begin to match.
+
+        Each step waits while no server answers, because a broker may end at any time.
+        """
+        if (file := self._settings.rules) is not None:
+            config = self.context.config
+            await until_answered("the rules file", lambda: apply_file(file, self._store, config))
         if AuthConfig(**self._settings.auth.model_dump()).asks:
-            await pause_rules_of_nobody(self._store)
-        await self._rules.refresh()
+            await until_answered("pausing rules", lambda: pause_rules_of_nobody(self._store))
+        await until_answered("reading the rules", self._rules.refresh)
         await self._begin_to_deliver()
-        await self._take_new_shards()
+        await until_answered("making the consumers of events", self._take_new_shards)
         self.spawn("rules", self._rules.follow)
         self.spawn("consumers", self._keep_consumers)
         self.spawn("schedules", self._schedules.keep)
@@ -160,7 +166,8 @@ class AutomationsService(Service):
         broker = Broker(self.bus, self._settings.drain_s)
         times = schedules.consumer(self.name, ack_wait_s)
         for consumer in (jobs, due, times):
-            await declare(self.bus, consumer)
+            what = f"making the consumer {consumer.durable} of {consumer.stream}"
+            await until_answered(what, partial(declare, self.bus, consumer))
         self._deliverer.on_room = broker.batches(
             jobs, self._settings.deliveries_at_once, self._deliverer.take, self._deliverer.room
         )

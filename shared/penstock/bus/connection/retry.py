@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from penstock.bus.errors import BusUnavailable
+from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ async def until_answered(what: str, step: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await step()
-        except BusUnavailable as error:
+        except (BusUnavailable, OutcomeUnknown) as error:
             log.warning("%s is tried again in %g s: %s", what, START_AGAIN_S, error)
             await asyncio.sleep(START_AGAIN_S)
 

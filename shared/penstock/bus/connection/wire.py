@@ -62,8 +62,18 @@ class Wire(asyncio.Protocol, Transport):
             OSError, TimeoutError: the server does not take the connection.
         """
         self._loop = asyncio.get_running_loop()
-        async with asyncio.timeout(connect_timeout):
-            await self._loop.create_connection(lambda: self, uri.hostname or "", uri.port or 4222)
+        try:
+            async with asyncio.timeout(connect_timeout):
+                await self._loop.create_connection(
+                    lambda: self, uri.hostname or "", uri.port or 4222
+                )
+        except BaseException:
+            # If the attempt is cancelled after `connection_made`, uvloop closes the connection and
+            # never calls `connection_lost`. Without this call, `wait_closed` would wait for ever,
+            # and so would a process that closes its bus while it reconnects.
+            self.abort()
+            self.connection_lost(None)
+            raise
 
     async def connect_tls(
         self,

@@ -10,12 +10,15 @@ import asyncio
 import inspect
 import itertools
 import re
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import urlparse
 
 import pytest
+import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -364,3 +367,31 @@ def test_a_wire_that_never_connected_can_be_used_and_closed() -> None:
     idle.close()
     idle.abort()
     assert not idle.at_eof()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_wire_whose_connection_is_cancelled_as_it_is_made_can_be_closed(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    """A bus that is closed while it reconnects would otherwise never be closed."""
+
+    async def cancelled_and_closed() -> None:
+        server = socket.create_server(("127.0.0.1", 0))  # the system accepts the connection
+        host, port = server.getsockname()
+        made = Wire()
+        taken = made.connection_made
+
+        def take_and_cancel(transport: asyncio.BaseTransport) -> None:
+            taken(transport)
+            connecting.cancel()
+
+        made.connection_made = take_and_cancel  # type: ignore[method-assign]
+        connecting = asyncio.create_task(made.connect(urlparse(f"nats://{host}:{port}"), 0, 5))
+        await asyncio.wait([connecting])
+        assert connecting.cancelled()
+        made.close()
+        async with asyncio.timeout(5):
+            await made.wait_closed()
+        server.close()
+
+    run(cancelled_and_closed())

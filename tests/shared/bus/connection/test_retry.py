@@ -8,7 +8,7 @@ import pytest
 
 from penstock.bus.connection import retry
 from penstock.bus.connection.retry import first_answer, until_answered
-from penstock.bus.errors import BusUnavailable, OutcomeUnknown
+from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
 
 
 @pytest.fixture(autouse=True)
@@ -96,14 +96,15 @@ async def test_a_step_of_a_start_is_repeated_while_no_server_answers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(retry, "START_AGAIN_S", 0.0)
-    left = [BusUnavailable("no server"), OutcomeUnknown("no answer")]
+    left = [BusUnavailable("no server"), OutcomeUnknown("no answer"), BusError("refused")]
 
     async def step() -> str:
         if left:
             raise left.pop(0)
         return "taken"
 
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(BusError, match="refused"):
         await until_answered("subscribing", step)
     assert "subscribing is tried again in 0 s: no server" in caplog.text
+    assert "subscribing is tried again in 0 s: no answer" in caplog.text
     assert await until_answered("subscribing", step) == "taken"
