@@ -211,6 +211,8 @@ class Deliverer:
             return await self._fail(job, stored, record, "run_ended", text)
         if call.give_up_at is not None and self._bus.clock.time() >= call.give_up_at:
             text = "the time of the step was over before the call was delivered"
+            if record.last is not None:
+                text += f"; the last attempt failed: {record.last.text}"
             return await self._fail(job, stored, record, "gave_up", text)
         try:
             rule = rule_of_call(call, self._call_secrets)
@@ -299,7 +301,8 @@ class Deliverer:
             delays_s = delays_s if call.retry_delays_s is None else call.retry_delays_s
             last = math.inf if call.give_up_at is None else call.give_up_at
         wait_s = delay_s(job.attempt, delays_s, retry_after_s, random.random())
-        return None if wait_s is None or now + wait_s >= last else wait_s
+        # Scheduled messages come at whole seconds.
+        return None if wait_s is None or math.ceil(now + wait_s) >= last else wait_s
 
     async def _fail(
         self, job: Job, stored: Stored, record: DeliveryRecord, code: str, text: str
