@@ -291,6 +291,19 @@ def test_a_list_is_read_page_after_page_up_to_the_limit(penstock: Invoke, api: P
     assert shown.stderr == ""
 
 
+def test_the_runs_of_a_workflows_steps_are_listed_with_their_step(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    assert " step " not in penstock("runs").stdout
+    child = {"run_id": f"0197{RUN_ID[4:]}", "step_id": "step_lint", "parent_run_id": RUN_ID}
+    api.more_runs = [api.record | child]
+    for arguments in ((), ("--parent", RUN_ID)):
+        table = penstock("runs", *arguments).stdout
+        assert " step " in table
+        assert "step_lint" in table
+        assert (RUN_ID in table) == (not arguments)
+
+
 def test_lists_are_tables_for_people_and_lines_for_scripts(
     penstock: Invoke, api: PenstockApi
 ) -> None:

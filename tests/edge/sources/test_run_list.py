@@ -106,6 +106,22 @@ async def test_a_page_begins_after_its_cursor_though_the_cursors_run_is_gone(
     assert await pages(listed, {user}, 2, before=made[2]) == [[made[1], made[0]]]
 
 
+async def test_the_runs_of_a_workflows_steps_are_found_by_their_parent(
+    bus: Bus, listed: RunList
+) -> None:
+    user, other = owner(), owner()
+    parent = await put(bus, user)
+    steps = [await put(bus, user, parent_run_id=parent, step_id=f"step_{n}") for n in range(3)]
+    ended = await put(bus, user, parent_run_id=parent, status="failed")
+    await put(bus, other, parent_run_id=parent)
+    everything = [parent, *steps, ended]
+    assert await pages(listed, {user}, 9) == [everything[::-1]]
+    of_parent = {"parent_run_id": parent}
+    assert await pages(listed, {user}, 3, **of_parent) == [[ended, *steps[:0:-1]], [steps[0]]]
+    assert await pages(listed, {user}, 9, status="failed", **of_parent) == [[ended]]
+    assert await pages(listed, {user}, 9, parent_run_id=ended) == [[]]
+
+
 async def test_several_owners_are_one_list(bus: Bus, listed: RunList) -> None:
     users = [owner() for _ in range(3)]
     made = [await put(bus, users[number % 3]) for number in range(9)]

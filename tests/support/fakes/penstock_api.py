@@ -154,9 +154,14 @@ class PenstockApi:
         return JSONResponse(self.record, 202)
 
     async def _runs(self, request: Request) -> Response:
-        limit, before = int(request.query_params["limit"]), request.query_params.get("before")
+        query = request.query_params
+        limit, before = int(query["limit"]), query.get("before")
+        parent = query.get("parent_run_id")
         rest = [
-            run for run in (self.record, *self.more_runs) if not before or run["run_id"] < before
+            run
+            for run in (self.record, *self.more_runs)
+            if (not before or run["run_id"] < before)
+            and (not parent or run.get("parent_run_id") == parent)
         ]
         page = rest[: min(limit, self.most)]
         following = page[-1]["run_id"] if len(page) < len(rest) else None

@@ -81,6 +81,9 @@ def list_runs(
         typer.Option(help="queued, running, paused, completed, failed or cancelled."),
     ] = None,
     agent: Annotated[str | None, typer.Option(help="Runs of this agent only.")] = None,
+    parent: Annotated[
+        str | None, typer.Option(help="The runs of the steps of this workflow's run only.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The largest number of runs.")] = 20,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -88,7 +91,7 @@ def list_runs(
     """List runs, the newest first."""
     if context.invoked_subcommand is None:
         with connected(url, as_json) as (api, output):
-            runs.show_list(api, output, status, agent, limit)
+            runs.show_list(api, output, limit, status=status, agent=agent, parent_run_id=parent)
 
 
 @app.command("show")

@@ -138,19 +138,24 @@ def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str 
             output.text(encoded.decode("utf-8", "replace"))
 
 
-def show_list(api: Api, output: Output, status: str | None, agent: str | None, limit: int) -> None:
-    """Show up to `limit` runs, the newest first."""
-    runs, more = api.runs(limit, status=status, agent=agent)
+def show_list(api: Api, output: Output, limit: int, **wanted: str | None) -> None:
+    """Show up to `limit` runs, the newest first. The step of a workflow is shown where one is."""
+    runs, more = api.runs(limit, **wanted)
     if more:
         output.notice(MORE)
     if output.as_json:
         for run in runs:
             output.json_line(run)
         return
+    columns = ["run", "status", "agent", "created", "message"]
     rows = [
-        (r["run_id"], r["status"], r["agent"], r["created_at"], r.get("message", "")) for r in runs
+        [r["run_id"], r["status"], r["agent"], r["created_at"], r.get("message", "")] for r in runs
     ]
-    output.table(("run", "status", "agent", "created", "message"), rows)
+    if any(r.get("step_id") for r in runs):
+        columns.insert(3, "step")
+        for row, run in zip(rows, runs, strict=True):
+            row.insert(3, run.get("step_id") or "")
+    output.table(tuple(columns), rows)
 
 
 def show(output: Output, run: Mapping[str, Any]) -> None:

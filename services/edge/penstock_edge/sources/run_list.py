@@ -30,9 +30,10 @@ BUCKET: Final = "runs"
 STATUSES: Final = {status: code for code, status in enumerate(get_args(RunStatus))}
 _AFTER_ALL: Final = b"\xff" * 16
 _PUT: Final = (
-    "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+    "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
     "owner = excluded.owner, agent = excluded.agent, session = excluded.session, "
-    "status = excluded.status, updated = excluded.updated, seq = excluded.seq"
+    "status = excluded.status, updated = excluded.updated, seq = excluded.seq, "
+    "parent = excluded.parent"
 )
 
 JsonObject = dict[str, Any]
@@ -40,7 +41,10 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The part of a run's record by which runs are listed. `updated`: Unix milliseconds."""
+    """The part of a run's record by which runs are listed.
+
+    `updated`: Unix milliseconds. `parent`: the number of the parent's run id; 0 without a parent.
+    """
 
     key: bytes
     owner: int
@@ -49,6 +53,7 @@ class Row:
     status: int
     updated: int
     sequence: int
+    parent: int
 
 
 class RunRows(IndexRows):
@@ -58,11 +63,12 @@ class RunRows(IndexRows):
         super().__init__(
             "runs",
             "CREATE TABLE runs(key BLOB PRIMARY KEY, owner INT, agent INT, session INT,"
-            " status INT, updated INT, seq INT) WITHOUT ROWID",
+            " status INT, updated INT, seq INT, parent INT) WITHOUT ROWID",
             "CREATE INDEX runs_by_owner ON runs(owner, key)",
             "CREATE INDEX runs_by_session ON runs(session, key)",
             "CREATE INDEX runs_by_agent ON runs(owner, agent, key, status)",
             "CREATE INDEX runs_by_status ON runs(owner, status, key, agent)",
+            "CREATE INDEX runs_by_parent ON runs(parent, key) WHERE parent != 0",
         )
         # These functions get the rows of each batch, after the batch was taken over.
         self.on_rows: list[Callable[[Sequence[Row]], None]] = []
@@ -79,7 +85,10 @@ class RunRows(IndexRows):
         self.write("DELETE FROM runs WHERE key = ?", gone)
         self.write(
             _PUT,
-            [(r.key, r.owner, r.agent, r.session, r.status, r.updated, r.sequence) for r in rows],
+            [
+                (r.key, r.owner, r.agent, r.session, r.status, r.updated, r.sequence, r.parent)
+                for r in rows
+            ],
         )
         for follow in self.on_rows:
             follow(rows)
@@ -99,6 +108,8 @@ class RunRows(IndexRows):
         others = dict(wanted) if owner is None else {"user_id": owner, **wanted}
         given = [_code(name, others.pop(name)) for name in by]
         base = "".join(f"{_COLUMNS[name]} = ? AND " for name in by)
+        if "parent_run_id" in by:
+            base += "parent != 0 AND "  # without it, SQLite could not use the partial index
         floor = None
         if others:
             sql = f"SELECT key FROM runs {index} WHERE {base}key < ? ORDER BY key DESC"
@@ -125,11 +136,14 @@ _COLUMNS: Final = {
     "agent": "agent",
     "session_id": "session",
     "status": "status",
+    "parent_run_id": "parent",
 }
 
 
 def _index(owner: str | None, wanted: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """Return the index with the fewest rows to look through, and the fields that it finds."""
+    if "parent_run_id" in wanted:
+        return "INDEXED BY runs_by_parent", ("parent_run_id",)
     if "session_id" in wanted:
         return "INDEXED BY runs_by_session", ("session_id",)
     if owner is None:
@@ -163,7 +177,8 @@ class RunList:
             owners: the owners of the runs; None for the runs of all owners.
             sees: whether the caller may see the runs of an owner. The function decides by the
                 record that is shown, so an error of the index cannot show a foreign run.
-            wanted: what the runs' records have in `agent`, `session_id` and `status`.
+            wanted: what the runs' records have in `agent`, `session_id`, `status` and
+                `parent_run_id`.
             before: a run id; only older runs are returned.
             limit: how many runs are returned at most.
 
@@ -242,6 +257,7 @@ def _row(change: Change) -> Row | None:
         _code("status", str(record.get("status"))),
         unix_ms(record.get("updated_at")),
         change.sequence,
+        number_of(str(parent)) if (parent := record.get("parent_run_id")) else 0,
     )
 
 

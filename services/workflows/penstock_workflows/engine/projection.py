@@ -319,7 +319,8 @@ def _approval_requested(record: records.Waiting) -> _Event:
     assert record.id is not None
     detail = record.detail or {}
     item = {
-        "item_id": step_id(record.step, record.index),
+        # Two runs of a session may ask at once, and an answer may name the item alone.
+        "item_id": record.id,
         "kind": "confirmation",
         "tool": detail["policy"],
         "args": detail.get("show") or {},

@@ -161,6 +161,11 @@ class Runs:
             parameters=(
                 by.AGENT,
                 by.OF_SESSION,
+                Parameter(
+                    "parent_run_id",
+                    "Only the runs of the steps of this workflow's run, and those to which its "
+                    "events led",
+                ),
                 Parameter("status", "Only runs of this status", one_of(get_args(RunStatus))),
                 by.limit(MAX_LISTED),
                 Parameter("before", "`next` of the page before"),
@@ -170,6 +175,7 @@ class Runs:
     async def index(self, request: Request) -> ASGIApp:
         """Respond with the caller's runs, the newest first: `{runs, next}`.
 
+        The runs of a workflow's steps are listed, too; `parent_run_id` names their workflow's run.
         To get the next page, a client sends `next` as `?before=`.
         """
         who = identity_of(request)
@@ -180,7 +186,8 @@ class Runs:
             raise Problem(422, "before: must be `next` of an earlier page, which is a run id")
         if status is not None and status not in get_args(RunStatus):
             raise Problem(422, f"status: must be one of {', '.join(get_args(RunStatus))}")
-        wanted = {name: query[name] for name in ("agent", "session_id", "status") if name in query}
+        names = ("agent", "session_id", "status", "parent_run_id")
+        wanted = {name: query[name] for name in names if name in query}
         async with self._edge.turns.of(who.user_id):
             runs, more = await self._edge.run_list.page(who.owners, who.sees, wanted, before, limit)
         if not who.may("administer"):
