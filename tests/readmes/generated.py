@@ -5,7 +5,8 @@ A document requests a part by a pair of comments, and `make docs` writes the par
     <!-- settings: penstock_edge.settings.EdgeSettings -->
     <!-- end of settings -->
 
-`bench: edge` is the table of that piece of `make bench`, from the results published last.
+`fields: <model>` is the table of a part of a workflow's definition, and `bench: edge` is the table
+of that piece of `make bench`, from the results published last.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from bench import published
+from readmes import fields_table
 from readmes.settings_table import table
 from support.drive.repository import ROOT, files
 
@@ -74,7 +76,15 @@ def _settings(path: str) -> str:
     return table(model(path))
 
 
-_KINDS: dict[str, Part] = {"settings": _settings, "bench": published.table}
+def _fields(path: str) -> str:
+    return fields_table.table(model(path))
+
+
+_KINDS: dict[str, Part] = {
+    "settings": _settings,
+    "fields": _fields,
+    "bench": published.table,
+}
 
 
 def _renewed(found: re.Match[str]) -> str:
