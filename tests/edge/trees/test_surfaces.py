@@ -358,3 +358,21 @@ async def test_the_live_marker_comes_after_what_is_stored(
     names = [frame.event for frame in frames]
     assert names.count("penstock.live") == 1
     assert names[names.index("penstock.live") - 1] == "lifecycle.paused"
+
+
+async def test_a_thread_takes_the_cursor_of_a_step_and_goes_on_with_the_workflow(
+    edge: Client, workflows: PretendWorkflows, unique_thread: Callable[[], str]
+) -> None:
+    thread = unique_thread()
+    body = run_input(threadId=thread)
+    async with Stream(edge, "POST", "/agui/diagnosis", json=body) as stream:
+        frames = await stream.rest()
+    [text] = [frame for frame in frames if b'"delta":"half"' in frame.data]
+    await workflows.stop()  # the run has ended
+    path = f"/agui/diagnosis/threads/{thread}/events"
+    query = {"after": text.id or "", "until": "idle"}
+    async with Stream(edge, "GET", path, params=query) as stream:
+        rest = contents(await stream.rest())
+    assert [each["type"] for each in rest if each["type"].startswith("RUN_")] == [
+        *("RUN_FINISHED", "RUN_STARTED", "RUN_FINISHED")
+    ]

@@ -34,7 +34,7 @@ class Follower:
         *,
         answer: Answer | None = None,
         wait: bool = True,
-        children: bool = False,
+        children: bool = True,
     ) -> None:
         """Prepare to follow a run.
 

@@ -16,6 +16,7 @@ from penstock.bus.messages import FIRST
 from penstock.dialects.base import Encoder
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock_edge.sources.feed import Feed, Feeds
+from penstock_edge.sources.locate import ancestors_of
 from penstock_edge.sources.run_source import ignore_failure
 from penstock_edge.sources.sessions import RunRecords, Session, records_of
 from penstock_edge.views.dialects import notices, reads_from_of, rendering
@@ -227,6 +228,17 @@ class SessionSource(FilteredSource):
             record = await self._records.of(run_id)
             self._learn(run_id, record is not None and self._session.has(record))
         return self._runs[run_id]
+
+    async def has_cursor(self, stored: Stored) -> bool:
+        """Return whether a client of the session may have the cursor of this message.
+
+        The response to a request that starts a workflow also has the events of the runs of its
+        steps, which may be in sessions of their own.
+        """
+        if await self.keep(stored):
+            return True
+        above = await ancestors_of(self._bus, subjects.run_id_of(stored.subject))
+        return any(self._session.has(record) for record in above)
 
     async def prepare(self) -> None:
         """Look up the session's runs.

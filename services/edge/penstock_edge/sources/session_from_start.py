@@ -56,6 +56,10 @@ class SessionFromStart(Source):
         """Return whether the message's run belongs to the session."""
         return await self._live.keep(stored)
 
+    async def has_cursor(self, stored: Stored) -> bool:
+        """Return whether a client of the session may have the cursor of this message."""
+        return await self._live.has_cursor(stored)
+
     async def prepare(self) -> None:
         """Read the records that `patterns` needs, without beginning to deliver.
 

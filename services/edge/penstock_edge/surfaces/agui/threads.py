@@ -239,7 +239,7 @@ class Threads:
         else:
             source = self._source(session)
             await source.prepare()
-            truncated = (await start_after(bus, after, source.keep, session.shard)).truncated
+            truncated = (await start_after(bus, after, source.has_cursor, session.shard)).truncated
         # The frames of a run depend on the runs before, so the thread is read from its beginning.
         return StartPosition(1, 1, after, truncated)
 

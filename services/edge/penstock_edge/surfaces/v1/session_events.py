@@ -149,7 +149,7 @@ class SessionEvents:
         if after is not None:
             source = self._edge.many.session(asked.session, _drop)
             await source.prepare()
-            position = await start_after(bus, after, source.keep, asked.session.shard)
+            position = await start_after(bus, after, source.has_cursor, asked.session.shard)
         else:
             position = await position_of(self._edge, request, asked.session.shard) or StartPosition(
                 1, 1, truncated=await is_cut(bus, records)
