@@ -1,0 +1,124 @@
+"""Steps that ask people: the real services of workflows and of approvals together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support.drive.pipeline import Event, Pipeline, types
+from support.drive.workflows import (
+    CountingServer,
+    cancel_workflow,
+    counting,
+    define,
+    definition,
+    start_workflow,
+    workflows,
+)
+from support.real.nats import NatsServer
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[CountingServer]:
+    async with counting() as made:
+        yield made
+
+
+@pytest.fixture
+async def penstock(nats_server: NatsServer, server: CountingServer) -> AsyncIterator[Pipeline]:
+    async with workflows(nats_server.url, server) as running:
+        yield running
+
+
+async def until(penstock: Pipeline, run_id: str, type_: str, count: int = 1) -> list[Event]:
+    """Return the events up to the one of this type and number."""
+    left = count
+
+    def is_it(event: Event) -> bool:
+        nonlocal left
+        left -= event.type == type_
+        return left == 0
+
+    return await penstock.events_until(run_id, is_it)
+
+
+def asked(events: list[Event]) -> dict[str, str]:
+    """Return the approvals that were requested, by the steps that asked."""
+    return {
+        event.data["items"][0]["tool"]: event.data["approval_id"]
+        for event in events
+        if event.type == "approval.requested"
+    }
+
+
+TWO = """
+name: two
+steps:
+  a: {approve: {title: '"Do a?"', show: '{"n": 1}'}, output: 'result.decision'}
+  b: {approve: {title: '"Do b?"'}, on_failure: continue}
+  end:
+    needs: [a, b]
+    set: '[a.output, b.error.code, b.output.decision, b.output.by]'
+output: end.output
+"""
+
+
+async def test_a_workflow_with_two_questions_is_paused_until_both_are_answered(
+    penstock: Pipeline,
+) -> None:
+    await define(penstock.bus, definition(TWO))
+    run_id = await start_workflow(penstock.bus, "two")
+    approvals = asked(await until(penstock, run_id, "lifecycle.paused"))
+    assert (await penstock.record(run_id)).status == "paused"
+    item = (await penstock.approval(approvals["a"])).items[0]
+    assert (item["tool"], item["args"], item["description"]) == ("a", {"n": 1}, "Do a?")
+    paused = (await penstock.record(run_id)).approval_id
+    first = next(step for step in "ab" if approvals[step] == paused)
+    second = "b" if first == "a" else "a"
+    decisions = {"a": "approve", "b": "reject"}
+    assert (await penstock.decide(approvals[first], decisions[first])).status == 200
+    # The run is paused anew, with the question that is left.
+    await until(penstock, run_id, "lifecycle.paused", 2)
+    assert (await penstock.record(run_id)).approval_id == approvals[second]
+    assert (await penstock.decide(approvals[second], decisions[second])).status == 200
+    events = await penstock.ended(run_id)
+    assert events[-1].data["value"] == ["approved", "rejected", "rejected", "someone"]
+    kinds = [each for each in types(events) if each.startswith(("lifecycle", "approval"))]
+    assert kinds == [
+        "lifecycle.started",
+        *["approval.requested"] * 2,
+        *["lifecycle.paused", "approval.decided", "lifecycle.resumed"] * 2,
+        "lifecycle.completed",
+    ]
+
+
+async def test_a_question_that_nobody_answers_in_time_fails_its_step(penstock: Pipeline) -> None:
+    flow = """
+    name: late
+    steps:
+      a: {approve: {title: '"Do it?"'}, timeout: 1s, on_failure: continue}
+      end: {needs: [a], set: 'a.error.code'}
+    output: end.output
+    """
+    await define(penstock.bus, definition(flow))
+    run_id = await start_workflow(penstock.bus, "late")
+    events = await penstock.ended(run_id)
+    assert events[-1].data["summary"] == "expired"
+    approval = asked(events)["a"]
+    assert (await penstock.approval(approval)).status == "expired"
+    kinds = [each for each in types(events) if each.startswith("approval")]
+    assert kinds == ["approval.requested", "approval.expired", "approval.decided"]
+    refused = await penstock.decide(approval)
+    assert refused.status == 409
+
+
+async def test_a_cancelled_workflow_asks_no_longer(penstock: Pipeline) -> None:
+    await define(penstock.bus, definition(TWO))
+    run_id = await start_workflow(penstock.bus, "two")
+    approvals = asked(await until(penstock, run_id, "lifecycle.paused"))
+    await cancel_workflow(penstock.bus, run_id)
+    events = await until(penstock, run_id, "approval.withdrawn", 2)
+    assert "lifecycle.cancelled" in types(events)
+    for approval in approvals.values():
+        assert (await penstock.approval(approval)).status == "withdrawn"
