@@ -128,7 +128,7 @@ class Legs:
         if agent.protocol == ADK:
             require(who, "raw")
         else:
-            adk_request.require_portable(asked)
+            adk_request.require_portable(asked, takes_state=isinstance(agent, WorkflowAgent))
         answers = answers_of(asked)
         if answers and isinstance(agent, WorkflowAgent):
             require(who, "decide")
@@ -158,6 +158,8 @@ class Legs:
             asked.session_id,
             asked.user_id,
             roles=who.roles_of(asked.user_id),
+            # A workflow has no state: the field in which ADK's clients send data has its input.
+            input=asked.state_delta if isinstance(agent, WorkflowAgent) else None,
             body=body.decode() if native else None,
             shard=shard,
         )

@@ -100,10 +100,11 @@ def text_of(request: RunAgentRequest) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def require_portable(request: RunAgentRequest) -> None:
+def require_portable(request: RunAgentRequest, *, takes_state: bool) -> None:
     """Refuse the parts and the state that only an ADK agent accepts.
 
-    An agent of another protocol would never get these parts and this state.
+    An agent of another protocol would never get these parts and this state. `takes_state`: the
+    agent gets the state in another form.
 
     Raises:
         InvalidBody: the request has such parts or a state; the errors name each of them.
@@ -115,7 +116,7 @@ def require_portable(request: RunAgentRequest) -> None:
         for key, value in part.items()
         if value is not None and key not in PORTABLE
     ]
-    if request.state_delta:
+    if request.state_delta and not takes_state:
         errors.append(body_error("not_portable", ("stateDelta",), f"{refused} state"))
     if errors:
         raise InvalidBody(errors)

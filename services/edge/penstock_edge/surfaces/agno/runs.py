@@ -14,7 +14,7 @@ from penstock.bus.records import Decider, DecideRequest, RunRecord
 from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
-from penstock.settings import AgentConfig
+from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
@@ -55,6 +55,7 @@ from penstock_edge.surfaces.agno.views import (
 from penstock_edge.surfaces.described import STREAM
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.responses import json_response
+from penstock_edge.surfaces.workflow_input import workflow_input
 
 RAW: Final = "where the stream is that of an Agno agent, because its server's bytes are relayed"
 _NAMED: Final = an_object(id=TEXT, name=TEXT)
@@ -157,6 +158,8 @@ class Runs:
                 starts.refuse_answers(asked.model_extra)
         if not native:
             agno_request.require_portable(asked)
+        if isinstance(agent, WorkflowAgent):
+            given = workflow_input((asked.model_extra or {}).get("input"), "input") or {}
         _require_raw(who, agent, asked)
         shard = await edge.starter.shard_for(user_id, asked.session_id)
         place = await start_of_new_run(edge.bus, shard, frames=native and asked.stream)
@@ -167,7 +170,7 @@ class Runs:
                 asked.session_id,
                 user_id,
                 roles=who.roles_of(user_id),
-                # `given` is empty for an agent of another protocol: its input has other fields.
+                # For an agent of another protocol, `given` is empty: its input has other fields.
                 input=given or None,
                 shard=shard,
             )

@@ -15,7 +15,7 @@ from penstock import starts
 from penstock.bus.records import DecideRequest
 from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
-from penstock.settings import AgentConfig
+from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity, identity_of, require
 from penstock.web.bodies import read_body, require_json
 from penstock.web.operation import Operation, serves
@@ -33,6 +33,7 @@ from penstock_edge.surfaces.agui import request as agui_request
 from penstock_edge.surfaces.agui.pauses import Answer, AnsweredPauses
 from penstock_edge.surfaces.agui.request import RunAgentInput
 from penstock_edge.surfaces.described import FOLLOWED
+from penstock_edge.surfaces.workflow_input import workflow_input
 from penstock_edge.views.agui import Audience
 
 
@@ -97,12 +98,16 @@ class Runs:
         shard = await edge.starter.shard_for(who.user_id, asked.thread_id)
         place = await start_of_new_run(edge.bus, shard)
         digest = hashlib.sha256(body).hexdigest()
+        given = None
+        if isinstance(agent, WorkflowAgent) and isinstance(asked.forwarded_props, dict):
+            given = workflow_input(asked.forwarded_props.get("input"), "forwardedProps", "input")
         start = Start(
             agent,
             agui_request.text_of(asked),
             asked.thread_id,
             who.user_id,
             roles=who.roles_of(who.user_id),
+            input=given,
             body=body.decode() if agent.protocol == AGUI else None,
             key=orjson.dumps([AGUI, agent.id, asked.thread_id, asked.run_id, digest]).decode(),
             request=body,

@@ -1,0 +1,30 @@
+"""Read the input of a workflow from a request whose contract has no field for it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from penstock_edge.surfaces.errors import InvalidBody, body_error
+
+
+def workflow_input(value: Any, *where: str) -> dict[str, Any] | None:
+    """Return the input that a request has at the path `where`; None if the request has none.
+
+    A form has the input as the text of a JSON object.
+
+    Raises:
+        InvalidBody: the value is no object.
+    """
+    if value in (None, ""):
+        return None
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            value = None
+    if not isinstance(value, dict):
+        text = "the input of a workflow must be an object"
+        raise InvalidBody([body_error("wrong_type", where, text)])
+    return value
