@@ -42,8 +42,11 @@ mknod -m 666 "$ROOT/dev/urandom" c 1 9
 mount -t proc proc "$ROOT/proc"
 mount -t tmpfs tmpfs "$ROOT/tmp"
 mount -t tmpfs -o uid=10001 tmpfs "$ROOT/var/lib/penstock"
-mount --bind "$CONFIG" "$ROOT/etc/penstock"
-mount -o remount,ro,bind "$ROOT/etc/penstock"
+for pair in $MOUNTS; do
+    mkdir -p "$ROOT/${pair#*:}"
+    mount --bind "${pair%%:*}" "$ROOT/${pair#*:}"
+    mount -o remount,ro,bind "$ROOT/${pair#*:}"
+done
 mount -o remount,ro,bind "$ROOT"
 exec chroot --userspec="$USER_ID:$USER_ID" "$ROOT" env -i "$@"
 """
@@ -138,18 +141,24 @@ class Running:
         config: str = "",
         command: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        mounts: Mapping[str, Path] | None = None,
     ) -> None:
-        """Start it. `config`: its penstock.yaml. `command`: in place of the image's."""
+        """Start it.
+
+        `config`: its penstock.yaml. `command`: in place of the image's. `mounts`: by the place in
+        the image, folders of this machine, which the process cannot change.
+        """
         self.name = image.target
         self.probes = f"http://127.0.0.1:{free_port()}"
         self.url = f"http://127.0.0.1:{free_port()}"
         configs = folder / f"{self.name}-config"
         configs.mkdir(exist_ok=True)
         (configs / "penstock.yaml").write_text(config)
+        places = {"/etc/penstock": configs, **(mounts or {})}
         own = {
+            **(environment or {}),
             "PENSTOCK_PORT": self.url.rsplit(":", 1)[1],
             "PENSTOCK_PROBE_PORT": self.probes.rsplit(":", 1)[1],
-            **(environment or {}),
         }
         variables = [*image.config["Env"], *(f"{key}={value}" for key, value in own.items())]
         self._log = folder / f"{self.name}.log"
@@ -162,7 +171,7 @@ class Running:
                 env={
                     "PATH": os.environ["PATH"],
                     "ROOT": str(image.root),
-                    "CONFIG": str(configs),
+                    "MOUNTS": " ".join(f"{folder}:{place}" for place, folder in places.items()),
                     "USER_ID": image.config["User"],
                 },
             )

@@ -11,9 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from helm import charts
 from images.buildah import Image, Running, missing, python_image
 from penstock.bus.admin.permissions import OPERATOR
 from support.drive.repository import ROOT, services
+from support.fakes.issuer import SECRET, token
 from support.real.nats import NatsServer, password_of
 from support.real.ports import free_port
 
@@ -21,6 +23,7 @@ pytestmark = [pytest.mark.images, pytest.mark.timeout(1800)]
 
 SERVICES = sorted(set(services()) - {"cli"})
 DEMOS = ["demo-adk", "demo-agno"]
+ALICE = {"authorization": f"Bearer {token(sub='alice', scope='start read decide automate')}"}
 QUESTION = {"message": "What is the weather in Paris?", "agent": "assistant"}
 
 
@@ -61,30 +64,55 @@ def agents(images: dict[str, Image], tmp_path_factory: pytest.TempPathFactory) -
         yield text
 
 
+def of_the_chart(kind: str, component: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment that the chart gives to a container.
+
+    Values of Secrets are those of the tests.
+    """
+    [pod] = [
+        each["spec"] if kind == "Pod" else each["spec"]["template"]["spec"]
+        for each in charts.committed("default")
+        if each["kind"] == kind
+        and each["metadata"]["labels"]["app.kubernetes.io/component"] == component
+    ]
+    [container] = pod["containers"]
+    given = {each["name"]: each.get("value", SECRET) for each in container["env"]}
+    return container.get("command") or container.get("args") or [], given
+
+
 @pytest.fixture(scope="module")
 def deployment(
     images: dict[str, Image], agents: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Running]]:
-    """Run every service from its image against NATS, each as its own NATS user."""
+    """Run every service from its image, with the chart's environment and its own NATS user."""
     folder = tmp_path_factory.mktemp("services")
     nats = NatsServer(folder)
     nats.start()
+    here = {"PENSTOCK_NATS_URL": nats.url, "PENSTOCK_HOST": "127.0.0.1"}
 
-    def user(name: str) -> dict[str, str]:
-        return {
-            "PENSTOCK_NATS_URL": nats.url,
-            "PENSTOCK_NATS_USER": name,
-            "PENSTOCK_NATS_PASSWORD": password_of(name),
-        }
+    def password(user: str) -> dict[str, Path]:
+        own = folder / f"password-of-{user}"
+        own.mkdir()
+        (own / user).write_text(password_of(user))
+        return {"/etc/penstock-nats": own}
 
     with ExitStack() as stack:
         stack.callback(nats.stop)
-        make = ["penstock", "streams", "make"]
-        streams = Running(images["penstock"], folder, command=make, environment=user(OPERATOR))
+        command, given = of_the_chart("Job", "streams")
+        streams = Running(
+            images["penstock"],
+            folder,
+            command=command,
+            environment=given | here,
+            mounts=password(OPERATOR),
+        )
         assert streams.wait() == 0, streams.log()
         running = {}
         for name in SERVICES:
-            running[name] = Running(images[name], folder, agents, environment=user(name))
+            _, given = of_the_chart("Deployment", name)
+            running[name] = Running(
+                images[name], folder, agents, environment=given | here, mounts=password(name)
+            )
             stack.callback(running[name].kill)
         for process in running.values():
             process.ready()
@@ -93,7 +121,7 @@ def deployment(
 
 def run(url: str, **request: str) -> list[str]:
     """Start a run, and return the types of its events until it ends or pauses."""
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=60, headers=ALICE) as client:
         started = client.post("/v1/runs", json=request)
         assert started.status_code in (200, 201, 202), started.text
         path = f"/v1/runs/{started.json()['run_id']}/events"
@@ -119,15 +147,28 @@ def test_the_services_serve_a_run_from_their_images(
 def test_an_approval_is_decided_at_its_own_image(deployment: dict[str, Running]) -> None:
     kinds = run(deployment["edge"].url, message="Please delete report.txt", agent="assistant")
     assert kinds[-1] == "lifecycle.paused"
-    waiting = httpx.get(f"{deployment['approvals'].url}/v1/approvals").json()
+    url = f"{deployment['approvals'].url}/v1/approvals"
+    waiting = httpx.get(url, headers=ALICE).json()
     assert "delete_file" in json.dumps(waiting)
 
 
-@pytest.mark.parametrize(("service", "path"), [("automations", "/v1/automations")])
+@pytest.mark.parametrize(
+    ("service", "path"), [("automations", "/v1/automations"), ("workflows", "/v1/workflows")]
+)
 def test_a_service_answers_at_its_own_image(
     deployment: dict[str, Running], service: str, path: str
 ) -> None:
-    assert httpx.get(f"{deployment[service].url}{path}").status_code == 200
+    assert httpx.get(f"{deployment[service].url}{path}", headers=ALICE).status_code == 200
+
+
+def test_the_test_of_the_chart_runs_from_its_image(
+    images: dict[str, Image], deployment: dict[str, Running], tmp_path: Path
+) -> None:
+    command, given = of_the_chart("Pod", "test")
+    here = {"PENSTOCK_URL": deployment["edge"].url}
+    trial = Running(images["penstock"], tmp_path, command=command, environment=given | here)
+    assert trial.wait() == 0, trial.log()
+    assert "completed" in trial.log()
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -171,6 +212,7 @@ def test_everything_in_one_image_serves_a_run_and_ends_with_0(
         tmp_path,
         agents,
         command=["penstock", "up", "--data", "/var/lib/penstock"],
+        environment={"PENSTOCK_AUTH_JWT_SECRET": SECRET},
     )
     try:
         whole.ready()
