@@ -51,6 +51,16 @@ async def test_a_shape_has_its_golden_events(
     compare(name, await flows.events(started[name]))
 
 
+@pytest.mark.parametrize("decision", ["approve", "reject"])
+async def test_an_approval_holds_its_branch_alone(flows: Flows, decision: str) -> None:
+    run_id = await flows.start("approval")
+    asked = await flows.until(run_id, "lifecycle.paused")
+    # The other branch was done before the run paused.
+    assert "workflow.step_completed" in [type_of(event) for event in asked]
+    await flows.decide(asked[-1]["data"]["approval_id"], decision)
+    compare("approval", await flows.events(run_id), f"approval_{decision}")
+
+
 async def test_a_child_that_asks_a_person_pauses_the_run(flows: Flows) -> None:
     run_id = await flows.start("child_asks")
     asked = await flows.until(run_id, "lifecycle.paused")
@@ -76,6 +86,7 @@ CANCELLED = {
     "slow_nested": "workflow.step_started",
     "slow_loop": "workflow.step_started",
     "long_backoff": "lifecycle.retrying",
+    "approval": "lifecycle.paused",
     "child_asks": "lifecycle.paused",
     "listens": "workflow.step_started",
 }
