@@ -17,13 +17,16 @@ from typing import Any
 
 import httpx
 import jwt
+import orjson
 import pytest
 from typer.testing import CliRunner
 
 from penstock.settings import AuthSettings, Settings
+from penstock.sse import Parser
 from penstock.web.auth import AuthConfig
 from penstock_cli.local import up as up_module
 from penstock_cli.main import app
+from support.drive.document_examples import missing
 from support.drive.waiting import wait_for
 from support.real.up import Up
 
@@ -55,6 +58,42 @@ def config(tmp_path: Path) -> str:
     path = tmp_path / "penstock.yaml"
     path.write_text(CONFIG)
     return str(path)
+
+
+def frames_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    return [orjson.loads(frame.data) for frame in Parser().feed(answer.content)]
+
+
+def check_the_diagnosis(client: httpx.Client) -> None:
+    """Send the request of executions-sse.md; the run has the document's own events."""
+    answer = client.post("/api/service/v1/executions/trigger", json=DIAGNOSIS)
+    frames = frames_of(answer)
+    names = ("lifecycle.started", "llm.reasoning", "dispatch.team", "llm.tool_call")
+    assert missing("executions", (*names, "llm.tool_result", "lifecycle.completed"), frames) == []
+    # The document's team has a supervisor with a name of its own.
+    named = {"agent_name": "Team Supervisor"}
+    assert missing("executions", ["dispatch.worker"], frames, source=named) == []
+    assert "event: llm.stream\n" in answer.text
+
+
+def check_the_code_review(up: Up, client: httpx.Client) -> None:
+    """Run the workflow of unified-events.md; the run has the document's own events."""
+    change = ("+password = 1", "--agent", "code_review")
+    code, events = up.penstock("run", *change, "--yes")
+    assert code == 0
+    names = types(events)
+    assert names.count("approval.decided") == 1
+    assert names.index("lifecycle.paused") < names.index("approval.decided")
+    query = {"dialect": "unified"}
+    frames = frames_of(client.get(f"/v1/runs/{events[0]['run_id']}/events", params=query))
+    name = {"workflow": "code_review"}
+    assert missing("unified", ["workflow_started"], frames, payload=name) == []
+    steps = ("workflow_step_started", "workflow_step_completed", "workflow_completed")
+    assert missing("unified", steps, frames) == []
+    # In the document, the scan follows the analysis; here a person and the report do.
+    place = {"from_step": "sign_off", "to_step": "report", "reason": "sign_off_complete"}
+    assert missing("unified", ["workflow_transition"], frames, payload=place) == []
 
 
 def types(events: list[dict[str, Any]]) -> list[str]:
@@ -97,11 +136,8 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up], config: 
     }
 
     with httpx.Client(base_url=up.url, trust_env=False, timeout=30) as client:
-        diagnosis = client.post("/api/service/v1/executions/trigger", json=DIAGNOSIS).text
-        for name in ("llm.reasoning", "llm.tool_call", "llm.stream", "lifecycle.completed"):
-            assert f"event: {name}\n" in diagnosis
-        for name in ("dispatch.team", "dispatch.worker"):
-            assert f"event: {name}\n" in diagnosis
+        check_the_diagnosis(client)
+        check_the_code_review(up, client)
         research = client.post("/run_sse", json=RESEARCH).text
         assert "I found two sources on quantum computing." in research
         hello = client.post("/agents/mindrian-agent/runs", data=AGNO_RUN).text
@@ -155,7 +191,9 @@ def check_the_rules_of_the_demo(up: Up) -> None:
     run_id = wait_for(started, 30, "the run that the hook starts")
     line = f"webhook of rule demo-completed: lifecycle.completed, run {run_id}, signature valid"
     wait_for(lambda: up.log().splitlines().count(line) == 1, 30, "the webhook's line")
-    runs = [each["run_id"] for each in up.penstock("runs", "--status", "completed")[1]]
+    runs = [
+        each["run_id"] for each in up.penstock("runs", "--status", "completed", "--limit", "100")[1]
+    ]
     for each in runs:
         wait_for(partial(_is_shown, up, each), 30, f"the webhook of run {each}")
     assert up.log().count("signature valid") == len(runs), "one line for each webhook"

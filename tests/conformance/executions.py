@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.rows import Document, example, holds, not_yet
+from conformance.rows import Document, example, holds
 
 _REAL_DISPATCH = "conformance/real_path::a_dispatch_as_the_document_writes_it_reaches_the_client"
 _REAL_SOURCES = (
@@ -20,6 +20,8 @@ _FIRST = "edge/executions::the_first_frame_is_the_documents_example"
 _STREAM = "events/envelope::the_documents_example_comes_out_byte_for_byte"
 _REAL = "e2e/real_servers::the_executions_contract_from_a_real_agent"
 _REAL_TOOL = "e2e/real_servers::a_tool_is_called_once_and_its_result_is_a_value"
+# The demo answers the document's request with the document's own events.
+_DEMO = "cli/up::the_demo_answers_stops_and_goes_on"
 _TRIGGER = "edge/executions::the_documents_own_request_streams_whatever_it_accepts"
 _CANCELLED = "edge/executions::a_cancel_answers_success_once_the_run_is_cancelled"
 _TOO_LATE = "edge/executions::the_cancel_of_a_finished_run_is_the_documents_failure"
@@ -154,16 +156,18 @@ DOCUMENT = Document(
         holds(
             "EX24",
             "dispatch.team has data {team_name, task}",
+            _DEMO,
             _REAL_DISPATCH,
             _DATA,
             "dialects/agno_decode::a_team_that_is_given_work_is_told_by_a_custom_event_of_that_name",
             "dialects/agui_decode::a_custom_event_named_like_ours_is_ours_and_any_other_is_kept",
-            note="No agent server has such an event. An agent can send it as a custom event named "
-            "`dispatch.team`.",
+            note="Steps of Penstock's workflows dispatch teams. No agent server has such an event; "
+            "an agent can send it as a custom event named `dispatch.team`.",
         ),
         holds(
             "EX25",
             "dispatch.worker has data {worker_name, task}",
+            _DEMO,
             _DATA,
             "dialects/agno_decode::a_members_task_is_what_the_team_told_it",
             "e2e/real_servers::a_team_tells_who_worked_for_whom",
@@ -261,12 +265,13 @@ DOCUMENT = Document(
             "edge/executions::a_paused_run_can_be_cancelled",
             "e2e/real_servers::a_cancel_of_a_paused_run_withdraws_its_approval",
         ),
-        not_yet(
+        holds(
             "EX41",
             "A topology that names a workflow runs the workflow",
-            "Penstock's own workflows come with their service. Today a workflow of Agno runs "
-            "by its topologyId.",
+            _DEMO,
             "edge/executions::a_topology_may_be_a_workflow",
+            note="A workflow of Penstock or of Agno; the stream also has the events of the runs of "
+            "its steps.",
         ),
         holds(
             "EX42",
@@ -276,17 +281,17 @@ DOCUMENT = Document(
         ),
     ),
     examples=(
-        example("Request", _TRIGGER, "cli/up::the_demo_answers_stops_and_goes_on"),
-        example("lifecycle.started", _EVENT, _FIRST),
-        example("lifecycle.completed", _EVENT),
+        example("Request", _TRIGGER, _DEMO),
+        example("lifecycle.started", _EVENT, _FIRST, _DEMO),
+        example("lifecycle.completed", _EVENT, _DEMO),
         example("lifecycle.failed", _EVENT),
         example("lifecycle.cancelled", _EVENT),
         example("llm.stream", _EVENT, _STREAM),
         example("llm.reasoning", _EVENT),
         example("llm.tool_call", _EVENT),
         example("llm.tool_result", _EVENT),
-        example("dispatch.team", _EVENT),
-        example("dispatch.worker", _EVENT),
+        example("dispatch.team", _EVENT, _DEMO),
+        example("dispatch.worker", _EVENT, _DEMO),
         example("system.warning", _EVENT),
         example("system.error", _EVENT),
         example("Cancel: request", _CANCELLED),

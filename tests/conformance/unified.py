@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.rows import Document, elsewhere, example, holds, not_yet, otherwise
+from conformance.rows import Document, elsewhere, example, holds, otherwise
 
 _REAL_BREAKS = "conformance/real_path::a_recorded_run_that_breaks_off_is_told_why"
 _REAL_LONG = "conformance/real_path::a_recorded_tool_that_takes_long_tells_its_progress"
@@ -32,6 +32,8 @@ _CHOSEN = "edge/session_events::a_category_and_a_type_choose_unified_events_with
 _SAME = "edge/socket::messages_are_the_data_of_the_sse_frames"
 _MATRIX = "e2e/matrix::a_run_is_whole_in_order_and_ends_once_in_every_dialect"
 _WORKFLOW = "e2e/real_servers::a_workflow_tells_its_steps"
+# The demo's code review has the payloads of the document's examples.
+_OWN = "cli/up::the_demo_answers_stops_and_goes_on"
 _GRAPH = "dialects/adk_decode::a_graph_gives_steps_a_transition_and_its_result"
 _GOLDEN = "dialects/unified_encode::a_recorded_run_gives_its_golden_frames"
 _CANCELLED = "dialects/unified_encode::a_cancelled_run_is_interrupted_and_then_ended"
@@ -163,6 +165,7 @@ DOCUMENT = Document(
             _REAL_MOVES,
             _EXAMPLE,
             _WORKFLOW,
+            _OWN,
             note="Only runs of workflows have it.",
         ),
         holds(
@@ -170,6 +173,7 @@ DOCUMENT = Document(
             "workflow_step_started is {run_id, step_id, description}",
             _EXAMPLE,
             _WORKFLOW,
+            _OWN,
             _GRAPH,
         ),
         holds(
@@ -177,6 +181,7 @@ DOCUMENT = Document(
             "workflow_step_completed is {run_id, step_id, output}",
             _EXAMPLE,
             _WORKFLOW,
+            _OWN,
             _GRAPH,
         ),
         holds(
@@ -184,6 +189,7 @@ DOCUMENT = Document(
             "workflow_transition is {run_id, from_step, to_step, reason}",
             _REAL_MOVES,
             _EXAMPLE,
+            _OWN,
             _GRAPH,
             "dialects/agno_decode::a_router_tells_where_it_goes",
         ),
@@ -192,6 +198,7 @@ DOCUMENT = Document(
             "workflow_completed is {run_id, result {summary}}",
             _EXAMPLE,
             _WORKFLOW,
+            _OWN,
             "dialects/unified_encode::a_workflow_result_is_an_object_with_a_summary",
         ),
         holds(
@@ -212,12 +219,13 @@ DOCUMENT = Document(
             _FAILED,
             "dialects/unified_encode::a_failed_step_is_a_run_error_that_names_the_step",
         ),
-        not_yet(
+        holds(
             "UN25",
             "run_retry is {retry_count, max_retries, reason}",
-            "The type is defined. Only Penstock's own workflows will retry, and they come "
-            "with their service. A plain run calls its agent server at most once.",
             _EXAMPLE,
+            "e2e/dialects::a_step_that_is_tried_again_is_a_run_retry",
+            note="Only runs of Penstock's workflows have it, whose definitions say which steps are "
+            "tried again. A plain run calls its agent server at most once.",
         ),
         holds(
             "UN26",

@@ -65,6 +65,19 @@ async def test_a_client_of_agui_accepts_the_run(
     assert agui_rules.faults(await flows.shown(ended[name], dialect)) == []
 
 
+async def test_a_step_that_is_tried_again_is_a_run_retry(
+    flows: Flows, ended: Mapping[str, str]
+) -> None:
+    frames = await flows.shown(ended["retry"], "unified")
+    [retry] = [frame["payload"] for frame in frames if frame["type"] == "run_retry"]
+    assert retry == {
+        "run_id": ended["retry"],
+        "retry_count": 1,
+        "max_retries": 3,
+        "reason": "the agent server answered 503: busy",
+    }
+
+
 async def test_a_message_of_a_step_is_shown_once_with_its_agent(
     flows: Flows, ended: Mapping[str, str]
 ) -> None:

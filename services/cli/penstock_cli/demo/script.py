@@ -120,9 +120,7 @@ def _delete(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
 
 
 def _lint(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
-    documents = "README" in match.string
-    issues = [] if documents else ["the function has no docstring", "a name is too short"]
-    return _answer({"score": 98 if documents else 82, "issues": issues})
+    return _answer({"score": 98 if "README" in match.string else 82})
 
 
 def _scan(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
@@ -131,13 +129,12 @@ def _scan(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
     return _answer({"findings": findings})
 
 
-def _report(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
-    return _say(f"Code review finished successfully. The score is {match[1]}.")
+def _report(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    return _say("Code review finished successfully.")
 
 
 def _plan(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
-    yield Think("I should check the database cluster first, ")
-    yield Think("as it is the most critical component.")
+    yield Think("I should check the database cluster first as it's the most critical component.")
     task = "Check database cluster health and connection pool status"
     teams = [{"name": name, "task": task} for name in ("Payment Gateway", "Warehouse")]
     yield from _answer({"teams": teams})
@@ -180,7 +177,7 @@ _SCENES: list[tuple[re.Pattern[str], Scene]] = [
         # The steps of the demo's workflows.
         (r"^Lint this change:", _lint),
         (r"^Scan this change:", _scan),
-        (r"^Report on the review with score (\d+)", _report),
+        (r"^Report on the review with score ", _report),
         (r"^Plan the diagnosis:", _plan),
         (r"^Assign workers of ", _assign),
         (r"^Execute database health check", _check),
