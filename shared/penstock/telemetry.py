@@ -73,6 +73,18 @@ WORKFLOW_CONFLICTS = Counter(
     "Decisions about workflows' runs that were made again: another process had decided, or the "
     "outcome was unknown",
 )
+WORKFLOW_RUNS = Counter(
+    "penstock_workflow_runs_total", "Workflows' runs that have ended, by status", ["status"]
+)
+WORKFLOW_STEPS = Counter(
+    "penstock_workflow_steps_total",
+    "Steps of workflows that have ended, and items of loops, by outcome",
+    ["outcome"],
+)
+WORKFLOW_INPUTS_WAITING = Gauge(
+    "penstock_workflow_inputs_waiting",
+    "Inputs of workflows' runs, and events that may be inputs, that no process has taken yet",
+)
 WORKFLOWS_IN_MEMORY = Gauge(
     "penstock_workflows_in_memory", "Workflows' runs that this process has in memory"
 )

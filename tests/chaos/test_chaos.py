@@ -142,6 +142,35 @@ async def test_where_queues_do_not_read_the_stream_the_same_checks_find_deliveri
     assert "deliveries" in {violation.check for violation in report.violations}
 
 
+WORKFLOWS = Shape(
+    {
+        **{"connector": 1, "normalizer": 1, "approvals": 1, "edge": 1, "workflows": 2},
+        **{"broker": 1, "upstream": 2},
+    },
+    every_s=2.0,
+    pause_s={"normalizer": 4.0},
+)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
+async def test_every_workflow_ends_and_calls_each_step_once_whatever_dies(
+    tmp_path: Path,
+    agno_server: Upstream,
+    adk_server: Upstream,
+    seed: int,
+    played: list[Report],
+) -> None:
+    servers = {"agno": agno_server, "adk": adk_server}
+    settings = HASTY | {"input_ack_wait_s": 3}
+    round_ = Round(seed, 20, WORKFLOWS, runs=40, runs_per_s=1, settings=settings)
+    report = await play(round_, tmp_path, servers)
+    played.append(report)
+    settle(report, COMPLETED)
+    assert report.kills["workflows"] >= 3
+
+
 def clocks(seed: int, services: Mapping[str, int]) -> dict[tuple[str, int], float]:
     """Return one wrong clock per service, with an offset that the seed gives.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import ClassVar, Final
 
 from penstock import telemetry
-from penstock.bus import Stored, WorkQueue, streams, subjects
+from penstock.bus import BusError, Stored, WorkQueue, streams, subjects
 from penstock.bus.admin.permissions import WORKFLOW_COMMANDS
 from penstock.bus.subjects import WORKFLOWS
 from penstock.runs.open_runs import OpenRuns
@@ -36,6 +37,9 @@ from penstock_workflows.registry.files import apply_files
 from penstock_workflows.registry.store import WorkflowStore
 from penstock_workflows.settings import WorkflowsSettings
 
+log = logging.getLogger(__name__)
+
+COUNT_S: Final = 10.0  # seconds between two counts of the waiting inputs
 NEW_SHARDS_S: Final = 1.0  # seconds between two looks for new shards of the bus
 
 
@@ -79,6 +83,7 @@ class WorkflowsService(Service):
             self._listens,
         )
         self._inputs: list[str] = []  # the names of the loops that take inputs
+        self._queues: list[WorkQueue] = []
         telemetry.WORKFLOWS_IN_MEMORY.set_function(lambda: len(self._runs))
         self._stop_forgetting = self.bus.on_reconnect(self._runs.forget)
 
@@ -93,6 +98,7 @@ class WorkflowsService(Service):
         self._take(self.name, streams.SCHEDULES, (DUE,), self._taking.due)
         self.spawn("shards", self._take_from_all)
         self.spawn("listens", self._listens.tidy)
+        self.spawn("waiting inputs", self._count_waiting)
         self.spawn("open runs", self._open_runs.follow)
         self.spawn("replays", self.replays(self._taking.again).run)
 
@@ -103,7 +109,7 @@ class WorkflowsService(Service):
     async def stop(self) -> None:
         """Stop taking inputs, and give unfinished inputs back."""
         await self.cancel("shards", "replays", "listens", *self._inputs)
-        await self.cancel("open runs")
+        await self.cancel("open runs", "waiting inputs")
         self._stop_forgetting()
 
     def _take(
@@ -123,9 +129,7 @@ class WorkflowsService(Service):
             concurrency=self._settings.inputs_at_once,
             ack_wait_s=self._settings.input_ack_wait_s,
         )
-        name = f"{durable} of {stream}"
-        self._inputs.append(name)
-        self.spawn(name, queue.run)
+        self._run(f"{durable} of {stream}", queue)
 
     def _hear(self, stream: str) -> None:
         queue = HeardQueue(
@@ -137,9 +141,23 @@ class WorkflowsService(Service):
             concurrency=self._settings.inputs_at_once,
             ack_wait_s=self._settings.input_ack_wait_s,
         )
-        name = f"heard events of {stream}"
+        self._run(f"heard events of {stream}", queue)
+
+    def _run(self, name: str, queue: WorkQueue) -> None:
         self._inputs.append(name)
+        self._queues.append(queue)
         self.spawn(name, queue.run)
+
+    async def _count_waiting(self) -> None:
+        """Measure how many inputs no process has taken yet."""
+        while True:
+            await asyncio.sleep(COUNT_S)
+            try:
+                waiting = [await queue.waiting() for queue in self._queues]
+            except BusError as error:
+                log.debug("the waiting inputs are counted later: %s", error)
+                continue
+            telemetry.WORKFLOW_INPUTS_WAITING.set(sum(waiting))
 
     async def _take_from_all(self) -> None:
         """Take the events of each shard, also of shards that are made later."""

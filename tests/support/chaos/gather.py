@@ -178,13 +178,22 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
             ),
         ],
         outbox=[key for key in await keys("approvals") if key.startswith("outbox.")],
-        strangers=[key for key in await keys("runs") if key not in known],
+        strangers=[
+            key
+            for key, value in (await keys("runs")).items()
+            if key not in known and not _is_of_workflow(json.loads(value))
+        ],
         exits=[
             f"{gone.who}: {gone.code}\n{gone.log}"
             for gone in fleet.exits
             if gone.code != CANNOT_START
         ],
     )
+
+
+def _is_of_workflow(record: dict[str, Any]) -> bool:
+    """Return whether this is the record of a workflow's run, which `flows` checks, or of a step."""
+    return record.get("target") == "workflows" or bool(record.get("workflow_depth"))
 
 
 async def read(client: Client, stream: str) -> list[Msg]:

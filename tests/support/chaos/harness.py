@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 import yaml
 
-from support.chaos import deliveries, gather, links
+from support.chaos import deliveries, flows, gather, links
 from support.chaos.brokers import Brokers, running
 from support.chaos.checker import (
     ENDS,
@@ -268,18 +268,23 @@ async def play(round_: Round, folder: Path, upstreams: Mapping[str, Upstream]) -
         if deliveries.SERVICE in counts:
             found = await stack.enter_async_context(deliveries.hooks(folder, round_.seed))
             hooks, settings = found
-        environment = _environment(round_, folder, made.url, urls, brokers, settings)
+        flowing = await stack.enter_async_context(flows.flows(made.url, flows.SERVICE in counts))
+        environment = _environment(
+            round_, folder, made.url, urls, brokers, settings, flowing.agents
+        )
         services = await stack.enter_async_context(
             fleet(
                 folder, counts, environment, round_.launchers, http, round_.clocks, round_.crashes
             )
         )
+        await flowing.begin()
         system = System(services, made, recorders, round_.older)
         print(f"\n{shown(round_.seed, faults)}", flush=True)
         report.load = await stack.enter_async_context(measured())
         stories, report.violations = await _load(round_, faults, system, http, tuple(upstreams))
         report.load.faults_late_s += system.late_s
         await made.whole()
+        report.violations += await flowing.check()
         runs = await gather.runs(
             made,
             recorders,
@@ -314,10 +319,11 @@ def _environment(
     urls: Mapping[str, str],
     replicas: int,
     more: Mapping[str, object],
+    further: Sequence[dict[str, object]] = (),
 ) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "penstock.yaml"
-    agents: list[dict[str, object]] = []
+    agents: list[dict[str, object]] = [*further]
     if "agno" in urls:
         agents.append(
             {"id": "agno", "protocol": "agno", "url": urls["agno"], "agent": "demo-agent"}

@@ -12,7 +12,7 @@ Kind = Literal["kill", "pause", "cut", "hang", "older"]
 
 # the shares of the targets, of sixteen kills
 _KILLED = {"connector": 4, "normalizer": 4, "approvals": 3, "edge": 3, "broker": 2}
-_AUTOMATIONS = {"automations": 4}  # the further service in a round with automations
+_FURTHER = {"automations": 4, "workflows": 4}  # further services, where the round has them
 # the other faults for each dozen kills: (kind, target)
 _BESIDES: tuple[tuple[Kind, str], ...] = (
     ("cut", "upstream"),
@@ -143,7 +143,7 @@ def shown(seed: int, faults: Sequence[Fault]) -> str:
 
 
 def _mixed(chance: random.Random, kills: int, shape: Shape) -> Iterator[tuple[Kind, str]]:
-    killed = _in_turns(chance, kills, _KILLED | _present(_AUTOMATIONS, shape))
+    killed = _in_turns(chance, kills, _KILLED | _present(_FURTHER, shape))
     besides = list(islice(cycle(_BESIDES), round(kills * _BESIDES_PER_KILL)))
     besides = [(kind, what) for kind, what in besides if kind != "pause" or what in shape.pause_s]
     places = dict(zip(sorted(chance.sample(range(kills), len(besides))), besides, strict=True))

@@ -30,7 +30,7 @@ from penstock_workflows.engine.effecting import open_effects, start_child
 from penstock_workflows.engine.effects import CancelChild, Effect, Listen
 from penstock_workflows.engine.inputs import Input, StartInput, StepStartedSeen
 from penstock_workflows.engine.projection import projection
-from penstock_workflows.engine.records import End, Json
+from penstock_workflows.engine.records import End, Ended, Json
 from penstock_workflows.journal.journal import Journals
 from penstock_workflows.journal.loading import Values, read_on
 from penstock_workflows.journal.memory import RunInMemory, Runs
@@ -126,6 +126,12 @@ class Decisions:
         if not run.end.records:
             self._frames.begin(run)
         run.take_over(decision.state, end, decision.frames)
+        for record in decision.records:
+            if isinstance(record, Ended):
+                telemetry.WORKFLOW_STEPS.labels(record.outcome).inc()
+            elif isinstance(record, End):
+                telemetry.WORKFLOW_RUNS.labels(record.status).inc()
+                log.info("run %s: the workflow has ended: %s", run.run_id, record.status)
 
     async def _do(self, run: RunInMemory, effects: Iterable[Effect]) -> None:
         """Write the run's frames, and then do the effects."""
@@ -186,6 +192,7 @@ class Decisions:
             # A conflict or an unknown outcome has the input taken again, with the journal's end.
             position = await self._journals.append(run.run_id, run.end, [end])
             log.error("run %s: %s", run.run_id, message)
+            telemetry.WORKFLOW_RUNS.labels(end.status).inc()
             state.end, state.length = end, position.records
             run.take_over(state, position, frames)
         cancels = [CancelChild(child, "stopped", "workflow") for child in run.children]

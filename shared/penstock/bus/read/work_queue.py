@@ -183,6 +183,20 @@ class WorkQueue:
             await asyncio.gather(*map(handled, found))
         return delivered
 
+    async def waiting(self) -> int:
+        """Return how many messages no process has taken yet; 0 if the consumer does not exist yet.
+
+        Raises:
+            BusError: the server does not answer or refuses the request.
+        """
+        try:
+            info = await self._bus.jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")
+        except ApiError as error:
+            if error.code != CONSUMER_NOT_FOUND:
+                raise
+            return 0
+        return int(info["num_pending"])
+
     async def create(self) -> str:
         """Make the durable consumer if it does not exist; part of `PullUse`."""
         call = f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._durable}"
