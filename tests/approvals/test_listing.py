@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.bus import Bus, Entry
 from penstock.bus.records import ApprovalRecord, Deciders
-from penstock.bus.state.bucket_index import Change
+from penstock.bus.state.bucket_index import Change, StillReading
 from penstock.web.auth import Identity
 from penstock.web.auth.grants import EVERYBODY, ServiceGrant
 from penstock_approvals import listing
@@ -24,6 +24,7 @@ from penstock_approvals.listing import ApprovalList, Place, Seeker
 from penstock_approvals.records import ApprovalRecords
 from penstock_approvals.seeing import seeker_of
 from support.drive.bus import connected
+from support.drive.waiting import eventually
 from support.real.nats import NatsServer
 
 OLDEST = {  # the fields of a record that the first release wrote
@@ -38,14 +39,27 @@ OLDEST = {  # the fields of a record that the first release wrote
 
 
 @pytest.fixture
-async def bus(nats: NatsServer) -> AsyncIterator[Bus]:
-    async with connected(nats.url) as bus:
+async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
+    """Connect to the server of this module: the services of other modules would read its records,
+    which are tens of thousands."""
+    async with connected(nats_server.url) as bus:
         yield bus
 
 
 @pytest.fixture
-def approvals(bus: Bus) -> ApprovalList:
-    return ApprovalList(bus, ApprovalRecords(bus))
+async def approvals(bus: Bus) -> ApprovalList:
+    """Make a list that has read the records of the earlier tests."""
+    made = ApprovalList(bus, ApprovalRecords(bus))
+
+    async def has_read() -> bool:
+        try:
+            await made.index.caught_up()
+        except StillReading:
+            return False
+        return True
+
+    await eventually(has_read, 60, "the list has read the records")
+    return made
 
 
 def owner() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from fuzz.hostile import Hostile, cut
-from fuzz.recorded import recorded
+from fuzz.recorded import PROTOCOLS, recorded
 from penstock.bus.messages import RawFrame
 from penstock.dialects.decoders import DECODERS
 from penstock.events import TERMINAL, is_epilogue, parse, typed_data
@@ -56,7 +56,7 @@ class Story:
 
 def story(rng: random.Random) -> Story:
     """Make a run of any protocol that has a decoder."""
-    protocol = rng.choice(sorted(DECODERS))
+    protocol = rng.choice(sorted(PROTOCOLS))
     make = Hostile(rng, recorded(protocol))
     endings = ("eof", "eof", "eof", "lost", "cancelled", "none")
     legs = [Leg(make.body(), rng.choice(endings)) for _ in range(rng.choice((1, 1, 2, 3)))]

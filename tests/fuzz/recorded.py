@@ -10,8 +10,12 @@ from typing import Any
 
 import orjson
 
+from penstock.dialects import workflow
+from penstock.dialects.decoders import DECODERS
 from penstock.sse import Parser
 
+# The protocols of agent servers. The runs of workflows have no server, and nothing to decode.
+PROTOCOLS = DECODERS.keys() - {workflow.PROTOCOL}
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 Named = tuple[str | None, Any]

@@ -9,8 +9,8 @@ import pytest
 
 from fuzz import cases, folded
 from fuzz.folded import Leg, Story
+from fuzz.recorded import PROTOCOLS
 from fuzz.spoken import speak
-from penstock.dialects.decoders import DECODERS
 
 QUICK_CASES = 1500
 
@@ -70,4 +70,4 @@ def test_chaos_whatever_comes_is_events_of_the_contract() -> None:
 
 def test_every_decoder_is_reached() -> None:
     rng = random.Random(1)
-    assert {folded.story(rng).protocol for _ in range(100)} == DECODERS.keys()
+    assert {folded.story(rng).protocol for _ in range(100)} == PROTOCOLS

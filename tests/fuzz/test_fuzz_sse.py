@@ -9,8 +9,7 @@ import pytest
 
 from fuzz import cases
 from fuzz.hostile import Hostile, cut
-from fuzz.recorded import recorded
-from penstock.dialects.decoders import DECODERS
+from fuzz.recorded import PROTOCOLS, recorded
 from penstock.sse import Frame, FrameTooLarge, Parser, encode
 
 QUICK_CASES = 3000
@@ -68,7 +67,7 @@ def read(chunks: Iterable[bytes], max_frame_bytes: int) -> tuple[list[Frame], bo
 
 def case(rng: random.Random) -> None:
     """Parse one body as a whole, in chunks and with a limit, and write its frames again."""
-    make = Hostile(rng, recorded(rng.choice(sorted(DECODERS))))
+    make = Hostile(rng, recorded(rng.choice(sorted(PROTOCOLS))))
     body = rng.choice((make.noise, make.noise, make.damaged))()
     frames, _ = read([body], len(body) + 1)
     assert frames == by_the_letter(body), body

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from fuzz.cases import no_longer_than
+from fuzz.recorded import PROTOCOLS
 from penstock import sse
 from penstock.bus.messages import RawFrame
 from penstock.dialects.adk.encode.encoder import AdkEncoder
@@ -545,4 +546,4 @@ def test_the_parser_reads_every_byte_a_few_times_whatever_the_chunks() -> None:
 
 
 def test_every_decoder_is_measured() -> None:
-    assert BY_PROTOCOL.keys() == DECODERS.keys()
+    assert BY_PROTOCOL.keys() == PROTOCOLS
