@@ -131,7 +131,7 @@ def check_journal(journal: list[Record], definition: dict[str, Any]) -> None:
 
 
 @given(definition=definitions(fails=False), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_run_ends_in_the_same_way_whatever_the_order_and_the_faults(
     definition: dict[str, Any], data: st.DataObject
 ) -> None:
@@ -179,7 +179,7 @@ _TERMINAL = {"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"}
 
 
 @given(definition=definitions(fails=True))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_an_input_that_comes_again_adds_nothing(definition: dict[str, Any]) -> None:
     world = a_world(definition)
     past = []
