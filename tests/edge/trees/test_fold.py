@@ -220,6 +220,17 @@ def test_the_run_of_another_user_is_not_added_by_the_event_of_a_step() -> None:
     assert b"secret" not in orjson.dumps(folded(script))
 
 
+def test_an_id_that_looks_like_a_run_id_is_the_steps_own_too() -> None:
+    script = Script()
+    script.say(ROOT, "lifecycle.started", agent="root", user_id="u")
+    for number in (1, 2):
+        script.step(ROOT, run_id(number), f"step_{number}")
+    for number in (1, 2):
+        script.say(run_id(number), "llm.stream", message_id=run_id(7), content="x")
+    ids = [each["data"]["message_id"] for each in folded(script)[-2:]]
+    assert ids == [f"{run_id(number)}/{run_id(7)}" for number in (1, 2)]
+
+
 def test_the_approval_of_a_step_keeps_the_ids_that_a_decision_names() -> None:
     script = Script()
     script.say(ROOT, "lifecycle.started", agent="root", user_id="u")

@@ -39,8 +39,9 @@ _DISPATCHES: Final = frozenset({"dispatch.team", "dispatch.worker"})
 # The fields of `data` whose ids are unique only within the run of the event.
 _IDS: Final = (
     *("message_id", "parent_message_id", "reasoning_id", "tool_call_id", "parent_tool_call_id"),
-    *("step_id", "parent_step_id", "subrun_id", "parent_subrun_id"),
+    *("step_id", "parent_step_id"),
 )
+_INNER_RUNS: Final = ("subrun_id", "parent_subrun_id")
 # The same in the value of an event that an AG-UI server has sent.
 _AGUI_IDS: Final = ("messageId", "entityId")
 
@@ -58,10 +59,14 @@ class _Place:
     paused: bool = False
 
     def qualified(self, id: Any) -> Any:
-        """Return an id of this run as it is unique in the tree. Run ids are unique already."""
-        if self.parent is None or not isinstance(id, str) or not id or subjects.is_run_id(id):
+        """Return an id of this run as it is unique in the tree."""
+        if self.parent is None or not isinstance(id, str) or not id:
             return id
         return f"{self.run_id}/{id}"
+
+    def inner_run(self, id: Any) -> Any:
+        """Return the id of an inner run as it is unique in the tree. A run id is unique already."""
+        return id if isinstance(id, str) and subjects.is_run_id(id) else self.qualified(id)
 
     def step_id(self, given: Any) -> Any:
         """Return the step id of an event of this run that has the step id `given`.
@@ -94,8 +99,8 @@ class _Place:
         if self.parent is None:
             return own
         if own is not None:
-            parent_id = self.qualified(own.get("parent_id")) or self.run_id
-            return {**own, "id": self.qualified(own["id"]), "parent_id": parent_id}
+            parent_id = self.inner_run(own.get("parent_id")) or self.run_id
+            return {**own, "id": self.inner_run(own["id"]), "parent_id": parent_id}
         subrun: Event = {"id": self.run_id}
         if self.parent.parent is not None:
             subrun["parent_id"] = self.parent.run_id
@@ -274,6 +279,7 @@ def _unique_data(place: _Place, type: str, data: Event) -> Event:
     The ids of an approval's items stay as they are, because decisions name them.
     """
     unique: Event = {key: place.qualified(data[key]) for key in _IDS if key in data}
+    unique |= {key: place.inner_run(data[key]) for key in _INNER_RUNS if key in data}
     shown = {**data, **unique}
     if type in _DISPATCHES and data.get("subrun_id") and not data.get("parent_subrun_id"):
         shown["parent_subrun_id"] = place.run_id
