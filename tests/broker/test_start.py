@@ -47,6 +47,10 @@ class Starting:
 
         await eventually(probe, 40, f"/readyz says {status} {because}")
 
+    async def lives(self) -> bool:
+        async with httpx.AsyncClient() as http:
+            return (await http.get(f"{self.probes}/livez")).status_code == 200
+
     async def ended(self) -> int:
         async with asyncio.timeout(40):
             return await asyncio.to_thread(self.process.popen.wait)
@@ -88,17 +92,22 @@ def guarded(tmp_path: Path) -> Iterator[NatsServer]:
     server.remove()
 
 
-async def test_a_nats_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+async def test_a_service_waits_for_a_nats_that_is_away_and_lives_meanwhile(tmp_path: Path) -> None:
     """In Kubernetes, the order in which NATS and the services start is not defined."""
     port = free_port()
     nats = NatsServer(tmp_path / "nats", port=port, violations=True)
     async with starting(tmp_path, f"nats://127.0.0.1:{port}") as service:
         await service.until(503, "connects to NATS")
+        # A restart by a liveness probe would not bring NATS back.
+        assert await service.lives()
         nats.start()
         try:
             await service.until(503, "`penstock streams make`")  # a service may not make them
             await make_streams(nats.url)
             await service.until(200)
+            nats.stop()
+            await service.until(503, "NATS")
+            assert await service.lives()
         finally:
             nats.remove()
 
