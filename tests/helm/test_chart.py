@@ -24,7 +24,7 @@ from penstock import telemetry
 from penstock.bus.admin import nack
 from penstock.bus.admin.configuration import declared
 from penstock.bus.admin.permissions import USERS
-from penstock.bus.streams import Retention
+from penstock.bus.streams import Retention, kind_and_shard
 from penstock.service import Service
 from penstock.settings import load_config, read_settings
 from support.drive.repository import services
@@ -383,11 +383,15 @@ def test_keda_and_the_autoscaler_look_at_consumers_and_metrics_that_there_are() 
     publish = {user.name: set(user.publish) for user in USERS}
     gauges = {metric._name for metric in vars(telemetry).values() if hasattr(metric, "_name")}
     for name, each in of_kind("everything", "ScaledObject").items():
+        read = set()
         for trigger in each["spec"]["triggers"]:
             given = trigger["metadata"]
             if trigger["type"] == "nats-jetstream":
-                asked = f"$JS.API.CONSUMER.INFO.{given['stream']}.{given['consumer']}"
-                assert asked in publish[name]
+                stream, shard = kind_and_shard(given["stream"])
+                assert f"$JS.API.CONSUMER.INFO.{stream}.{given['consumer']}" in publish[name]
+                read.add((stream, shard))
+        if name != "normalizer":
+            assert {("EVENTS", 0), ("EVENTS", 1)} <= read
     assert "penstock_raw_frames" in gauges
     [autoscaler] = of_kind("everything", "HorizontalPodAutoscaler").values()
     pod, cpu = autoscaler["spec"]["metrics"]

@@ -159,12 +159,16 @@ seccompProfile: {type: RuntimeDefault}
 {{- join "," (uniq $hosts) -}}
 {{- end }}
 
-{{/* The durable consumers whose lag says how much waits for a service. */}}
+{{/* The durable consumers whose lag says how much waits for a service, in every shard of EVENTS. */}}
 {{- define "penstock.consumers" -}}
 automations:
-  - {stream: EVENTS, consumer: automations}
   - {stream: DELIVERIES, consumer: automations}
+  {{- range $shard := until (int .Values.streams.shards) }}
+  - {stream: EVENTS{{ if $shard }}_{{ $shard }}{{ end }}, consumer: automations}
+  {{- end }}
 workflows:
   - {stream: COMMANDS, consumer: workflows-start}
-  - {stream: EVENTS, consumer: workflows}
+  {{- range $shard := until (int .Values.streams.shards) }}
+  - {stream: EVENTS{{ if $shard }}_{{ $shard }}{{ end }}, consumer: workflows}
+  {{- end }}
 {{- end }}
