@@ -18,12 +18,13 @@ from penstock.bus import (
     subjects,
 )
 from penstock.bus.admin import replay
+from penstock.bus.messages import now
 from penstock.bus.read import direct
-from penstock.bus.records import RunRecord, StartCommand
+from penstock.bus.records import LatestWorkflow, RunRecord, StartCommand, WorkflowRecord
 from penstock.bus.state import deadletters
 from penstock.bus.write.objects import unwrap
 from penstock.runs.start import Start, Started, Starter
-from penstock.settings import AdkAgent, AgnoAgent, Config
+from penstock.settings import AdkAgent, AgnoAgent, Config, WorkflowAgent
 from penstock_automations.jobs.job import Job, TriggerSource
 from penstock_automations.jobs.publish import publish
 from penstock_automations.rules.records import Owner
@@ -41,6 +42,8 @@ CONFIG = Config(
             accepts=["dependencies"],
         ),
         AdkAgent(id="helper", protocol="adk", url="http://127.0.0.1:9", agent="vana"),
+        WorkflowAgent(id="review", protocol="workflow", agent="code_review"),
+        WorkflowAgent(id="undefined", protocol="workflow"),
     ]
 )
 RUN = {"agent": "assistant", "message": "The run {{ event.run_id }} has ended."}
@@ -51,11 +54,13 @@ HOOK = {
 }
 
 
-async def started_by(made: Automations, rule_id: str) -> list[StartCommand]:
+async def started_by(
+    made: Automations, rule_id: str, target: str = "connector"
+) -> list[StartCommand]:
     """Return the starts in COMMANDS that the rule has asked for, in order."""
     found = []
     async for stored in direct.replay(
-        made.bus, streams.COMMANDS, subjects.command("connector", "start", "*")
+        made.bus, streams.COMMANDS, subjects.command(target, "start", "*")
     ):
         command = StartCommand.model_validate_json(await unwrap(made.bus, stored.payload))
         if (command.idempotency_key or "").startswith(f"{rule_id}."):
@@ -105,6 +110,46 @@ async def test_a_rule_starts_a_run_of_its_owner_and_says_which(nats_server: Nats
         assert "status_code" not in outcome.data
         delivery = await made.delivery("follow", run.run_id, completed_at)
         assert (delivery.status, delivery.started_run_id) == ("delivered", command.run_id)
+
+
+async def test_a_rule_starts_a_workflow_if_its_input_fits(nats_server: NatsServer) -> None:
+    async with automations(nats_server.url, config=CONFIG) as made:
+        record = WorkflowRecord(
+            name="code_review",
+            version="1",
+            digest="",
+            definition={},
+            input_schema={"type": "object", "properties": {"diff": {"type": "string"}}},
+            created_at=now(),
+            created_by="ada",
+        )
+        bucket = made.bus.bucket("workflows")
+        await bucket.put("v.code_review.1", record.dump())
+        await bucket.put("latest.code_review", LatestWorkflow(version="1").dump())
+        for rule_id, agent, input in (
+            ("fits", "review", {"diff": "{{ event.data.summary }}"}),
+            ("misfits", "review", {"diff": "{{ event.sequence }}"}),
+            ("nothing", "undefined", {}),
+        ):
+            action = {"run": {"agent": agent, "message": "Review", "input": input}}
+            await made.apply(rule_with(rule_id, action, "lifecycle.completed"))
+        run = await completed(made)
+        told = await made.outcomes(run.run_id, 3)
+        outcomes = {str(each.data["delivery_id"]).split(".")[0]: each for each in told}
+        [command] = await started_by(made, "fits", "workflows")
+        others = [await started_by(made, rule_id, "workflows") for rule_id in outcomes]
+        kept = await record_of(made.bus, command.run_id)
+    assert sum(map(len, others)) == 1
+    assert command.input is not None
+    assert command.input["message"] == "Review"
+    assert (command.version, command.depth, command.automations) == ("1", 1, ["fits"])
+    assert (kept.target, kept.depth) == ("workflows", 1)
+    assert outcomes["fits"].type == "automation.completed"
+    errors = {rule: outcomes[rule].data["error"] for rule in ("misfits", "nothing")}
+    assert errors["misfits"]["code"] == "not_accepted"
+    assert "input.diff: must be string" in errors["misfits"]["message"]
+    assert errors["nothing"]["code"] == "unknown_agent"
+    assert "there is no workflow 'undefined'" in errors["nothing"]["message"]
 
 
 async def test_a_job_that_is_delivered_again_and_replayed_starts_no_second_run(
