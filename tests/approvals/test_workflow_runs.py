@@ -209,3 +209,25 @@ async def test_what_nats_has_lost_of_a_workflows_approvals_is_written_again(
             await again._tell_again(await penstock.approval(ids[0]))
             # The server has seen the message id, so nothing is stored twice.
             assert len(await run.news()) == 3
+
+
+async def test_news_of_a_decision_is_sent_after_the_deciding_process_has_ended(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), BOTH, outbox_s=3600) as penstock:
+        run = await WorkflowRun(penstock).begin()
+        approval_id = await run.ask("sign_off")
+        await told(run, "asked")
+        ended = Approvals(penstock.bus, "ended")
+        request = vote(await penstock.approval(approval_id), person("u1"), note="fine")
+        reply = await ended.decide(approval_id, request)
+        assert reply.status == 200
+        assert [each.news for each in await run.news()] == ["asked"]
+        for _ in range(2):  # the second sweep finds nothing to send
+            await Approvals(penstock.bus, "other").sweep()
+        await told(run, "asked", "decided")
+        news = (await run.news())[-1]
+        assert news.items is not None
+        assert (news.items[0].decision, news.items[0].note) == ("approve", "fine")
+        history = await ended.audit.history(await penstock.approval(approval_id))
+    assert [link.record["event"] for link in history.records] == ["requested", "decided", "sent"]
