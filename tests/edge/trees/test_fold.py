@@ -220,6 +220,17 @@ def test_the_run_of_another_user_is_not_added_by_the_event_of_a_step() -> None:
     assert b"secret" not in orjson.dumps(folded(script))
 
 
+def test_a_step_cannot_end_another_one() -> None:
+    """An agent server chooses the ids of its inner runs, and may name the run of another step."""
+    script = Script()
+    script.say(ROOT, "lifecycle.started", agent="root", user_id="u")
+    for number in (1, 2):
+        script.step(ROOT, run_id(number), f"step_{number}")
+    script.say(run_id(1), "dispatch.finished", subrun_id=run_id(2), status="completed")
+    script.say(run_id(2), "llm.stream", message_id="m1", content="still here")
+    assert folded(script)[-1]["data"]["content"] == "still here"
+
+
 def test_an_id_that_looks_like_a_run_id_is_the_steps_own_too() -> None:
     script = Script()
     script.say(ROOT, "lifecycle.started", agent="root", user_id="u")

@@ -17,6 +17,7 @@ from penstock.sse import Frame, Parser
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
+from penstock_edge.sources import feed
 from penstock_edge.sources.locate import locate
 from penstock_edge.stream.pages import page
 from penstock_edge.views.cursor import Cursor
@@ -24,6 +25,7 @@ from penstock_edge.views.framing import PageItems
 from support.drive.bus import make_streams
 from support.drive.trees import DIALECTS, TreeReader, taken
 from support.drive.waiting import eventually
+from support.fakes.pretend import PretendRun
 from support.fakes.pretend_tree import PretendTree
 from support.real.nats import NatsServer
 
@@ -208,3 +210,31 @@ async def test_the_runs_of_a_further_shard_are_one_stream_too(fresh_nats: NatsSe
         await tree.diagnosis()
         names = {each["subrun"]["name"] for each in bodies(await live) if each.get("subrun")}
         assert names == {"plan", "team", "other", "w"}
+
+
+async def test_a_client_that_comes_at_any_moment_gets_every_event_once(
+    bus: Bus, tree: PretendTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The feed remembers few messages, so readers of stored events may not reach it at once."""
+    monkeypatch.setattr(feed, "RECENT", 2)
+    monkeypatch.setattr(feed, "KEPT", 4)
+    noise = [PretendRun(bus) for _ in range(3)]
+    edges: list[Edge] = []
+    reading: list[asyncio.Task[list[Frame]]] = []
+    publishing = asyncio.create_task(tree.diagnosis())
+    try:
+        while not publishing.done():
+            edges.append(Edge.of(bus, Config(), EdgeSettings()))
+            reader = TreeReader(edges[-1])
+            reading.append(asyncio.create_task(reader.frames(tree.root.run_id, "canonical")))
+            for run in noise:
+                await run.text("noise")
+        await publishing
+        *others, last = await asyncio.gather(*reading)
+        assert len(others) > 3
+        assert all(each == last for each in others)
+        assert last == await TreeReader(edges[0]).frames(tree.root.run_id, "canonical")
+    finally:
+        for edge in edges:
+            await edge.hubs.close()
+            await edge.many.feeds.close()
