@@ -70,13 +70,13 @@ def test_what_the_schema_refuses_is_refused(fields: dict[str, Any]) -> None:
 
 def test_the_mistake_in_the_tutorial_is_told_as_there() -> None:
     [block] = BLOCKS
-    wrong = block.replace("+ input.who", "+ inptu.who")
+    wrong = block.replace("+ input.city + ", "+ inptu.city + ")
     with pytest.raises(InvalidDefinition) as refused:
         load(wrong.encode())
     [problem] = refused.value.problems
     where = problem.position
     assert where is not None
-    told = f"greet.yaml:{where.line}:{where.column}: {problem.field}: {problem.reason}"
+    told = f"trip.yaml:{where.line}:{where.column}: {problem.field}: {problem.reason}"
     assert told in TUTORIAL
 
 

@@ -133,6 +133,8 @@ _FOUND: Final = _TEXTS.compile("text.matches(pattern)")
 
 def compile_error(text: str) -> ExpressionError:
     """Return the error that a text of the compiler describes, with its position."""
+    if "recursion" in text:
+        return ExpressionError("it is nested too deep, or has too many operators in a row (32)")
     found = _WHERE.search(text)
     if found is None:
         return ExpressionError(plain_reason(text))

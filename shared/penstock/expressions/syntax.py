@@ -6,8 +6,9 @@ the same tree that the runtime evaluates. It reads the few fields that it needs 
 
 from __future__ import annotations
 
+import bisect
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -219,25 +220,28 @@ def _body(step: Node, accumulator: str) -> tuple[Macro, tuple[Node, ...]] | None
 
 def _fields(data: bytes) -> _Fields:
     """Return the fields of a protobuf message: numbers as int, all else as bytes."""
-    return list(_read(data))
-
-
-def _read(data: bytes) -> Iterator[tuple[int, Any]]:
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        match tag & 7:
-            case 0:
-                value, at = _varint(data, at)
-                yield tag >> 3, value
-            case 2:
-                size, at = _varint(data, at)
-                yield tag >> 3, data[at : at + size]
-                at += size
-            case kind:  # fixed64 (1) and fixed32 (5)
-                size = 8 if kind == 1 else 4
-                yield tag >> 3, data[at : at + size]
-                at += size
+    found: _Fields = []
+    at, end = 0, len(data)
+    while at < end:
+        tag = data[at]
+        at += 1
+        if tag >= 0x80:
+            tag, at = _varint(data, at - 1)
+        kind = tag & 7
+        if kind in (0, 2):
+            value = data[at]
+            at += 1
+            if value >= 0x80:
+                value, at = _varint(data, at - 1)
+            if kind == 0:
+                found.append((tag >> 3, value))
+                continue
+            size = value
+        else:  # fixed64 (1) and fixed32 (5)
+            size = 8 if kind == 1 else 4
+        found.append((tag >> 3, data[at : at + size]))
+        at += size
+    return found
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -263,13 +267,13 @@ def _positions(source: bytes, text: str) -> dict[int, Position]:
     """Return the position of each node; the source has offsets in characters."""
     starts = [0, *(at + 1 for at, sign in enumerate(text) if sign == "\n")]
     found = {}
-    for number, value in _read(source):
+    for number, value in _fields(source):
         if number == 4:
-            entry = dict(_read(value))
+            entry = dict(_fields(value))
             found[entry.get(1, 0)] = _position(starts, entry.get(2, 0))
     return found
 
 
 def _position(starts: Sequence[int], offset: int) -> Position:
-    line = sum(start <= offset for start in starts)
+    line = bisect.bisect_right(starts, offset)
     return Position(max(line, 1), offset - starts[max(line, 1) - 1] + 1)

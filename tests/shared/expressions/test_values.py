@@ -189,6 +189,29 @@ def test_a_hostile_expression_takes_little_time_and_memory(text: str) -> None:
     assert len(str(found)) < 2_000_000
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "+".join(["a"] * 990),
+        "a" + ".map(x, x)" * 190,
+        "[" * 120 + "a" + "]" * 120,
+        "(" * 1990,
+        "a" + "[0]" * 600,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_an_expression_that_is_nested_too_deep_is_refused(text: str) -> None:
+    with pytest.raises(ExpressionError, match=r"nested too deep, .* in a row \(32\)"):
+        SCOPE.compile(text)
+
+
+def test_the_longest_expressions_compile_quickly() -> None:
+    begin = time.process_time()
+    for text in ("&&".join(["a==1"] * 280), "[" + ",".join(["1"] * 990) + "]"):
+        SCOPE.compile(text)
+    assert time.process_time() - begin < 0.5
+
+
 def test_a_long_text_and_a_large_result_are_refused() -> None:
     with pytest.raises(ExpressionError, match="has 2001 characters; at most 2000"):
         SCOPE.compile("1" * 2001)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -66,8 +67,10 @@ async def read_definition(request: Request) -> Loaded:
     if not is_json and media_type not in _YAML_TYPES and not media_type.endswith("+yaml"):
         kind = media_type or "of no type"
         raise Problem(415, f"the body is {kind}; send application/json or {YAML}")
+    content = await read_body(request, MAX_BYTES)
     try:
-        return load(await read_body(request, MAX_BYTES))
+        # A hostile definition takes a second or two. The thread does not hold up other requests.
+        return await asyncio.to_thread(load, content)
     except InvalidDefinition as error:
         raise invalid_definition(error) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 from typing import Any, Final
 
@@ -113,6 +114,7 @@ class Definitions:
     def __init__(self, store: WorkflowStore, config: Config) -> None:
         self._store = store
         self._agents = [agent.id for agent in config.agents]
+        self._reading = asyncio.Lock()  # one definition is read at a time, since it takes CPU
 
     @serves(
         operation(
@@ -318,7 +320,8 @@ class Definitions:
         Raises:
             Problem: 422 with each mistake; 413, 415, 503.
         """
-        loaded = await read_definition(request)
+        async with self._reading:
+            loaded = await read_definition(request)
         actions = [step.action for step in loaded.workflow.steps.values()]
         names = {each.workflow for each in actions if isinstance(each, SubWorkflow)}
         known = await asked(self._store.startable(names))
