@@ -142,9 +142,8 @@ class Starter:
                 start = await checked_workflow(self._bus, start)
             except Problem:
                 # The latest version may have changed after the first request.
-                if (record := await self._earlier(start)) is not None:
-                    return Started(record, new=False)
-                raise
+                if await self._earlier(start) is None:
+                    raise
         if start.run_id is not None:
             run_id = start.run_id
         elif start.shard is not None:
@@ -186,7 +185,8 @@ class Starter:
         # An earlier attempt may have failed before it published the command. So a repeated request
         # publishes the command again. Two commands for one run are harmless, because a run is
         # claimed only once.
-        if record.status == "queued":
+        is_checked = command.workflow is None or command.version is not None
+        if record.status == "queued" and is_checked:
             await self._command(start, command, revision)
         return Started(record, new)
 

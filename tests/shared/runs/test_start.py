@@ -193,6 +193,10 @@ async def test_a_start_is_repeated_although_the_workflow_has_another_version_now
         assert (first.new, again.new) == (True, False)
         assert again.record.run_id == first.record.run_id
         assert (await started(bus, "workflows", first.record.run_id)).version == "1"
+        with pytest.raises(Problem, match="another request") as refused:
+            await starter(bus).start(replace(asked, request=b"y"))
+        assert refused.value.status == 409
+        assert await commands_of(bus, first.record.run_id) == 1
 
 
 async def test_the_runs_of_a_workflow_do_not_fail_at_the_limit_of_open_runs(
