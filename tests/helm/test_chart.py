@@ -198,6 +198,7 @@ REFUSED = {
     "normalizer.keda.enabled=true,keda.prometheus=": "keda.prometheus: set the URL",
     "workflows.keda.enabled=true,keda.natsMonitoring=": "keda.natsMonitoring: set host:port",
     "edge.autoscaling.enabled=true,edge.autoscaling.minReplicas=20": "minReplicas is greater",
+    "agents[0].url=http://${HOST}": "agents: assistant names a ${VARIABLE} outside of its headers",
     "ingress.enabled=true": "ingress.host: set the host name",
     "httpRoute.enabled=true": "httpRoute.parentRefs: name the Gateway",
 }
@@ -206,8 +207,10 @@ REFUSED = {
 @needs_helm
 @pytest.mark.parametrize("values", REFUSED)
 def test_the_chart_refuses_values_that_cannot_work(values: str) -> None:
+    agent = ["--set", "agents[0].id=assistant,agents[0].protocol=agno"]
+    more = agent if values.startswith("agents") else []
     with pytest.raises(charts.Refused) as refused:
-        charts.template([*charts.OF_USER, "--set", values])
+        charts.template([*charts.OF_USER, *more, "--set", values])
     assert REFUSED[values] in str(refused.value)
 
 
