@@ -249,6 +249,7 @@ async def test_mistakes_are_named_with_their_lines(http: httpx.AsyncClient) -> N
             greet(steps={"a": {"workflow": {"workflow": "gret"}}}),
             "there is no workflow gret",
         ),
+        (greet(name="writer"), "the configuration has an agent writer: choose another name"),
         (greet(input={"type": "array"}), "the input of a workflow is an object"),
         (greet(nmae="x"), "there is no field 'nmae': did you mean \"name\"?"),
     ],

@@ -41,7 +41,7 @@ from penstock_workflows.api.common import (
     read_definition,
 )
 from penstock_workflows.definition import InvalidDefinition, Loaded
-from penstock_workflows.definition.checks import unknown_references
+from penstock_workflows.definition.checks import taken_name, unknown_references
 from penstock_workflows.definition.compiled import SubWorkflow
 from penstock_workflows.definition.graph import mermaid
 from penstock_workflows.definition.model import Definition
@@ -113,6 +113,7 @@ class Definitions:
 
     def __init__(self, store: WorkflowStore, config: Config) -> None:
         self._store = store
+        self._config = config
         self._agents = [agent.id for agent in config.agents]
         self._reading = asyncio.Lock()  # one definition is read at a time, since it takes CPU
 
@@ -326,7 +327,12 @@ class Definitions:
         names = {each.workflow for each in actions if isinstance(each, SubWorkflow)}
         known = await asked(self._store.startable(names))
         try:
-            loaded.refuse(list(unknown_references(loaded.workflow, self._agents, known)))
+            loaded.refuse(
+                [
+                    *taken_name(loaded.workflow, self._config),
+                    *unknown_references(loaded.workflow, self._agents, known),
+                ]
+            )
         except InvalidDefinition as error:
             raise invalid_definition(error) from None
         return loaded

@@ -8,6 +8,7 @@ from typing import Any, Final
 from penstock.events import CATALOGUE
 from penstock.expressions import ReadPath
 from penstock.runs.input_schema import schema_mistakes
+from penstock.settings import Config
 from penstock.settings.agents import did_you_mean
 from penstock_workflows.definition.compiled import Run, SubWorkflow, Workflow
 from penstock_workflows.definition.model import KINDS, Definition, StepDefinition, StepKind
@@ -125,6 +126,18 @@ def unknown_references(
                 elif version is not None and version not in workflows[inner]:
                     reason = f"the workflow {inner} has no version {version}"
                     yield Problem((*path, "version"), reason)
+
+
+def taken_name(workflow: Workflow, config: Config) -> Iterator[Problem]:
+    """Yield a problem if the name of a workflow is the id of an agent that is something else.
+
+    A run that was started by the workflow's name has this name as its agent. With the id of an
+    agent, the run would belong to the agent's sessions, rules and policies.
+    """
+    agent = config.agent(workflow.name)
+    if agent is not None and (agent.protocol != "workflow" or agent.agent != workflow.name):
+        reason = f"the configuration has an agent {workflow.name}: choose another name"
+        yield Problem(("name",), reason)
 
 
 def _listed(what: str, names: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.settings import Config, ConfigurationError
 from penstock_workflows.definition import InvalidDefinition, Loaded, load
-from penstock_workflows.definition.checks import unknown_references
+from penstock_workflows.definition.checks import taken_name, unknown_references
 from penstock_workflows.registry.store import Changed, TooMany, WorkflowStore
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,12 @@ async def apply_files(path: Path, store: WorkflowStore, config: Config) -> None:
         known[name] = [*known.get(name, ()), loaded.workflow.version]
     for each, loaded in found.items():
         try:
-            loaded.refuse(list(unknown_references(loaded.workflow, agents, known)))
+            loaded.refuse(
+                [
+                    *taken_name(loaded.workflow, config),
+                    *unknown_references(loaded.workflow, agents, known),
+                ]
+            )
         except InvalidDefinition as error:
             raise wrong_file(each, error) from None
     for each, loaded in found.items():
