@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.bus import Bus
@@ -112,12 +113,17 @@ class Edge:
             return self.tree(run_id).whole(dialect, framing, types)
         return RunViews(self.agui).of_run(run_id, dialect, framing, types)
 
-    def tree(self, root: str, known: tuple[Child, ...] = ()) -> TreeViews:
+    def tree(
+        self, root: str, known: tuple[Child, ...] = (), answered: Iterable[str] = ()
+    ) -> TreeViews:
         """Return what makes the views of a workflow's run with the runs of its steps.
 
-        `known` are runs below the root whose `workflow.step_started` may have expired.
+        `known` are runs below the root whose `workflow.step_started` may have expired. `answered`
+        are the ids of the approvals that the reader of a leg decides. The leg does not end at a
+        pause for these alone.
         """
-        return TreeViews(self.agui, root, self.trees.source(root, known), known)
+        source = self.trees.source(root, known)
+        return TreeViews(self.agui, root, source, known, frozenset(answered))
 
     async def stream(self, view: View, start: StartPosition) -> EventStream:
         """Open a client's stream of the view; the stream begins at the start position.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import orjson
@@ -45,7 +45,8 @@ class TreeEncoding(Encoding):
 class TreeLeg(Encoding):
     """Encodes a tree up to the root's next pause or its terminal event.
 
-    Events up to the stream sequence `after` are folded, and no frames are written for them.
+    Events up to the stream sequence `after` are folded, and no frames are written for them. Later,
+    the leg does not end at a pause for the approvals `answered` alone.
 
     `interrupted` returns the frames for a stream that ends too early. The clients of such streams
     do not reconnect. Without these frames, a client would conclude that the run has succeeded.
@@ -56,6 +57,7 @@ class TreeLeg(Encoding):
     render: Render
     interrupted: Callable[[], list[bytes]]
     after: int
+    answered: Collection[str]
 
     def feed(self, stored: Stored) -> Item:
         """Encode one event as an item.
@@ -64,12 +66,15 @@ class TreeLeg(Encoding):
             ValueError, KeyError, TypeError: the body is not an event.
         """
         run_id = subjects.run_id_of(stored.subject)
+        if stored.sequence > self.after:
+            self.tree.answered = self.answered
         frames = folded(self.tree, self.encoder, run_id, stored.payload)
         of_root = run_id == self.tree.root
         if stored.sequence <= self.after and not (of_root and type_of(stored) in TERMINAL):
             return Item(stored.sequence, [])
         body = rendered(frames, stored.sequence, self.render)
-        return Item(stored.sequence, body, last=of_root and ends_leg(stored))
+        last = of_root and ends_leg(stored) and not self.tree.passes
+        return Item(stored.sequence, body, last=last)
 
     def interruption(self) -> list[bytes]:
         """Return the frames for a stream that ends before its leg."""

@@ -11,7 +11,7 @@ docs/workflow-events.md has the rules for users.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,6 +31,8 @@ Event = dict[str, Any]
 WORKER: Final = "worker"
 LEFT_OUT: Final = "children_left_out"
 
+# The types of the events after which an approval takes no decision any more.
+_SETTLED: Final = frozenset({"approval.decided", "approval.expired", "approval.withdrawn"})
 _STARTED: Final = "lifecycle.started"
 _PAUSED: Final = "lifecycle.paused"
 _RESUMED: Final = "lifecycle.resumed"
@@ -115,12 +117,17 @@ class TreeFold:
     `state.*` events of the runs below the root to `state.child_*`.
 
     `known` are runs below the root whose `workflow.step_started` may have expired, parents first.
+    `answered` are the ids of approvals that the reader has decided: from now on, a pause of the
+    root that waits only for these is left out.
     """
 
     root: str
     one_state: bool = False
     known: Sequence[Child] = ()
     waits: bool = field(default=False, init=False)  # the view has a pause that has not ended
+    # the root has a pause that the view leaves out
+    passes: bool = field(default=False, init=False)
+    answered: Collection[str] = field(default=(), init=False)
     _family: Family = field(init=False)
     _places: dict[str, _Place] = field(default_factory=dict)
     _sequence: int = 0
@@ -128,6 +135,8 @@ class TreeFold:
     _session_id: str | None = None
     _latest: str = ""  # the greatest timestamp so far
     _is_full: bool = False  # a run was left out
+    _requested: set[str] = field(default_factory=set)  # ids of all approvals so far
+    _open: set[str] = field(default_factory=set)  # ids of the approvals without a decision
 
     def __post_init__(self) -> None:
         self._family = Family(self.root, self.known)
@@ -153,6 +162,8 @@ class TreeFold:
             return []
         type = f"{event['event']['category']}.{event['event']['action']}"
         self._latest = max(self._latest, event["timestamp"])
+        if event["event"]["category"] == "approval":
+            self._approval(type, event["data"].get("approval_id", ""))
         if place.parent is None:
             shown = self._of_the_root(place, type, event)
         else:
@@ -162,10 +173,35 @@ class TreeFold:
 
     def _of_the_root(self, place: _Place, type: str, event: Event) -> list[Event]:
         self._session_id = event.get("session_id") or self._session_id
+        if type == _PAUSED and self._is_answered(event["data"]):
+            self.passes = True
+            return []
+        if type in TERMINAL:
+            self.passes = False
+        if type == _RESUMED and self.passes:
+            # The number of a leg is that of the stored `lifecycle.resumed` events.
+            self.passes = False
+            self._leg += 1
+            return []
         if type == _RESUMED:
             return [self._resumed(event["data"])] if self.waits else []
         self.waits = type == _PAUSED or (self.waits and type not in TERMINAL)
         return [self._shown(place, event, event["data"])]
+
+    def _approval(self, type: str, approval_id: str) -> None:
+        if type == "approval.requested":
+            self._requested.add(approval_id)
+            self._open.add(approval_id)
+        elif type in _SETTLED:
+            self._open.discard(approval_id)
+
+    def _is_answered(self, paused: Event) -> bool:
+        """Return whether a pause of the root waits only for what was or is being decided.
+
+        Several decisions may be taken at once. Then the root goes on after the first one, and
+        pauses again until it learns of the next one.
+        """
+        return paused.get("approval_id") in self._requested and self._open <= set(self.answered)
 
     def _of_child(self, place: _Place, type: str, event: Event) -> Iterator[Event]:
         if type not in _OF_THE_ROOT_ALONE:

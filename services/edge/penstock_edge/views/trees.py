@@ -31,12 +31,16 @@ OpenTree = Callable[[int, Deliver], Source]
 
 @dataclass(frozen=True, slots=True)
 class TreeViews:
-    """Makes the views of the tree of one root. `open` makes a source of the tree."""
+    """Makes the views of the tree of one root. `open` makes a source of the tree.
+
+    `known` is that of `TreeFold`, and `answered` that of `TreeLeg`.
+    """
 
     agui: AguiViews
     root: str
     open: OpenTree
     known: tuple[Child, ...] = ()
+    answered: frozenset[str] = frozenset()
 
     def whole(self, dialect: str, framing: Framing, types: frozenset[str] | None = None) -> View:
         """Make the view of the whole tree in a dialect of `CLIENT_DIALECTS` or `PROFILES`.
@@ -85,7 +89,9 @@ class TreeViews:
         return self.view(
             (dialect, "leg", f"{after}", *key),
             dialect,
-            lambda: TreeLeg(self.fold(dialect), encoder(), render, interrupted, after),
+            lambda: TreeLeg(
+                self.fold(dialect), encoder(), render, interrupted, after, self.answered
+            ),
             lambda code, message: b"",
             framing,
             Delivery.ONCE,
@@ -98,7 +104,8 @@ class TreeViews:
             encoders = self.agui.encoders(audience)
             encoder = RunEncoder(encoders, self.root)
             fold = self.fold(audience.profile.name)
-            return AguiTreeLeg(fold, encoder, UNNAMED.event, encoder.interrupted, after, encoders)
+            render, interrupted = UNNAMED.event, encoder.interrupted
+            return AguiTreeLeg(fold, encoder, render, interrupted, after, self.answered, encoders)
 
         key = (*audience.key, "leg", f"{after}")
         name = audience.profile.name
@@ -132,7 +139,7 @@ class TreeViews:
         """Make a view of the tree; `key` distinguishes it from all other views of the tree."""
         known = subjects.key_of(*(child.run_id for child in self.known)) if self.known else ""
         return View(
-            (self.root, "tree", known, *key),
+            (self.root, "tree", known, *sorted(self.answered), *key),
             dialect,
             RunTree(self.root, self.open, self.known),
             encoding,

@@ -309,7 +309,7 @@ class Legs:
             ]
             await decide_each(bus, requests)
             number, place = next_leg.number, next_leg.position
-            tree = self._edge.tree(root.run_id, next_leg.known)
+            tree = self._edge.tree(root.run_id, next_leg.known, decisions)
             return OpenedLeg(agent, root.run_id, number, place, tree, next_leg.after)
         raise _not_pending(answers[0])
 

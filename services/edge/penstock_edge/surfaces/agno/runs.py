@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -220,8 +220,8 @@ class Runs:
         if is_workflow(record):
             next_leg = await next_leg_of(edge.bus, edge.run_list, record)
             decider = decider_of(who, "agno", user_id)
-            await self._decide_in_tree(record, answers, by=user_id, decider=decider)
-            return await self._leg_of_tree(agent, run_id, next_leg, stream=asked.stream)
+            decided = await self._decide_in_tree(record, answers, by=user_id, decider=decider)
+            return await self._leg_of_tree(agent, run_id, next_leg, decided, stream=asked.stream)
         pause = await pause_of(
             edge.bus, run_id, lambda pause: agno_answers.known(pause.items, pause.shown, answers)
         )
@@ -265,8 +265,8 @@ class Runs:
 
     async def _decide_in_tree(
         self, root: RunRecord, answers: Sequence[agno_answers.Answer], *, by: str, decider: Decider
-    ) -> None:
-        """Decide the open approvals of a workflow's run that the answers name.
+    ) -> list[str]:
+        """Decide the open approvals of a workflow's run that the answers name; return their ids.
 
         Raises:
             Problem: 409 if no approval is open; otherwise as `agno_answers.decided`.
@@ -275,21 +275,20 @@ class Runs:
         open_ = await open_approvals(bus, root, partial(agno_answers.all_known, given=answers))
         if not open_:
             raise Problem(409, f"run {root.run_id} is not paused")
-        await decide_each(
-            bus,
-            [
-                (
-                    each.approval,
-                    DecideRequest(
-                        by=by,
-                        decider=decider,
-                        digest=each.approval.requested_digest or each.approval.digest,
-                        items=items,
-                    ),
-                )
-                for each, items in agno_answers.decided_by_approval(open_, answers)
-            ],
-        )
+        decisions = [
+            (
+                each.approval,
+                DecideRequest(
+                    by=by,
+                    decider=decider,
+                    digest=each.approval.requested_digest or each.approval.digest,
+                    items=items,
+                ),
+            )
+            for each, items in agno_answers.decided_by_approval(open_, answers)
+        ]
+        await decide_each(bus, decisions)
+        return [approval.approval_id for approval, _ in decisions]
 
     async def _leg(
         self, agent: AgentConfig, run_id: str, leg: int, place: StartPosition, *, stream: bool
@@ -300,11 +299,17 @@ class Runs:
         return SingleBody(await edge.hubs.join(output_view(agent, run_id, leg), place))
 
     async def _leg_of_tree(
-        self, agent: AgentConfig, root: str, leg: NextLeg, *, stream: bool
+        self,
+        agent: AgentConfig,
+        root: str,
+        leg: NextLeg,
+        answered: Iterable[str] = (),
+        *,
+        stream: bool,
     ) -> ASGIApp:
-        """Respond with this leg of a workflow's run."""
+        """Respond with this leg of a workflow's run; `answered` as in `Edge.tree`."""
         edge = self._edge
-        trees, place, after = edge.tree(root, leg.known), leg.position, leg.after
+        trees, place, after = edge.tree(root, leg.known, answered), leg.position, leg.after
         if stream:
             return await edge.stream(tree_leg_view(trees, agent, after), place)
         return SingleBody(await edge.hubs.join(tree_output_view(trees, agent, after), place))

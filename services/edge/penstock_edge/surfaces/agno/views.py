@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -218,12 +218,14 @@ def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
 class TreeOutput(Encoding):
     """The encoding that writes a workflow's run as one object when the leg has ended.
 
-    The leg has the events after the stream sequence `after`.
+    The leg has the events after the stream sequence `after`. It does not end at a pause for the
+    approvals `answered` alone.
     """
 
     edge: EdgeFrames
     tree: TreeFold
     after: int
+    answered: Collection[str]
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def feed(self, stored: Stored) -> Item:
@@ -233,9 +235,12 @@ class TreeOutput(Encoding):
             ValueError, KeyError, TypeError: the body is not an event.
         """
         run_id = subjects.run_id_of(stored.subject)
+        if stored.sequence > self.after:
+            self.tree.answered = self.answered
         self._events += self.tree.feed(run_id, orjson.loads(stored.payload))
         is_last = run_id == self.tree.root and (
-            type_of(stored) in TERMINAL or (ends_leg(stored) and stored.sequence > self.after)
+            type_of(stored) in TERMINAL
+            or (ends_leg(stored) and stored.sequence > self.after and not self.tree.passes)
         )
         return Item(stored.sequence, self.interruption() if is_last else [], last=is_last)
 
@@ -258,7 +263,7 @@ def tree_output_view(trees: TreeViews, agent: AgentConfig, after: int) -> View:
     return trees.view(
         ("agno", "output", f"{after}"),
         "agno",
-        lambda: TreeOutput(edge, trees.fold("agno"), after),
+        lambda: TreeOutput(edge, trees.fold("agno"), after, trees.answered),
         _no_notice,
         VERBATIM_SSE,
         Delivery.ONCE,

@@ -127,7 +127,8 @@ class Runs:
         if answer.root is not None:
             next_leg = await next_leg_of(edge.bus, edge.run_list, answer.root)
             run_id, leg, place = answer.root.run_id, next_leg.number, next_leg.position
-            tree = edge.tree(run_id, next_leg.known)
+            answered = [each.approval.approval_id for each in (answer, *answer.others)]
+            tree = edge.tree(run_id, next_leg.known, answered)
             view = tree.agui_leg(_audience(asked), next_leg.after)
         else:
             run_id, leg = approval.run_id, approval.leg + 1
