@@ -15,6 +15,7 @@ import pytest
 from penstock.bus import (
     RawWriter,
     Stored,
+    messages,
     streams,
     subjects,
 )
@@ -282,3 +283,36 @@ async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
             assert await passed(bus, number, checkpoint - 1)
         task.cancel()
         await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("frames", [1, 2], ids=["the end", "the end and the frame before"])
+async def test_a_normalizer_that_reads_the_end_of_a_run_again_publishes_what_follows(
+    fresh_nats: NatsServer, frames: int
+) -> None:
+    """A normalizer that is killed has published the end, and its checkpoint is before that."""
+    async with bus_to(fresh_nats.url) as bus:
+        run = Run(bus)
+        async with normalizer(fresh_nats.url):
+            await run.whole("one", "two")
+            ended = await run.until("lifecycle.completed")
+        end = int(ended[-1].headers[messages.RAW_POSITION])
+        made = [each for each in ended if int(each.headers[messages.RAW_POSITION]) == end]
+        assert len(made) > 1, "the frame of the end makes several events"
+        key = f"normalizer.{subjects.partition_of(run.run_id)}"
+        await bus.bucket("checkpoints").put(key, str(end - frames).encode())
+        rules = RawWriter(bus, run.run_id, "automations", "pod/1")
+        for number in range(4):
+            data = {"automation": f"rule {number}", "result": "delivered"}
+            event = orjson.dumps({"type": "automation.completed", "data": data})
+            await rules.write("event", event, leg=1)
+
+        async def published() -> list[Stored] | None:
+            found = await run.events()
+            return found if len(found) >= len(ended) + 4 else None
+
+        async with normalizer(fresh_nats.url):
+            events = await eventually(published, what="the four events that follow the end")
+    assert events is not None
+    check_order(events, ["one", "two"])
+    said = [orjson.loads(event.payload)["data"]["automation"] for event in events[len(ended) :]]
+    assert said == [f"rule {number}" for number in range(4)]

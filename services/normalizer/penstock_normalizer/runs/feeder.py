@@ -9,6 +9,7 @@ from penstock.bus import Stored
 from penstock.bus.messages import RawFrame
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
+from penstock.events import TERMINAL
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.ready_events import ReadyEvents
 from penstock_normalizer.runs.run_index import CHANGES_RECORD
@@ -60,8 +61,13 @@ class Feeder:
         has_new = False
         published = self._output.events
         self._last_of_writer[_writer(stored)] = stored.sequence
+        has_ended_run = published.last_type in TERMINAL and frame.sequence == published.raw_position
         for event in fold.events(frame):
-            if event.sequence <= published.sequence or frame.sequence < published.raw_position:
+            if (
+                has_ended_run
+                or event.sequence <= published.sequence
+                or frame.sequence < published.raw_position
+            ):
                 continue
             if ready.is_full:
                 await self._output.publish(fold, ready)
@@ -69,6 +75,9 @@ class Feeder:
             has_new = True
         if has_new:
             ready.received.append(frame.received)
+        if has_ended_run:
+            # A run that was blocked at this frame may have been ended with other events.
+            fold.ended, fold.sequence = published.last_type, published.sequence
         await self.complete(fold, stored, ready)
 
     def feed_at_once(

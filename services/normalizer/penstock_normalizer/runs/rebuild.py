@@ -79,8 +79,11 @@ class Rebuild:
         if not is_begun:
             await self._pauses.restore(fold)
         self._continue_numbers(fold, frame)
-        if published.last_type in TERMINAL:
+        if published.last_type in TERMINAL and published.raw_position < frame.sequence:
             fold.ended = published.last_type
+        # If the terminal event was made of this frame or of a later one, the fold ends when it gets
+        # that frame again. If the fold ended before, it would make fewer events of that frame, and
+        # the events that follow would get numbers that are used already, so they would be lost.
         if not await self._is_whole(fold, frame):
             await self._ending.break_off(fold, frame)
         return fold

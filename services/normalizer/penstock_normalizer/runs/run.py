@@ -196,7 +196,8 @@ class Run:
         Returns how many frames were folded, and whether their events only need to be published. If
         not, the caller lets `complete` work on the last of these frames and the events. Frames that
         need a task are left for `work`: the frames of a run that is not begun, control frames,
-        large frames, and frames that the fold cannot take.
+        large frames, frames whose events were published before, and frames that the fold cannot
+        take.
         """
         fold, backlog, count = self._fold, self.backlog, 0
         if fold is None or not self.output.events.first:
@@ -210,6 +211,8 @@ class Run:
                 break
             if frame.kind != "bytes" or not self._feeder.follows(stored, fold):
                 break
+            if frame.sequence <= self.output.events.raw_position:
+                break  # the frame's events were published before, at least some of them
             count += 1
             if not self._feeder.feed_at_once(fold, frame, stored, ready):
                 return count, False
