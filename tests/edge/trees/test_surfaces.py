@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -26,6 +27,7 @@ from penstock.bus.records import (
 from penstock.bus.write.objects import unwrap
 from penstock.settings import Config, WorkflowAgent
 from support.drive.clients import Client, Stream, contents
+from support.drive.waiting import eventually
 from support.fakes.pretend_tree import PretendTree
 
 CONFIG = Config(
@@ -260,6 +262,29 @@ async def test_adk_pauses_with_the_call_of_a_worker_and_goes_on_with_the_answer(
         if "text" in part and not event.get("partial")
     ]
     assert texts.count("one two three") == 2
+
+
+async def test_adks_older_pair_goes_on_at_the_frame_of_a_step(
+    edge: Client, workflows: PretendWorkflows
+) -> None:
+    path = "/apps/diagnosis/users/anonymous/sessions/older/run"
+    for number in (1, 2):
+        await edge.post(path, json={"query": "Hello"})
+        await eventually(partial(has_asked, workflows, number), what="a pause")
+        workflows.trees[-1].decided.set()
+    await workflows.stop()
+    first = workflows.trees[0]
+    after = {"after": f"{first.runs['plan'].places[3]}-0"}  # the plan's whole text is the next one
+    async with Stream(edge, "GET", path, params=after) as stream:
+        frames = contents(await stream.rest())
+    assert {frame["runId"] for frame in frames} == {first.root.run_id}
+    assert frames[0]["content"] == "The plan"
+    assert frames[-1]["type"] == "research_complete"
+
+
+async def has_asked(workflows: PretendWorkflows, number: int) -> bool:
+    """Return whether this many workflows have begun, and the last one waits for a person."""
+    return len(workflows.trees) == number and workflows.trees[-1].asked
 
 
 def run_input(**more: Any) -> dict[str, Any]:

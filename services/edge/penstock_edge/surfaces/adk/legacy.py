@@ -28,7 +28,13 @@ from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.trees import is_workflow
-from penstock_edge.sources.locate import lifecycle_of, locate, record_of, start_after
+from penstock_edge.sources.locate import (
+    ancestors_of,
+    lifecycle_of,
+    locate,
+    record_of,
+    start_after,
+)
 from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.surfaces import parameters as by
@@ -153,9 +159,12 @@ class Legacy:
         return seen, after
 
     async def _run_at(self, named: Named, sequence: int) -> str | None:
-        """Return the run of the event with this stream sequence; None if the event has expired."""
+        """Return the run whose stream has the event with this sequence; None if it has expired."""
         shard = await self._edge.shards.of(named.user_id, named.id)
         found, _ = await read(self._edge.bus, events_of(shard), ">", sequence, 1)
         if not found or found[0].sequence != sequence:
             return None
-        return run_id_of(found[0].subject)
+        run_id = run_id_of(found[0].subject)
+        above = await ancestors_of(self._edge.bus, run_id)
+        # The stream of a workflow's run has the events of the runs of its steps, too.
+        return above[-1].run_id if above else run_id
