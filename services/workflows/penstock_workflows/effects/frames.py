@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime
 from typing import Final
 
 import orjson
 
-from penstock.bus import Bus, FenceConflict, HistoryLost, RawWriter, streams, subjects
+from penstock.bus import (
+    Bus,
+    BusUnavailable,
+    FenceConflict,
+    HistoryLost,
+    RawWriter,
+    streams,
+    subjects,
+)
 from penstock.bus.write import fence
 from penstock.dialects.workflow import WRITER
-from penstock_workflows.journal.loading import NOWHERE, Place
-from penstock_workflows.journal.memory import RunInMemory
+from penstock_workflows.journal.memory import NOWHERE, Place, RunInMemory
 from penstock_workflows.journal.messages import RECORD
-
-log = logging.getLogger(__name__)
 
 LEG: Final = 1  # a workflow's run has one leg
 
@@ -41,9 +45,12 @@ class Frames:
         while run.frames:
             try:
                 if run.writer is None:
-                    await self._find_place(run)
+                    await self._make_writer(run)
                 while run.frames:
                     frame = run.frames[0]
+                    if frame.position <= run.place:
+                        run.frames.popleft()
+                        continue
                     assert run.writer is not None
                     await run.writer.write(
                         frame.kind,
@@ -52,11 +59,11 @@ class Frames:
                         received=_stamp(frame.at),
                         headers={RECORD: f"{frame.record}/{frame.part}"},
                     )
+                    run.place = frame.position
                     run.frames.popleft()
-            except HistoryLost:
-                log.warning("run %s: RAW has lost frames; the further ones follow", run.run_id)
-                assert run.writer is not None
-                await run.writer.go_on()
+            except HistoryLost as error:
+                run.is_stale = True  # the lost frames are made again from the whole journal
+                raise BusUnavailable(f"{error}; they are written again") from error
             except FenceConflict:
                 run.writer = None  # another process has written frames of this run: look which
             except BaseException:
@@ -70,8 +77,8 @@ class Frames:
         """
         run.writer = self._writer(run.run_id, 0)
 
-    async def continue_(self, run: RunInMemory) -> Place:
-        """Return the place of the run's last frame in RAW, after which `write` continues.
+    async def find_place(self, run: RunInMemory) -> Place:
+        """Find the place of the run's last frame in RAW, after which `write` continues.
 
         Raises:
             BusError: the server refuses the request.
@@ -80,16 +87,13 @@ class Frames:
         last = await fence.tail(self._bus, stream, pattern)
         if last is None:
             return NOWHERE
-        run.writer = self._writer(run.run_id, last.sequence)
         record, _, part = last.headers.get(RECORD, "0/0").partition("/")
-        return int(record), int(part)
+        run.writer, run.place = self._writer(run.run_id, last.sequence), (int(record), int(part))
+        return run.place
 
-    async def _find_place(self, run: RunInMemory) -> None:
-        """Drop the frames that are written already, and make the writer of the others."""
-        place = await self.continue_(run)
-        if place != NOWHERE:
-            while run.frames and run.frames[0].position <= place:
-                run.frames.popleft()
+    async def _make_writer(self, run: RunInMemory) -> None:
+        """Make the writer of the frames that are not written yet, and drop those that are."""
+        if await self.find_place(run) != NOWHERE:
             return
         # RAW has no frame of the run. A run may wait for longer than RAW keeps frames. So frames
         # that are older than RAW's oldest message were written, and have aged out.

@@ -200,4 +200,4 @@ class Decisions:
 
     async def _read_on(self, run: RunInMemory) -> bool:
         """Bring the run up to its journal; return whether the journal had further records."""
-        return await read_on(run, self._journals, self._values, self._frames.continue_)
+        return await read_on(run, self._journals, self._values, self._frames.find_place)

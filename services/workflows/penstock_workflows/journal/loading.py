@@ -21,8 +21,6 @@ from penstock_workflows.journal.memory import RunInMemory
 
 T = TypeVar("T")
 
-Place = tuple[int, int]  # the numbers of a record and of one of its source frames
-NOWHERE: Final[Place] = (0, 0)  # before the first frame
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -74,11 +72,12 @@ async def read_on(
     run: RunInMemory,
     journals: Journals,
     values: Values,
-    place_of: Callable[[RunInMemory], Awaitable[Place]],
+    find_place: Callable[[RunInMemory], Awaitable[object]],
 ) -> bool:
     """Fold the records that the journal has after the run's end here, and make their frames.
 
-    `place_of` returns the place of the run's last frame in RAW. Returns whether there were records.
+    `find_place` sets the place of the run's last frame in RAW; frames up to there are not made.
+    Returns whether there were records.
 
     Raises:
         Incomplete: JOURNAL lacks messages.
@@ -86,10 +85,11 @@ async def read_on(
         BusError: JOURNAL cannot be read now.
     """
     records, end = await journals.read(run.run_id, run.end)
-    was_known, run.is_known = run.is_known, True
     if not records:
+        run.is_known = True
         return False
-    projected = NOWHERE if was_known else await place_of(run)
+    if not run.is_known:
+        await find_place(run)
     if not run.end.records and isinstance(records[0], Started):
         try:
             fold(None, records[0])
@@ -101,9 +101,8 @@ async def read_on(
     state = run.state.copy() if run.state is not None else None
     frames: list[Frame] = []
     for number, record in enumerate(records, run.end.records + 1):
-        if number >= projected[0]:
-            made = await values.with_values(run.run_id, _projection(state, record))
-            frames += [frame for frame in made if frame.position > projected]
+        if number >= run.place[0]:
+            frames += await values.with_values(run.run_id, _projection(state, record))
         state = fold(state, record)
     assert state is not None
     run.take_over(state, end, frames)
@@ -124,7 +123,7 @@ def _pass_over(run: RunInMemory, records: Sequence[Record], end: Position) -> No
             run.children.append(record.child)
         elif isinstance(record, End):
             run.state.end = record
-    run.state.length, run.end = end.records, end
+    run.state.length, run.end, run.is_known = end.records, end, True
 
 
 def _projection(state: State | None, record: Record) -> Callable[[dict[str, Json]], list[Frame]]:

@@ -11,11 +11,15 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 from penstock.bus import RawWriter
 from penstock_workflows.engine.effects import Frame
 from penstock_workflows.engine.state import State
 from penstock_workflows.journal.journal import EMPTY, Position
+
+Place: TypeAlias = tuple[int, int]  # the numbers of a record and of one of its source frames
+NOWHERE: Final[Place] = (0, 0)  # before the first frame
 
 
 @dataclass(slots=True, eq=False)
@@ -23,9 +27,11 @@ class RunInMemory:
     """A run as far as this process knows its journal.
 
     `frames` are the source frames of records up to `end` that may not be in RAW yet; `writer`
-    writes them, and is None while it is unknown which frames RAW has. `is_known` is False until the
-    journal was read or written here. `owes_effects` is True from an append until the effects of its
-    records are done: then the effects of all open steps are done again.
+    writes them, and is None while it is unknown which frames RAW has. `place` is that of the last
+    frame that RAW is known to have. It may be beyond `end`, if another process is ahead.
+    `is_known` is False until the journal was read or written here. `owes_effects` is True from an
+    append until the effects of its records are done: then the effects of all open steps are done
+    again.
     """
 
     run_id: str
@@ -35,6 +41,7 @@ class RunInMemory:
     owes_effects: bool = False
     frames: deque[Frame] = field(default_factory=deque)
     writer: RawWriter | None = None
+    place: Place = NOWHERE
     unreadable: str | None = None  # why this version cannot compile the run's definition
     children: list[str] = field(default_factory=list)  # of a run whose definition is unreadable
     is_stale: bool = False  # set while an input uses the run: its state may be wrong
@@ -52,7 +59,7 @@ class RunInMemory:
         self.unreadable = None
         self.children.clear()
         self.frames.clear()
-        self.writer = None
+        self.writer, self.place = None, NOWHERE
 
 
 class Runs:
