@@ -7,7 +7,15 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock_workflows.engine import StartInput, UnknownRecord, decode, encode
+from penstock.bus.records import StartCommand
+from penstock_workflows.engine import (
+    CalledInput,
+    HeardInput,
+    StartInput,
+    UnknownRecord,
+    decode,
+    encode,
+)
 from penstock_workflows.engine.records import Ended
 from support.pure.engine_world import RUN_ID, World, completed, failed, run_step, workflow
 
@@ -145,6 +153,71 @@ def test_a_wrong_output_of_the_workflow_fails_the_run() -> None:
     code, message, step = error_of(world)
     assert (code, step) == ("expression_error", None)
     assert "the workflow's output cannot be evaluated" in message
+
+
+# answers that cannot be stored
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        run_step(),
+        run_step(output="result.data"),
+        {"call": {"url": "https://x.example/"}},
+        {"listen": {"event": "custom.event"}},
+    ],
+    ids=["run", "output", "call", "listen"],
+)
+@pytest.mark.parametrize("levels", [120, 160, 252, 300, 1000])
+def test_an_answer_that_is_nested_too_deep_fails_its_step(
+    step: dict[str, Any], levels: int
+) -> None:
+    """Without this, the answer is a dead letter, and the run stands still."""
+    text = "[" * levels + "]" * levels
+    world = World(workflow({"a": step}), script=lambda _: completed(text))
+    world.take(world.inputs.pop(0))
+    for call_id in [*world.calls]:
+        world.take(CalledInput(call_id, "delivered", 200, text))
+    for name, index, attempt in [*world.listening]:
+        world.take(HeardInput(name, index, attempt, {"data": orjson.loads(text)}))
+    code, _, failed_step = error_of(world)
+    assert code in ("invalid_output", "expression_error")
+    assert failed_step == "a"
+
+
+def test_an_answer_of_a_hundred_levels_is_passed_on_through_commands_and_events() -> None:
+    text = "[" * 98 + "]" * 98
+    nested = "[" * 20 + "a.output.data" + "]" * 20
+    steps = {
+        "a": run_step(),
+        "b": {"needs": ["a"], **run_step()},
+    }
+    steps["b"]["run"]["input"] = f"{{'x': {nested}}}"
+    world = World(workflow(steps), script=lambda _: completed(text))
+    end = world.run().end
+    assert end is not None
+    assert end.status == "completed"
+    start = list(world.started.values())[-1]
+    command = StartCommand(
+        run_id=start.child,
+        agent="x",
+        session_id="s",
+        user_id="u",
+        message="m",
+        created_at="2026-11-22T19:00:00.000Z",
+        input=start.input,
+    )
+    assert StartCommand.model_validate_json(command.dump()).input == start.input
+
+
+def test_impossible_numbers_of_tokens_do_not_count() -> None:
+    usage = {"input_tokens": 2**64 - 1, "output_tokens": -1, "total_tokens": 5}
+    steps = {"a": run_step(), "b": run_step()}
+    world = World(workflow(steps), script=lambda _: completed(usage=usage))
+    state = world.run()
+    assert state.end is not None
+    assert state.end.status == "completed"
+    assert state.usage == {"total_tokens": 10}
 
 
 # starts

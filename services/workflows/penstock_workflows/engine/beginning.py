@@ -13,11 +13,13 @@ from penstock_workflows.engine.ending import (
     end_loop,
     end_step,
     fail_step,
+    not_storable,
     skip,
     stop_run,
 )
 from penstock_workflows.engine.records import Json, JsonObject
 from penstock_workflows.engine.state import WORKING
+from penstock_workflows.engine.values import NotStorable
 
 _KINDS: Final = {compiled.Run: "run", compiled.SubWorkflow: "workflow"}
 
@@ -102,6 +104,8 @@ def begin(draft: Draft, step: Step, index: int | None = None, attempt: int = 1) 
         _begin(draft, step, index, attempt)
     except StepError as failed:
         fail_step(draft, (step.name, index), failed.error)
+    except NotStorable as refused:
+        fail_step(draft, (step.name, index), not_storable(refused))
 
 
 def _begin(draft: Draft, step: Step, index: int | None, attempt: int) -> None:
@@ -109,6 +113,7 @@ def _begin(draft: Draft, step: Step, index: int | None, attempt: int) -> None:
 
     Raises:
         StepError: an expression of the step cannot be evaluated; nothing has begun.
+        NotStorable: the value of `set` cannot be stored as JSON; nothing has begun.
     """
 
     def value(field: str, expression: Any) -> Any:

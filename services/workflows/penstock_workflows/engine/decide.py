@@ -194,6 +194,7 @@ _USAGE_FIELDS: Final = (
     *("reasoning_tokens", "cached_input_tokens"),
 )
 MAX_ERROR_CHARACTERS: Final = 4000  # of a child's error in the parent's records and events
+MAX_TOKENS: Final = 2**53  # of one child
 MAX_RESULT_CHARACTERS: Final = 2000  # of a child's answer in `dispatch.finished`
 
 
@@ -202,7 +203,7 @@ def _complete_child(draft: Draft, entry: Open, input: inputs.ChildInput) -> None
     text = str(data.get("content") or data.get("summary") or "")
     given = data.get("usage")
     usage = (
-        {name: given[name] for name in _USAGE_FIELDS if isinstance(given.get(name), int)}
+        {name: given[name] for name in _USAGE_FIELDS if _is_count(given.get(name))}
         if (isinstance(given, dict))
         else None
     )
@@ -214,6 +215,14 @@ def _complete_child(draft: Draft, entry: Open, input: inputs.ChildInput) -> None
     )
     child = {"status": "completed", "text": text[:MAX_RESULT_CHARACTERS]}
     complete(draft, entry, result, child=child, usage=usage or None)
+
+
+def _is_count(value: Json) -> bool:
+    """Return whether a value of an agent server can be a number of tokens.
+
+    The sum of such numbers must be an integer that JSON can have.
+    """
+    return isinstance(value, int) and 0 <= value <= MAX_TOKENS
 
 
 def _parsed(text: str) -> Json:

@@ -69,7 +69,11 @@ class Draft:
         fold(self.state, record)
 
     def keep(self, output: Json) -> tuple[Json, JsonObject | None, int]:
-        """Return an output, its reference and its size for a record; a large one is stored."""
+        """Return an output, its reference and its size for a record; a large one is stored.
+
+        Raises:
+            NotStorable: the output cannot be stored as JSON.
+        """
         inline, ref, size, stored = kept(output, self.state.inline_bytes)
         if stored is not None:
             self.stored.append(stored)

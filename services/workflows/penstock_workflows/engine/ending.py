@@ -8,6 +8,7 @@ from penstock_workflows.engine import limits, records
 from penstock_workflows.engine.draft import Draft, StepError, name_of
 from penstock_workflows.engine.records import Json, JsonObject
 from penstock_workflows.engine.state import Key, Open
+from penstock_workflows.engine.values import NotStorable
 
 MAX_FAILED_ITEMS: Final = 20  # how many failed items the error of a loop names
 
@@ -29,7 +30,16 @@ def complete(
         except StepError as failed:
             fail(draft, entry, failed.error, child=child)
             return
-    end_step(draft, entry.key, output, child=child, usage=usage)
+    try:
+        end_step(draft, entry.key, output, child=child, usage=usage)
+    except NotStorable as refused:
+        # Without this, the child's end would be a dead letter, and the run would stand still.
+        fail(draft, entry, not_storable(refused), child=child)
+
+
+def not_storable(refused: NotStorable) -> JsonObject:
+    """Return the error of a step whose output cannot be stored."""
+    return {"code": "invalid_output", "message": str(refused)}
 
 
 def end_step(
@@ -40,7 +50,11 @@ def end_step(
     child: JsonObject | None = None,
     usage: dict[str, int] | None = None,
 ) -> None:
-    """End a step, or an item, with its output."""
+    """End a step, or an item, with its output.
+
+    Raises:
+        NotStorable: the output cannot be stored as JSON; nothing has changed.
+    """
     inline, ref, size = draft.keep(output)
     draft.write(
         records.Ended(draft.at, key[0], "completed", key[1], inline, ref, size, None, child, usage)
@@ -79,7 +93,10 @@ def fail_step(
     child: JsonObject | None = None,
 ) -> None:
     """End a step, or an item, with an error: the run goes on or stops, by its `on_failure`."""
-    inline, ref, size = draft.keep(output) if output is not None else (None, None, 0)
+    try:
+        inline, ref, size = draft.keep(output) if output is not None else (None, None, 0)
+    except NotStorable:
+        inline, ref, size = None, None, 0  # the error is what counts
     draft.write(records.Ended(draft.at, key[0], "failed", key[1], inline, ref, size, error, child))
     if draft.plan.step(key[0]).on_failure == "fail":
         stop_run(draft, "failed", step=key, error=_of_step(key, error))

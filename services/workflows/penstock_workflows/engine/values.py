@@ -15,6 +15,13 @@ MAX_INLINE_BYTES: Final = 64 * 1024
 # When the outputs in a run's records have this size together, only small ones follow.
 MAX_TOTAL_BYTES: Final = 1024 * 1024
 SMALL_BYTES: Final = 1024
+# An output has at most about 100 levels: orjson writes 254 and pydantic reads 200, and expressions,
+# commands, records and events put an output inside of values of their own.
+SPARE_LEVELS: Final = 150
+
+
+class NotStorable(ValueError):
+    """A value cannot be stored as JSON, since it is nested too deep or has an impossible number."""
 
 
 class ValuesNeeded(Exception):
@@ -48,13 +55,27 @@ def kept(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, 
     A small output stays as it is. Of a large one, the record has the reference only.
     `total_bytes` is the size of all outputs that are in
     the run's records already.
+
+    Raises:
+        NotStorable: the output has more levels than records and events can have, or is no JSON.
     """
-    payload = orjson.dumps(output)
+    payload = _dumped(output)
     limit = MAX_INLINE_BYTES if total_bytes < MAX_TOTAL_BYTES else SMALL_BYTES
     if len(payload) <= limit:
         return output, None, len(payload), None
     ref = reference(payload)
     return None, ref, 0, Stored(ref["digest"], payload)
+
+
+def _dumped(output: Json) -> bytes:
+    """Return a value as JSON, if there is room for more levels around it. Raises NotStorable."""
+    nested = output
+    for _ in range(SPARE_LEVELS):
+        nested = [nested]
+    try:
+        return orjson.dumps(nested)[SPARE_LEVELS:-SPARE_LEVELS]
+    except TypeError as error:
+        raise NotStorable(f"the output cannot be stored as JSON: {error}") from None
 
 
 def loaded(output: Json, ref: JsonObject | None, values: Mapping[str, Json]) -> Json:
