@@ -121,6 +121,20 @@ async def test_a_run_is_approved_or_rejected_by_a_click(
         is_clean(page, demo.url)
 
 
+async def test_a_workflow_shows_its_agents_and_asks(demo: Up, tmp_path: Path) -> None:
+    async with page_at(f"{demo.url}/", tmp_path) as page:
+        await ready(page, "code_review")
+        await starts(page, ASKS, "code_review", "+password = 1")
+        await says(page, ASKS, "waits for a person")
+        log = await page.text(f"{ASKS} .log")
+        assert "⇒ scanner: Scan this change:" in log
+        assert '{"score": 82}' in log  # the linter's own words
+        await page.click(f"{ASKS} .asked .approve")
+        await says(page, ASKS, "completed with event")
+        assert "Code review finished successfully." in await page.text(f"{ASKS} .log")
+        is_clean(page, demo.url)
+
+
 async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(
     demo: Up, tmp_path: Path
 ) -> None:

@@ -16,6 +16,9 @@ const LINES = {
     `→ ${call(data.tool, data.args)}${data.pending ? " (waits for an approval)" : ""}`,
   ],
   "llm.tool_result": (data) => ["tool", `← ${data.tool}: ${short(data.error ?? data.result)}`],
+  "dispatch.team": (data) => ["tool", `⇒ ${data.team_name}: ${short(data.task)}`],
+  "dispatch.worker": (data) => ["tool", `⇒ ${data.worker_name}: ${short(data.task)}`],
+  "lifecycle.retrying": (data) => ["dim", `${data.step ?? "it"} is tried again: ${data.reason}`],
   "approval.requested": () => ["dim", "? a person decides, below"],
   "approval.decided": (data) => ["dim", `${data.outcome} by ${data.by}`],
   "approval.escalated": () => ["dim", "further people may decide now"],
@@ -117,7 +120,7 @@ export function trial({ title, about, message, leaves }, changed) {
   const follow = () => {
     const after = cursor === null ? "" : `&after=${encodeURIComponent(cursor)}`;
     const opened = new EventSource(
-      `/v1/runs/${encodeURIComponent(runId)}/events?names=off${after}`,
+      `/v1/runs/${encodeURIComponent(runId)}/events?names=off&include=children${after}`,
     );
     source = opened;
     opened.onmessage = (message) => source === opened && take(message);
