@@ -103,6 +103,33 @@ async def test_a_start_that_comes_again_after_its_journal_is_gone_starts_nothing
     assert server.calls == {"7 a": 1}
 
 
+async def test_a_cancel_that_overtakes_the_start_ends_the_run_before_it_begins(
+    penstock: Pipeline, server: CountingServer
+) -> None:
+    await define(penstock.bus, sequence("a", name="overtaken"))
+
+    async def cancelled(run_id: str) -> None:
+        await cancel_workflow(penstock.bus, run_id)
+        subject = subjects.command("workflows", "cancel", run_id)
+
+        async def taken() -> bool:
+            return await penstock.bus.tail(streams.COMMANDS, subject) is None
+
+        await eventually(taken)
+
+    run_id = await start_workflow(penstock.bus, "overtaken", {"id": "11"}, before_command=cancelled)
+    events = await penstock.ended(run_id)
+    assert types(events) == ["lifecycle.started", "lifecycle.cancelled"]
+    assert events[-1].data["by"] == "u1"
+    start = subjects.command("workflows", "start", run_id)
+
+    async def taken() -> bool:
+        return await penstock.bus.tail(streams.COMMANDS, start) is None
+
+    await eventually(taken)
+    assert server.calls == {}
+
+
 async def test_a_malformed_command_is_a_dead_letter_and_holds_nothing_up(
     penstock: Pipeline, server: CountingServer
 ) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -134,9 +134,17 @@ async def define(bus: Bus, wanted: Mapping[str, Any]) -> None:
 
 
 async def start_workflow(
-    bus: Bus, name: str, input: Mapping[str, Any] | None = None, **fields: Any
+    bus: Bus,
+    name: str,
+    input: Mapping[str, Any] | None = None,
+    *,
+    before_command: Callable[[str], Awaitable[None]] | None = None,
+    **fields: Any,
 ) -> str:
-    """Start a workflow's run as the edge does; return its id."""
+    """Start a workflow's run as the edge does; return its id.
+
+    `before_command` is called when the run has its record, and its command is not published yet.
+    """
     now = messages.now()
     run_id = fields.pop("run_id", None) or new_run_id()
     common = {
@@ -149,6 +157,8 @@ async def start_workflow(
     }
     record = RunRecord.model_validate({**common, "updated_at": now, "target": "workflows"})
     await bus.bucket("runs").create(run_id, record.dump())
+    if before_command is not None:
+        await before_command(run_id)
     command = StartCommand.model_validate({**common, "input": dict(input or {})})
     subject = subjects.command("workflows", "start", run_id)
     await bus.publisher.publish(Message(subject, command.dump(), {"Nats-Msg-Id": run_id}))

@@ -88,13 +88,16 @@ def _start(
     new_id: Callable[[], str],
     values: Mapping[str, Json],
 ) -> Decision:
-    refused = input.refused or _invalid(input.definition)
+    cancelled = input.cancelled
+    refused = input.refused
+    if refused is None and cancelled is None:
+        refused = _invalid(input.definition)
     started = records.Started(
         now_ms,
         input.run_id,
         input.command,
         input.open,
-        input.definition if refused is None else None,
+        input.definition if refused is None and cancelled is None else None,
         input.input,
         refused,
     )
@@ -105,6 +108,9 @@ def _start(
     if state.depth > limits.MAX_DEPTH:
         message = f"workflows may be nested {limits.MAX_DEPTH} deep; this run is deeper"
         refused = {"code": "limit_exceeded", "message": message}
+    if cancelled is not None:
+        draft.write(records.End(now_ms, "cancelled", by=cancelled.by, reason=cancelled.reason))
+        return Decision(draft.records, draft.effects, draft.frames, draft.stored, draft.state)
     if refused is not None:
         draft.write(records.End(now_ms, "failed", error=refused))
         return Decision(draft.records, draft.effects, draft.frames, draft.stored, draft.state)

@@ -19,7 +19,8 @@ class StartInput:
 
     `command` is the command as JSON and `open` the payload of the run's first source frame.
     `refused` (`code`, `message`) is set if the run cannot start, for example because the workflow
-    is unknown; the run then fails at once.
+    is unknown; the run then fails at once. `cancelled` is set if the run was cancelled before its
+    start was handled; the run then ends as cancelled at once.
     """
 
     run_id: str
@@ -28,6 +29,7 @@ class StartInput:
     definition: JsonObject | None
     input: JsonObject
     refused: JsonObject | None = None
+    cancelled: CancelInput | None = None
 
 
 @dataclass(frozen=True, slots=True)

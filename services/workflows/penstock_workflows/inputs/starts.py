@@ -7,13 +7,13 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from penstock.bus import Bus
-from penstock.bus.records import StartCommand
+from penstock.bus.records import RunRecord, StartCommand
 from penstock.dialects.workflow import PROTOCOL
 from penstock.runs.workflows import check_input, find_workflow, input_of
 from penstock.settings import Config, WorkflowAgent
 from penstock.web.problems import Problem
 from penstock_workflows.definition import InvalidDefinition
-from penstock_workflows.engine.inputs import StartInput
+from penstock_workflows.engine.inputs import CancelInput, StartInput
 from penstock_workflows.engine.plan import plan_of_json
 
 MAX_SHOWN_CHARACTERS: Final = 50_000  # of the message, in lifecycle.started
@@ -61,6 +61,29 @@ class Starts:
             input=given,
             refused=refused,
         )
+
+
+def cancelled_input_of(record: RunRecord, cancel: CancelInput) -> StartInput:
+    """Return the input of a run that is cancelled before its start command was handled."""
+    command = StartCommand(
+        run_id=record.run_id,
+        agent=record.agent,
+        session_id=record.session_id,
+        user_id=record.user_id,
+        message=record.message,
+        parent_run_id=record.parent_run_id,
+        step_id=record.step_id,
+        workflow_depth=record.workflow_depth,
+        created_at=record.created_at,
+    )
+    return StartInput(
+        run_id=command.run_id,
+        command=command.model_dump(exclude_none=True),
+        open=_open(command, None, command.agent),
+        definition=None,
+        input={},
+        cancelled=cancel,
+    )
 
 
 def _open(command: StartCommand, agent: object, workflow: str) -> dict[str, Any]:

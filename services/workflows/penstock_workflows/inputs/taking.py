@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable
 
 from penstock.bus import Bus, BusError, Retry, Stored, streams, subjects
 from penstock.bus.records import RunRecord, StartCommand
+from penstock.bus.streams import JOURNAL
 from penstock.bus.write import objects
 from penstock_workflows.effects.listens import Listens
 from penstock_workflows.effects.timers import PURGE, Timers, timer_of
-from penstock_workflows.engine.inputs import Input, TimerInput
+from penstock_workflows.engine.inputs import CancelInput, Input, TimerInput
 from penstock_workflows.engine.records import UnknownRecord
 from penstock_workflows.inputs.decisions import Decisions
 from penstock_workflows.inputs.messages import of_command, of_event
-from penstock_workflows.inputs.starts import Starts
+from penstock_workflows.inputs.starts import Starts, cancelled_input_of
 from penstock_workflows.journal.journal import Journals
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,28 @@ class Taking:
             given = await self._starts.input_of(command)
         else:
             given = of_command(kind, payload)
+            if isinstance(given, CancelInput):
+                await self._cancel_unstarted(run_id, given, repeated)
         await self._decisions.take(run_id, given, repeated=repeated)
+
+    async def _cancel_unstarted(self, run_id: str, given: CancelInput, repeated: bool) -> None:
+        """End a run whose start command is not handled yet; do nothing to any other run.
+
+        The cancel may overtake the start, since they are messages of two consumers. Without this,
+        nobody would remember the cancel, and the run would begin.
+
+        Raises:
+            BusError: the journal or the run's record cannot be read now.
+        """
+        if await self._bus.tail(JOURNAL, subjects.journal(run_id)) is not None:
+            return
+        entry = await self._bus.bucket("runs").get(run_id)
+        if entry is None:
+            return
+        record = RunRecord.model_validate_json(entry.value)
+        if record.status == "queued" and record.target == "workflows":
+            start = cancelled_input_of(record, given)
+            await self._decisions.take(run_id, start, repeated=repeated)
 
     async def _may_start(self, run_id: str) -> bool:
         """Return whether a run may begin: it is queued, as its record says.
