@@ -17,8 +17,10 @@ from penstock.settings import Config
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.policies import Policies
 from penstock_approvals.restore import Restore
+from penstock_approvals.runs.announcements import Announcements
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
+from support.drive.bus import connected, new_run_id
 from support.drive.pipeline import Pipeline, Services, pipeline, types
 from support.drive.waiting import eventually
 from support.fakes.pauses import confirmation, continues, end, of_type, pause, user_input
@@ -276,3 +278,22 @@ async def test_a_kill_at_any_write_of_an_expiry_leaves_it_announced_and_sent_onc
     assert told == ["lifecycle.paused", "approval.expired", "approval.decided"]
     assert types(events)[-2:] == told[1:]
     assert len(commands) == 1
+
+
+async def test_an_expiry_is_announced_once_although_the_pause_was_announced_after_it(
+    nats: NatsServer,
+) -> None:
+    """One process read the request before its deadline; the one that expired it has ended."""
+    run_id = new_run_id()
+    expired, paused, decided = (
+        (type_, {"approval_id": "a"})
+        for type_ in ("approval.expired", "lifecycle.paused", "approval.decided")
+    )
+    async with connected(nats.url) as bus:
+        await Announcements(bus, "ended").once(run_id, 1, expired)
+        await Announcements(bus, "slow").once(run_id, 1, paused)
+        for pod in ("next", "another"):
+            await Announcements(bus, pod).once(run_id, 1, expired, decided)
+        frames = direct.replay(bus, streams.RAW, subjects.raw_stored(run_id, "approvals"))
+        told = [orjson.loads(stored.payload)["type"] async for stored in frames]
+    assert told == ["approval.expired", "lifecycle.paused", "approval.decided"]

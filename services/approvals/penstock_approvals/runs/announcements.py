@@ -9,6 +9,7 @@ import orjson
 
 from penstock.bus import Bus, FenceConflict, RawWriter
 from penstock.bus.messages import LEG
+from penstock.bus.read import direct
 from penstock.bus.streams import raw_for
 from penstock.bus.subjects import raw_stored
 from penstock.bus.write.fence import tail
@@ -33,7 +34,8 @@ class Announcements:
         """Write source events of the run's leg, in this order, unless they were written before.
 
         A repeated call reads this service's last event of the run. If this is one of `events`, the
-        call writes only the events after it. If it belongs to a later leg, the call writes nothing:
+        call writes only the events after it. If it is another event of the leg, the call writes the
+        events that RAW does not have. If it belongs to a later leg, the call writes nothing:
         a decision is announced before it is sent, so a later leg begins only after all events of
         this leg were written.
 
@@ -53,7 +55,12 @@ class Announcements:
                 return
             payloads = all_of_them if last is not None else new
             written = last.payload if last is not None else b""
-            missing = payloads[payloads.index(written) + 1 :] if written in payloads else payloads
+            if written in payloads:
+                missing = payloads[payloads.index(written) + 1 :]
+            elif last is not None and int(last.headers[LEG]) == leg:
+                missing = await self._unwritten(run_id, payloads)
+            else:
+                missing = payloads
             if not missing:
                 return
             self._writes += 1
@@ -66,6 +73,16 @@ class Announcements:
                 return
             except FenceConflict:
                 log.info("run %s: another instance announced something; look again", run_id)
+
+    async def _unwritten(self, run_id: str, payloads: Sequence[bytes]) -> list[bytes]:
+        """Return those of the payloads that RAW does not have.
+
+        The last event alone does not tell: an instance that read the request before its deadline
+        may announce the pause after another instance has announced the deadline, and has ended.
+        """
+        frames = direct.replay(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
+        written = {stored.payload async for stored in frames}
+        return [payload for payload in payloads if payload not in written]
 
 
 def _payload(event: Event) -> bytes:
