@@ -95,8 +95,7 @@ async def test_messages_that_wait_come_in_batches_and_a_quiet_subscriber_rarely_
 async def test_what_was_fetched_and_not_handled_is_given_back_at_the_end(
     fresh_nats: NatsServer,
 ) -> None:
-    # A message that is on its way while the first broker stops comes after `ack_wait_s`.
-    slow = Consumer(streams.DELIVERIES, "automations", ("delivery.*.*",), ack_wait_s=5)
+    slow = Consumer(streams.DELIVERIES, "automations", ("delivery.*.*",), ack_wait_s=60)
     async with connected(fresh_nats.url) as bus:
         await declare(bus, slow)
         await publish(bus, 10)
@@ -118,6 +117,41 @@ async def test_what_was_fetched_and_not_handled_is_given_back_at_the_end(
         async with second:
             await came(found, 10)
         assert sorted(found) == sorted(b"%d" % number for number in range(10))
+
+
+async def test_messages_on_their_way_while_a_broker_stops_are_given_back_at_once(
+    fresh_nats: NatsServer,
+) -> None:
+    slow = Consumer(streams.DELIVERIES, "automations", ("delivery.*.*",), ack_wait_s=60)
+    async with connected(fresh_nats.url) as bus, connected(fresh_nats.url) as other:
+        await declare(bus, slow)
+        found: list[bytes] = []
+
+        async def handle(batch: Sequence[Taken]) -> None:
+            for taken in batch:
+                found.append(taken.stored.payload)
+                await taken.ack()
+
+        async def info(field: str, value: int) -> bool:
+            call = f"CONSUMER.INFO.{slow.stream}.{slow.durable}"
+            return bool((await other.api(call))[field] == value)
+
+        first = Broker(bus, 1)
+        first.batches(slow, 10, handle)
+        await first.start()
+        await eventually(lambda: info("num_waiting", 1), what="a request for messages")
+        bus.client._wire.hold()  # messages wait in the socket
+        await publish(other, 5)
+        await eventually(lambda: info("num_ack_pending", 5), what="that the server has sent them")
+        stopping = asyncio.create_task(first.stop())
+        await asyncio.sleep(0.2)
+        bus.client._wire.release()
+        await stopping
+        assert found == []
+        second = Broker(other, 1)
+        second.batches(slow, 10, handle)
+        async with second:
+            await came(found, 5)
 
 
 async def test_no_more_is_fetched_than_there_is_room_for(fresh_nats: NatsServer) -> None:

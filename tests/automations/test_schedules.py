@@ -373,6 +373,8 @@ async def test_many_schedules_at_one_time_are_all_fired_once_and_nothing_is_said
 
         await eventually(quiet, what="that all advisories are handled")
         assert "gave up" not in caplog.text
+        advisories = await made.bus.api(f"STREAM.INFO.{streams.ADVISORIES}")
+        assert advisories["state"]["last_seq"] == 0, "each message is deleted after its ack"
 
 
 async def test_a_time_that_passes_while_nats_is_away_is_fired_once_afterwards(

@@ -124,7 +124,11 @@ class Schedules:
                 log.exception("rule %s: its time is handled again", firing.rule)
                 await taken.give_back(AGAIN_S)
                 return
-        await taken.ack()
+        # The server reports a message that is deleted before its acknowledgement as terminated.
+        try:
+            await taken.ack_and_wait()
+        except BusError as error:
+            log.debug("%s may be delivered again: %s", stored.subject, error)
         # If the process ends before this step, the server deletes the message after its TTL.
         await self._persist([], lambda: self._bus.delete(streams.SCHEDULES, stored.sequence))
 

@@ -44,6 +44,11 @@ class Listener:
         self.deliver = deliver
 
     @property
+    def number(self) -> int:
+        """The number of the subscription on its connection."""
+        return self._id
+
+    @property
     def subject(self) -> str:
         """The subject to which this listener subscribes."""
         return self._subject

@@ -297,6 +297,17 @@ class Connection(Client):
             self._wire.write(command)
         return listener
 
+    async def stop_listening(self, listener: Listener) -> None:
+        """End a subscription after it has got all messages that the server has sent for it.
+
+        Raises:
+            NatsError: the server did not answer; the subscription is not ended.
+        """
+        if self.is_connected:
+            self._wire.write(end_of_subscription(listener.number))
+            await self.flush()
+        listener.stop()
+
     def _stop_listening(self, number: int) -> None:
         if self._subs.pop(number, None) is not None and self.is_connected:
             self._wire.write(end_of_subscription(number))

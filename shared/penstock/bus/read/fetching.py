@@ -52,6 +52,7 @@ class Fetching:
     async def stop(self) -> None:
         """Stop fetching, and give back the messages that were not handled."""
         if self._loop is not None:
+            await self._pull.finish()
             self._loop.cancel()
             await asyncio.wait([self._loop])
             self._loop = None

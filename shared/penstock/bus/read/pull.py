@@ -6,6 +6,7 @@ nats-py's `fetch` takes 25 to 46 µs for each message (see docs/decisions).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ class PullLoop:
         self._listener: Listener | None = None
         self._last_heard = 0.0
         self._looks = 0  # checks since `_last_heard`
+        self._finishing = False  # whether `finish` was called
         self.consumer = ""
         self.wake = asyncio.Event()  # set when there may be something to request or to process
 
@@ -152,6 +154,17 @@ class PullLoop:
             self._listener = None
             self._phase = Phase.CLOSED
 
+    async def finish(self) -> None:
+        """Request no more messages, and take those that the server has sent already.
+
+        Call this before `run` is cancelled. Otherwise, messages that are on their way are dropped,
+        and the server delivers them again only after the consumer's acknowledgement wait.
+        """
+        listener, self._finishing = self._listener, True
+        if listener is not None:
+            with contextlib.suppress(NatsError):
+                await self._connection.stop_listening(listener)
+
     def _open(self, consumer: str) -> None:
         self.close()
         self.consumer = consumer
@@ -181,7 +194,7 @@ class PullLoop:
         want = min(room, self._batch) - self._outstanding
         if want <= 0 or (self._outstanding and want < self._batch // 2):
             return
-        if not self._connection.usable:
+        if self._finishing or not self._connection.usable:
             return
         self._outstanding += want
         await self._connection.publish(
