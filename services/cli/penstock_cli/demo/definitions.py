@@ -1,7 +1,8 @@
 """The workflows of the demo: a code review, and a diagnosis by teams.
 
 The service `workflows` reads the definitions from the folder `workflows`. The demo has no workflows
-if the operator has a file of definitions (`PENSTOCK_WORKFLOWS`).
+if the operator has a file of definitions (`PENSTOCK_WORKFLOWS`). A definition that is changed needs
+a new version, because a data folder may have the earlier one.
 """
 
 from __future__ import annotations
