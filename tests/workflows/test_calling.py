@@ -24,7 +24,10 @@ steps:
     call: {{url: '{bad}'}}
     retry: {{attempts: 2, backoff: 1s}}
     on_failure: continue
-output: '[good.output, bad.error.code]'
+  large:
+    call: {{url: '{good}', body: 'input.text'}}
+    on_failure: continue
+output: '[good.output, bad.error.code, large.error.code, large.error.message]'
 """
 
 
@@ -45,10 +48,12 @@ async def test_a_step_gets_the_answer_of_its_call_and_the_failure_of_another(
         hook.usual["/bad"] = answers(500)
         text = FLOW.format(good=hook.url("/good"), bad=hook.url("/bad"))
         await define(penstock.bus, definition(text))
-        run_id = await start_workflow(penstock.bus, "calls", {"n": 4})
+        run_id = await start_workflow(penstock.bus, "calls", {"n": 4, "text": "x" * 300_000})
         events = await penstock.ended(run_id)
         assert events[-1].type == "lifecycle.completed", events[-1].data
-        assert events[-1].data["value"] == ["thanks", "http_500"]
+        *codes, message = events[-1].data["value"]
+        assert codes == ["thanks", "http_500", "not_accepted"]
+        assert "at most 262144 bytes" in message
         bodies = [each.json for each in hook.requests if each.path == "/good"]
         assert bodies == [{"n": 4}]
         # The step's retry repeats the call, so each call has one attempt.

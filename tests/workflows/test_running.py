@@ -9,7 +9,7 @@ import pytest
 
 from penstock.bus import Message, streams, subjects
 from penstock.bus.records import StartCommand
-from penstock_workflows.engine.records import End, Record, Scheduled, Started
+from penstock_workflows.engine.records import End, Record, Scheduled, Started, Waiting
 from penstock_workflows.journal.journal import EMPTY, Journals
 from support.drive.pipeline import Pipeline, new_run_id, types
 from support.drive.waiting import eventually
@@ -128,6 +128,36 @@ async def test_a_cancel_that_overtakes_the_start_ends_the_run_before_it_begins(
 
     await eventually(taken)
     assert server.calls == {}
+
+
+async def test_a_run_goes_on_after_its_journal_was_restored_from_a_backup(
+    penstock: Pipeline,
+) -> None:
+    """Without this, each further input of a run in memory would be a dead letter."""
+    flow = """
+    name: restored
+    steps:
+      hear: {listen: {event: lifecycle.completed}}
+      more: {needs: [hear], wait: 1h}
+    """
+    await define(penstock.bus, definition(flow))
+    run_id, journals = await start_workflow(penstock.bus, "restored"), Journals(penstock.bus)
+    await penstock.ended(await penstock.start_run("worker", "hello"))
+
+    async def waits() -> bool:
+        records, _ = await journals.read(run_id)
+        return [each.step for each in records if isinstance(each, Waiting)] == ["hear", "more"]
+
+    await eventually(waits)
+    _, end = await journals.read(run_id)
+    await penstock.bus.delete(streams.JOURNAL, end.sequence)
+    await cancel_workflow(penstock.bus, run_id)
+
+    async def has_ended() -> bool:
+        records, _ = await journals.read(run_id)
+        return isinstance(records[-1], End)
+
+    await eventually(has_ended, 20)
 
 
 async def test_a_malformed_command_is_a_dead_letter_and_holds_nothing_up(

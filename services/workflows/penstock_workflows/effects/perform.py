@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from penstock.bus import Bus
 from penstock.runs.calls import CallJob, publish_call
+from penstock.validation import reason_of
 from penstock_workflows.effects.children import Children
 from penstock_workflows.effects.listens import Listens
 from penstock_workflows.effects.timers import Timers
@@ -20,7 +23,7 @@ from penstock_workflows.engine.effects import (
     StartTimer,
     Unlisten,
 )
-from penstock_workflows.engine.inputs import ChildInput, HeardInput, Input
+from penstock_workflows.engine.inputs import CalledInput, ChildInput, HeardInput, Input
 from penstock_workflows.engine.state import State
 
 
@@ -77,22 +80,39 @@ class Performer:
     async def _cancel_timer(self, state: State, effect: CancelTimer) -> None:
         await self._timers.cancel(state.run_id, effect.timer)
 
-    async def _call(self, state: State, effect: Call) -> None:
-        command = state.started.command
-        job = CallJob(
-            run_id=state.run_id,
-            step_id=effect.step_id,
-            call_id=effect.call_id,
-            workflow=state.plan.workflow.name if state.plan is not None else "",
-            url=effect.url,
-            body=effect.body,
-            secret=effect.secret,
-            retry_delays_s=[] if effect.one_attempt else None,
-            give_up_at=effect.give_up_at / 1000 if effect.give_up_at is not None else None,
-            traceparent=command.get("traceparent"),
-            depth=command.get("depth") or 0,
-        )
+    async def _call(self, state: State, effect: Call) -> Input | None:
+        try:
+            job = _job_of(state, effect)
+        except ValidationError as error:
+            # Without this, the input of the decision would be a dead letter, and the run would
+            # stand still.
+            message = "; ".join(reason_of(each) for each in error.errors(include_url=False))
+            failure = {"code": "not_accepted", "message": f"the call is not possible: {message}"}
+            return CalledInput(effect.call_id, "failed", error=failure)
         await publish_call(self._bus, job)
+        return None
 
     async def _unlisten(self, state: State, effect: Unlisten) -> None:
         await self._listens.end(state, effect)
+
+
+def _job_of(state: State, effect: Call) -> CallJob:
+    """Return the job of a call.
+
+    Raises:
+        ValidationError: automations take no such call, for example because its body is too large.
+    """
+    command = state.started.command
+    return CallJob(
+        run_id=state.run_id,
+        step_id=effect.step_id,
+        call_id=effect.call_id,
+        workflow=state.plan.workflow.name if state.plan is not None else "",
+        url=effect.url,
+        body=effect.body,
+        secret=effect.secret,
+        retry_delays_s=[] if effect.one_attempt else None,
+        give_up_at=effect.give_up_at / 1000 if effect.give_up_at is not None else None,
+        traceparent=command.get("traceparent"),
+        depth=command.get("depth") or 0,
+    )

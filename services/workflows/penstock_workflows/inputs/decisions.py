@@ -34,6 +34,7 @@ from penstock_workflows.engine.records import End, Ended, Json
 from penstock_workflows.journal.journal import Journals
 from penstock_workflows.journal.loading import Values, read_on
 from penstock_workflows.journal.memory import RunInMemory, Runs
+from penstock_workflows.journal.messages import Incomplete
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,13 @@ class Decisions:
             Exception: the input cannot be processed.
         """
         async with self._runs.take(run_id) as run:
-            await self._take(run, given, repeated=repeated or run.owes_effects)
+            try:
+                await self._take(run, given, repeated=repeated or run.owes_effects)
+            except Incomplete:
+                # The journal may have been restored from a backup. Without this, all further inputs
+                # of the run would fail, too, until this process ends.
+                run.is_stale = True
+                raise
 
     async def repeat(self, run_id: str) -> None:
         """Do the effects of all open steps of a run again; do nothing if it has no journal.
