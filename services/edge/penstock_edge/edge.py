@@ -24,7 +24,7 @@ from penstock_edge.sources.sessions import RunRecords
 from penstock_edge.sources.tree import Trees
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
-from penstock_edge.stream.response import EventStream
+from penstock_edge.stream.responses.event_stream import EventStream
 from penstock_edge.stream.saved_cursors import SavedCursors
 from penstock_edge.views.agui import AguiViews
 from penstock_edge.views.dialects import RunViews

@@ -19,7 +19,7 @@ from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources import feed
 from penstock_edge.sources.locate import locate
-from penstock_edge.stream.pages import page
+from penstock_edge.stream.responses.pages import page
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.framing import PageItems
 from support.drive.bus import make_streams

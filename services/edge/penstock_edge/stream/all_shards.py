@@ -21,7 +21,7 @@ from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import DROPPED_S, dropped
 from penstock_edge.stream.leaving import until_closed
 from penstock_edge.stream.open_streams import retry_ms
-from penstock_edge.stream.response import head
+from penstock_edge.stream.responses.event_stream import head
 from penstock_edge.views.shard_cursor import ShardCursor
 
 LOOK_S: Final = 1.0  # how often the response looks whether there are more shards

@@ -16,7 +16,7 @@ from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import cycle_of
 from penstock_edge.stream.leaving import until_closed
 from penstock_edge.stream.open_streams import OpenStreams, ReconnectReason, retry_ms
-from penstock_edge.stream.response import EventStream, head
+from penstock_edge.stream.responses.event_stream import EventStream, head
 from penstock_edge.views.framing import NAMED_SSE
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from penstock.sse import Frame, FrameTooLarge, Parser
 from penstock.web.problems import Problem
-from penstock_edge.stream.single_body import Body
+from penstock_edge.stream.responses.single_body import Body
 
 SHOWN_CHARACTERS: Final = 2000
 

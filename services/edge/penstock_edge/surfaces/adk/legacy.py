@@ -35,7 +35,7 @@ from penstock_edge.sources.locate import (
     record_of,
     start_after,
 )
-from penstock_edge.stream.response import EventStream
+from penstock_edge.stream.responses.event_stream import EventStream
 from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.request import QueryRequest

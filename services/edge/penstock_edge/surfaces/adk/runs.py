@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import DETAIL
 from penstock_edge.edge import Edge
-from penstock_edge.stream.single_body import SingleBody
+from penstock_edge.stream.responses.single_body import SingleBody
 from penstock_edge.surfaces.adk.event_list import EventList
 from penstock_edge.surfaces.adk.legs import Legs
 from penstock_edge.surfaces.adk.operations import UPSTREAM, leg_operation, require_enabled

@@ -38,7 +38,7 @@ from penstock_edge.runs.decide import pause_of, start_of_next_leg
 from penstock_edge.runs.tree_approvals import decide_each, open_approvals
 from penstock_edge.runs.trees import NextLeg, is_workflow, next_leg_of
 from penstock_edge.sources.locate import StartPosition, start_of_new_run
-from penstock_edge.stream.single_body import SingleBody
+from penstock_edge.stream.responses.single_body import SingleBody
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_of_kind
 from penstock_edge.surfaces.agno import answers as agno_answers

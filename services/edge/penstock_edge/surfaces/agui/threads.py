@@ -43,8 +43,8 @@ from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import StartPosition, start_after, start_of_new_run
 from penstock_edge.sources.session_from_start import SessionFromStart
 from penstock_edge.sources.sessions import Session, idle_since, is_cut, placed, records_of
-from penstock_edge.stream.pages import MAX_PAGE, page
-from penstock_edge.stream.response import EventStream, Prefaced
+from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
+from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui.request import MAX_ID

@@ -32,8 +32,8 @@ from penstock_edge.sources.locate import (
 )
 from penstock_edge.stream.all_shards import AllShards
 from penstock_edge.stream.client import Client
-from penstock_edge.stream.pages import MAX_PAGE, page
-from penstock_edge.stream.response import EventStream, Prefaced
+from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
+from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.stream.saved_cursors import Position, SavedCursor
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.described import STREAM_OR_PAGE

@@ -47,7 +47,7 @@ from penstock_edge.sources.locate import (
     start_of_new_run,
     with_live_marker,
 )
-from penstock_edge.stream.pages import MAX_PAGE, page
+from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.described import STREAM, STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (

@@ -26,9 +26,9 @@ from penstock_edge.sources.locate import (
 )
 from penstock_edge.sources.sessions import Session, idle_since, is_cut, placed, records_of
 from penstock_edge.stream.client import Client
-from penstock_edge.stream.pages import MAX_PAGE, page
-from penstock_edge.stream.response import EventStream
-from penstock_edge.stream.websocket import EventSocket
+from penstock_edge.stream.responses.event_stream import EventStream
+from penstock_edge.stream.responses.pages import MAX_PAGE, page
+from penstock_edge.stream.responses.websocket import EventSocket
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.described import STREAM_OR_PAGE
