@@ -22,6 +22,7 @@ from penstock_workflows.journal.journal import Journals, Position
 from penstock_workflows.journal.messages import RECORD
 from support.drive.dying import Instances, instances
 from support.drive.pipeline import PIPELINE, Pipeline
+from support.drive.waiting import eventually
 from support.drive.workflows import (
     CountingServer,
     counting,
@@ -114,6 +115,23 @@ async def test_instances_that_die_again_and_again_finish_all_runs_without_a_seco
         runs = await storm(penstock, made, random.Random(14), 12, 60)
         assert made.deaths >= 5
         await check(penstock, server, runs)
+
+
+async def test_an_instance_that_is_stopped_gives_its_inputs_back_at_once(
+    fresh_nats: NatsServer, server: CountingServer
+) -> None:
+    """Without that, another instance would get them only after the acknowledgement wait."""
+    async with (
+        workflows(fresh_nats.url, server, PIPELINE) as penstock,
+        instances(fresh_nats.url, server.config, input_ack_wait_s=60) as made,
+    ):
+        first = await made.start()
+        runs = await start(penstock.bus, 8)
+        await eventually(server.was_called)
+        await made.end(first)
+        await made.start()
+        async with asyncio.timeout(30):
+            await check(penstock, server, runs)
 
 
 async def test_records_whose_acknowledgement_is_lost_have_their_effects_all_the_same(

@@ -101,11 +101,11 @@ class Instances:
         self._running.discard(service)
         if dead:
             await service.bus.close()
-        for task in service._loops.values():
-            task.cancel()
-        handlers = [task for task in asyncio.all_tasks() if _is_handler_of(task, service.bus)]
-        for task in handlers:
-            task.cancel()
+            handlers = [task for task in asyncio.all_tasks() if _is_handler_of(task, service.bus)]
+            for task in [*service._loops.values(), *handlers]:
+                task.cancel()
+        else:
+            await service.drain(1)
         await service.stop()
         await service.bus.close()
 
