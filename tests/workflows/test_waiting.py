@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from penstock.bus import Bus, streams, subjects
 from penstock.bus.streams import JOURNAL, SCHEDULES
+from penstock_workflows.effects.frames import Frames
 from penstock_workflows.effects.listens import Listens
+from penstock_workflows.journal.memory import RunInMemory
 from support.drive.dying import instances
-from support.drive.pipeline import PIPELINE, Pipeline, types
+from support.drive.pipeline import PIPELINE, Pipeline, new_run_id, types
 from support.drive.waiting import eventually
 from support.drive.workflows import (
     CountingServer,
@@ -270,3 +273,59 @@ async def test_a_run_that_outlives_its_frames_and_events_goes_on_in_another_proc
     assert events[-1].data["summary"] == "done b of done a"
     assert [each.sequence for each in events] == [*range(1, len(events) + 1)]
     assert server.calls == {"a": 1, "b of done a": 1}
+
+
+async def test_frames_that_no_process_wrote_are_written_although_raw_has_lost_messages_since(
+    fresh_nats: NatsServer, server: CountingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service dies between journal and frames, and is away for longer than RAW keeps frames."""
+    flow = """
+    name: away
+    steps:
+      a: {run: {agent: worker, message: '"a"'}}
+      b: {needs: [a], run: {agent: worker, message: '"b"'}}
+    """
+    async with (
+        workflows(fresh_nats.url, server, PIPELINE) as penstock,
+        instances(fresh_nats.url, server.config) as made,
+    ):
+        bus = penstock.bus
+        await shorten(bus, "RAW", 2)
+        first = await made.start()
+        await define(bus, definition(flow))
+        write, begun, dies_at = Frames.write, list[str](), {"new": 1, "under way": 3}
+
+        async def dies(self: Frames, run: RunInMemory) -> None:
+            if run.run_id in stuck and run.end.records >= dies_at[stuck[run.run_id]]:
+                begun.append(run.run_id)
+                await asyncio.Event().wait()
+            await write(self, run)
+
+        stuck: dict[str, str] = {}
+        monkeypatch.setattr(Frames, "write", dies)
+        for kind in dies_at:
+            run_id = new_run_id()
+            stuck[run_id] = kind
+            await start_workflow(bus, "away", run_id=run_id)
+
+        async def both_are_stuck() -> bool:
+            return {*begun} == {*stuck}
+
+        await eventually(both_are_stuck)
+        await made.end(first)
+        monkeypatch.setattr(Frames, "write", write)
+        await asyncio.sleep(0.01)  # the next messages of RAW are newer than the frames
+        await penstock.ended(await penstock.start_run("worker", "other"))
+
+        async def raw_is_empty() -> bool:
+            state = (await bus.api("STREAM.INFO.RAW"))["state"]
+            return bool(state["first_seq"] > 1 and not state["messages"])
+
+        await eventually(raw_is_empty)
+        await made.start()
+        for run_id in stuck:
+            events = await penstock.ended(run_id)
+            assert events[-1].type == "lifecycle.completed", events[-1].data
+            assert types(events).count("workflow.step_started") == 2
+            assert [each.sequence for each in events] == [*range(1, len(events) + 1)]
+    assert server.calls == {"a": 2, "b": 2, "other": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -12,12 +13,16 @@ from penstock.bus import (
     BusUnavailable,
     FenceConflict,
     HistoryLost,
+    ObjectGone,
     RawWriter,
+    Stored,
     streams,
     subjects,
 )
-from penstock.bus.write import fence
+from penstock.bus.write import fence, objects
 from penstock.dialects.workflow import WRITER
+from penstock_workflows.engine.effects import Frame
+from penstock_workflows.engine.records import JsonObject
 from penstock_workflows.journal.memory import NOWHERE, Place, RunInMemory
 from penstock_workflows.journal.messages import RECORD
 
@@ -95,17 +100,39 @@ class Frames:
         """Make the writer of the frames that are not written yet, and drop those that are."""
         if await self.find_place(run) != NOWHERE:
             return
-        # RAW has no frame of the run. A run may wait for longer than RAW keeps frames. So frames
-        # that are older than RAW's oldest message were written, and have aged out.
-        kept_from_ms = await self._kept_from_ms(run.run_id)
-        while run.frames and run.frames[0].at < kept_from_ms:
+        # RAW has no frame of the run. A run may wait for longer than RAW keeps frames, and so may
+        # frames that a process did not write because it died. EVENTS shows which were written.
+        written = await self._written(run)
+        while run.frames and written(run.frames[0]):
             run.frames.popleft()
         self.begin(run)
 
-    async def _kept_from_ms(self, run_id: str) -> float:
-        """Return from when RAW has all messages, in milliseconds since 1970; 0 if it lost none."""
-        answer = await self._bus.api(f"STREAM.INFO.{streams.raw_for(run_id)}")
-        state = answer["state"]
+    async def _written(self, run: RunInMemory) -> Callable[[Frame], bool]:
+        """Return a function that tells whether a frame that RAW does not have was written.
+
+        Raises:
+            BusError: the server refuses a request.
+        """
+        events, raw = streams.events_for(run.run_id), streams.raw_for(run.run_id)
+        last = await fence.tail(self._bus, events, subjects.events_of_run(run.run_id))
+        event = await self._event_of(last) if last is not None else None
+        if event is not None:
+            place, stamp = _place_of(run.frames, event)
+            return lambda frame: frame.position <= place or _stamp(frame.at) < stamp
+        # A frame without an event was written if RAW and EVENTS have both lost messages since then.
+        kept_from_ms = min(await self._kept_from_ms(raw), await self._kept_from_ms(events))
+        return lambda frame: frame.at < kept_from_ms
+
+    async def _event_of(self, stored: Stored) -> JsonObject | None:
+        try:
+            event: JsonObject = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+        except ObjectGone:
+            return None
+        return event
+
+    async def _kept_from_ms(self, stream: str) -> float:
+        """Return from when a stream has all messages, in ms since 1970; 0 if it lost none."""
+        state = (await self._bus.api(f"STREAM.INFO.{stream}"))["state"]
         if state["first_seq"] <= 1:
             return 0.0
         since = state["first_ts"] if state["messages"] else state["last_ts"]
@@ -114,6 +141,27 @@ class Frames:
     def _writer(self, run_id: str, last: int) -> RawWriter:
         self._writers += 1
         return RawWriter(self._bus, run_id, WRITER, f"{self._pod}/{self._writers}", last)
+
+
+def _place_of(frames: Iterable[Frame], event: JsonObject) -> tuple[Place, str]:
+    """Return the place of the last frame that this event, the run's last one, shows to be written,
+    and the event's time.
+
+    Several frames have the same time. If none of these made the event, it is of another service,
+    and all of them were written before it.
+    """
+    stamp, name = event["timestamp"], event.get("event") or {}
+    same = [frame for frame in frames if _stamp(frame.at) == stamp]
+    type_ = f"{name.get('category')}.{name.get('action')}"
+    made = [
+        frame
+        for frame in same
+        if frame.payload.get("type", "lifecycle.started") == type_
+        # Of a nested workflow, an event without a step of its own names the parent's step.
+        and frame.payload.get("step_id") in (None, event.get("step_id"))
+    ]
+    found = (made or same)[-1:]
+    return (found[0].position if found else NOWHERE), stamp
 
 
 def _stamp(at_ms: int) -> str:
