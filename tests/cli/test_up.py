@@ -252,6 +252,19 @@ def refused(*options: str, **environment: str) -> str:
     return done.stderr.decode()
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("box.local", "http://box.local:8000"),
+    ],
+)
+def test_one_time_links_begin_with_an_address_that_a_browser_finds(host: str, url: str) -> None:
+    assert up_module.url_of(Settings(host=host, port=8000)) == url
+
+
 def test_without_a_configuration_it_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

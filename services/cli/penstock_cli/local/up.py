@@ -88,6 +88,8 @@ def up(options: Options) -> int:
         if options.demo:
             _switch_on_the_demo()
         settings = _settings(options)
+        # One-time links need an address that people can open.
+        os.environ.setdefault("PENSTOCK_PUBLIC_URL", url_of(settings))
         configure_logging(settings.log_level, settings.log_format)
         redact_logs()
         agents = _agents(options, settings)
@@ -102,6 +104,12 @@ def up(options: Options) -> int:
     if failures:
         return 1 if ready.is_set() else 2
     return 0
+
+
+def url_of(settings: Settings) -> str:
+    """Return the address at which a browser on this machine finds Penstock."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
 def _switch_on_the_demo() -> None:
@@ -180,8 +188,7 @@ async def _greet(
     await ready.wait()
     for demo in demos:
         await demo.healthy()
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{settings.port}"
+    url = url_of(settings)
     print(f"\nPenstock is at {url}. Ctrl-C stops it; what ran is kept in {options.data}.")
     if nats is not None:
         print(
