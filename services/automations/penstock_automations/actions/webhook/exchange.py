@@ -1,7 +1,7 @@
 """Makes one HTTP/1.1 exchange on a new connection: sends a request and reads its answer.
 
-For such an exchange, the pools of httpcore and httpx take about 1.5 ms of CPU time. This module
-takes a fifth of that time.
+For such an exchange, httpcore's pool takes 1.3 ms of CPU time, its connection 0.9 ms, and this
+module 0.4 ms (docs/decisions/0211).
 """
 
 from __future__ import annotations
