@@ -3,13 +3,94 @@
 from __future__ import annotations
 
 import logging
+import platform
 import sys
-from typing import Literal
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Final, Literal
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 LogFormat = Literal["text", "json"]
+
+# How many agents have their own value of the label `agent`. Each value costs some 20 time series in
+# each process.
+MAX_AGENT_LABELS: Final = 200
+OTHER: Final = "other"  # the value of a label for all names that have no value of their own
+
+_agent_labels: set[str] = set()
+
+BUILD = Gauge("penstock_build_info", "1, with the versions as labels", ["version", "python"])
+RUNS = Counter("penstock_runs_total", "Runs that have ended", ["agent", "outcome"])
+RUN_SECONDS = Histogram(
+    "penstock_run_seconds",
+    "Seconds from the acceptance of a run to its end, pauses included",
+    ["agent"],
+    buckets=(0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200),
+)
+RUN_START_SECONDS = Histogram(
+    "penstock_run_start_seconds",
+    "Seconds from the acceptance of a run to its event lifecycle.started",
+    ["agent"],
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300),
+)
+FIRST_BYTES_SECONDS = Histogram(
+    "penstock_first_bytes_seconds",
+    "Seconds from a request to an agent server to the first bytes of its answer",
+    ["agent"],
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
+HTTP_REQUESTS = Counter(
+    "penstock_http_requests_total",
+    "Requests that got their answer, or the beginning of a stream",
+    ["method", "route", "code"],
+)
+HTTP_SECONDS = Histogram(
+    "penstock_http_request_seconds",
+    "Seconds from a request to the end of its answer, without streams",
+    ["route"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30),
+)
+LIMITED = Counter(
+    "penstock_limited_total", "Requests refused (429) by a limit for each user", ["limit"]
+)
+READER_WAITING = Gauge(
+    "penstock_reader_waiting",
+    "Messages of a stream that no process has taken yet, by durable consumer",
+    ["stream", "reader"],
+)
+NORMALIZER_LAG = Gauge(
+    "penstock_normalizer_lag_frames",
+    "The distance from the oldest unfinished source frame of a partition to the newest one, in "
+    "frames of RAW; the largest of this normalizer's partitions",
+    ["shard"],
+)
+STREAM_BYTES = Gauge("penstock_stream_bytes", "Bytes that a stream of NATS holds", ["stream"])
+STREAM_LIMIT = Gauge(
+    "penstock_stream_limit_bytes",
+    "Bytes that a stream of NATS may hold (max_bytes); streams without such a limit have none",
+    ["stream"],
+)
+APPROVALS_PENDING = Gauge("penstock_approvals_pending", "Approvals that wait for a decision")
+APPROVALS_OLDEST = Gauge(
+    "penstock_approvals_oldest_seconds",
+    "Seconds since the oldest pending approval was requested; 0 if none is pending",
+)
+LEASE_CHANGES = Counter(
+    "penstock_lease_changes_total",
+    "Partitions that this normalizer has taken or given up",
+    ["change"],
+)
+GAPS_REPAIRED = Counter(
+    "penstock_gaps_repaired_total",
+    "Gaps in live events that NATS did not deliver, and that were read from the stream instead",
+)
+RESUMES = Counter(
+    "penstock_resumes_total",
+    "Client streams that continued at a cursor: hit, or truncated if events are no longer kept",
+    ["result"],
+)
 
 FRAMES = Counter("penstock_raw_frames_total", "Source frames written to RAW", ["kind"])
 EVENTS = Counter("penstock_events_total", "Canonical events published", ["type"])
@@ -134,6 +215,29 @@ FOLD_SECONDS = Histogram(
     "Seconds from the receipt of a source frame to the publication of its events",
     buckets=(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30),
 )
+
+
+def name_agents(ids: Iterable[str]) -> None:
+    """Give each of these agents, the configured ones, its own value of the label `agent`.
+
+    Only the first `MAX_AGENT_LABELS` agents get their own value. Clients choose the names of agents
+    in requests, so without this limit clients could make any number of time series.
+    """
+    for id_ in ids:
+        if len(_agent_labels) >= MAX_AGENT_LABELS:
+            return
+        _agent_labels.add(id_)
+
+
+def agent_label(id: str) -> str:
+    """Return the agent's value of the label `agent`; `other` if the agent is not configured."""
+    return id if id in _agent_labels else OTHER
+
+
+def name_process(agents: Iterable[str]) -> None:
+    """Set the metric that shows which version runs, and name the configured agents."""
+    name_agents(agents)
+    BUILD.labels(version("penstock"), platform.python_version()).set(1)
 
 
 def configure_logging(level: str = "info", format: LogFormat = "text") -> None:

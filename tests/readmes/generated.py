@@ -5,8 +5,9 @@ A document requests a part by a pair of comments, and `make docs` writes the par
     <!-- settings: penstock_edge.settings.EdgeSettings -->
     <!-- end of settings -->
 
-`fields: <model>` is the table of a part of a workflow's definition, and `bench: edge` is the table
-of that piece of `make bench`, from the results published last.
+`metrics: penstock` is the table of the metrics, `fields: <model>` is the table of a part of a
+workflow's definition, and `bench: edge` is the table of that piece of `make bench`, from the
+results published last.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from bench import published
-from readmes import fields_table
+from readmes import fields_table, metrics_table
 from readmes.settings_table import table
 from support.drive.repository import ROOT, files
 
@@ -80,7 +81,12 @@ def _fields(path: str) -> str:
     return fields_table.table(model(path))
 
 
+def _metrics(_: str) -> str:
+    return metrics_table.table()
+
+
 _KINDS: dict[str, Part] = {
+    "metrics": _metrics,
     "settings": _settings,
     "fields": _fields,
     "bench": published.table,

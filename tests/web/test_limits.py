@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.settings import AuthSettings
+from penstock.telemetry import LIMITED
 from penstock.web.auth.errors import Refused
 from penstock.web.auth.identity import ANONYMOUS, Identity
-from penstock.web.auth.limits import LIMITED, MAX_BUCKETS, Held, Requests
+from penstock.web.auth.limits import MAX_BUCKETS, Held, Requests
 from support.fakes.guarded_server import SURFACES
 from support.fakes.issuer import SECRET, token
 

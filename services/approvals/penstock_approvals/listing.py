@@ -51,6 +51,7 @@ _COLUMNS: Final = {
 
 
 # The SQL condition of rows that wait for a decision and have no deadline.
+_PENDING: Final = f"main AND status = {STATUSES['pending']}"
 _TO_DECIDE: Final = f"decides AND status = {STATUSES['pending']} AND NOT urgent"
 
 
@@ -136,6 +137,7 @@ class ApprovalRows(IndexRows):
             "CREATE INDEX approvals_urgent ON approvals(deadline, age, tie) WHERE urgent",
             "CREATE INDEX approvals_by_end ON approvals(closed) WHERE closed",
             "CREATE INDEX approvals_urgent_of ON approvals(owner, deadline, age, tie) WHERE urgent",
+            f"CREATE INDEX approvals_pending ON approvals(age) WHERE {_PENDING}",
             f"CREATE INDEX approvals_to_decide ON approvals(owner, age, tie) WHERE {_TO_DECIDE}",
             "CREATE INDEX approvals_to_decide_all ON approvals(age, tie)"
             f" WHERE {_TO_DECIDE} AND main",
@@ -173,6 +175,14 @@ class ApprovalRows(IndexRows):
             for owner in owners
         ]
         return max((rows[0][0] or 0 for rows in found), default=0)
+
+    def pending(self) -> tuple[int, int | None]:
+        """Return how many approvals are pending, and the oldest one's Unix time in milliseconds.
+
+        The time is None if no approval is pending.
+        """
+        [(count, age)] = self.rows(f"SELECT count(*), max(age) FROM approvals WHERE {_PENDING}")
+        return count, None if age is None else -age
 
     def urgent(
         self,

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from pydantic import ValidationError
 
+from penstock import telemetry
 from penstock.bus import BusError, Msg, ObjectGone, Retry, Stored, Subscription, WorkQueue, streams
 from penstock.bus.connection.retry import until_answered
 from penstock.bus.records import DecideReply, DecideRequest
@@ -215,11 +216,18 @@ class ApprovalsService(Service):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._settings.outbox_s)
+            self._measure_pending()
             try:
                 await self._approvals.sweep()
                 await self._restore.after_losses()
             except BusError as error:
                 log.warning("the outbox is looked through again later: %s", error)
+
+    def _measure_pending(self) -> None:
+        pending, oldest_ms = self._approvals.list.rows.pending()
+        age_s = 0.0 if oldest_ms is None else self.bus.clock.time() - oldest_ms / 1000
+        telemetry.APPROVALS_PENDING.set(pending)
+        telemetry.APPROVALS_OLDEST.set(max(0.0, age_s))
 
     async def _keep_audit(self) -> None:
         """Write what NATS has lost of the audit, and have each day's anchor written by one pod."""

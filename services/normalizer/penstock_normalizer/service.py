@@ -67,6 +67,7 @@ class NormalizerService(Service):
         )
         self.spawn("advisories", advisories.run)
         self.spawn("dead letters", self._count_dead_letters)
+        self.spawn("lag", self._measure_lag)
         await asyncio.sleep(0)
 
     def _on_loss(self, loss: Loss) -> None:
@@ -125,9 +126,25 @@ class NormalizerService(Service):
                 log.debug("the dead letters are not counted now: %s", error)
             await asyncio.sleep(COUNT_S)
 
+    async def _measure_lag(self) -> None:
+        """Set the lag of each shard, from the partitions that this normalizer holds."""
+        while True:
+            await asyncio.sleep(COUNT_S)
+            lags = dict.fromkeys(self._shares, 0)
+            try:
+                for (shard, _), partition in tuple(self._partitions.items()):
+                    lags[shard] = max(lags[shard], await partition.lag())
+            except BusError as error:
+                # The metric keeps its value. `penstock_nats_connected` shows that NATS is away.
+                log.debug("the lag is not measured now: %s", error)
+                continue
+            for shard, lag in lags.items():
+                telemetry.NORMALIZER_LAG.labels(shard).set(lag)
+
     async def _begin(self, shard: int, number: int) -> None:
         self._work_on(shard, number)
         telemetry.PARTITIONS.inc()
+        telemetry.LEASE_CHANGES.labels("taken").inc()
 
     def _work_on(self, shard: int, number: int) -> None:
         partition = Partition(
@@ -142,6 +159,7 @@ class NormalizerService(Service):
             await self.cancel(_name(shard, number))
         finally:
             telemetry.PARTITIONS.dec()
+            telemetry.LEASE_CHANGES.labels("given_up").inc()
 
 
 def _name(shard: int, number: int) -> str:

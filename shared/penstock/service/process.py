@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from penstock import telemetry
 from penstock.bus import Bus, BusError, StartUpError
 from penstock.service.connecting import Waiting, connect
+from penstock.service.measuring import measure
 from penstock.service.service import Service
 from penstock.service.stopping import Stop, drain, stop, stop_on_signals
 from penstock.service.token_index import BUCKET, TokenIndex
@@ -61,7 +63,8 @@ async def serve(
     server: Server | None = None
     probes: Server | None = None
     auth: Auth | None = None
-    listing: asyncio.Task[None] | None = None
+    background: list[asyncio.Task[None]] = []
+    telemetry.name_process(agent.id for agent in config.agents)
     insecure = settings.insecure_bind == "yes"
     auth_config = AuthConfig(**settings.auth.model_dump())
     waiting = [Waiting(service_type.name) for service_type in service_types]
@@ -99,12 +102,13 @@ async def serve(
             # the bucket `tokens`.
             bus = [service.bus for service in services if service.routes][-1]
             store = TokenIndex(bus)
-            listing = asyncio.create_task(store.index.run(), name="list-tokens")
+            background.append(asyncio.create_task(store.index.run(), name="list-tokens"))
             auth = _auth(auth_config, bus, store)
             everything = [*routes, *auth_routes(auth)]
             ping_s = min(service.ws_ping_s for service in services)
             server = Server(everything, settings.host, settings.port, insecure, auth, ping_s)
             await server.start()
+        background.append(asyncio.create_task(measure(services), name="measure"))
         on_ready()
         await until.asked.wait()
         log.info("draining for up to %g s; a second signal ends that", settings.drain_s)
@@ -120,9 +124,9 @@ async def serve(
                 await http.stop()
         if auth is not None:
             await auth.close()
-        if listing is not None:
-            listing.cancel()
-            await asyncio.wait([listing], timeout=CANCEL_S)
+        for task in background:
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_S)
         for service in services:
             await service.bus.close()
 

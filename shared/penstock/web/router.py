@@ -8,6 +8,7 @@ so no handler can forget a check.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,7 @@ from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from penstock import telemetry
 from penstock.web.auth.auth import Auth
 from penstock.web.auth.identity import IDENTITY, OVER, STREAMS
 from penstock.web.auth.limits import StreamPlace
@@ -29,6 +31,7 @@ from penstock.web.segments import decoded
 
 _CLOSE_POLICY: Final = 1008
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+_NO_ROUTE: Final = "none"  # the label of requests that no route serves
 
 
 @dataclass(slots=True)
@@ -125,6 +128,7 @@ class Router:
         operation = route.operation if route is not None else None
         errors = path.errors if path is not None else PROBLEM
         auth = self._auth
+        began = time.monotonic()
         try:
             identity = await auth.admit(
                 scope,
@@ -134,6 +138,7 @@ class Router:
             auth.requests.take(identity)
             give_back = auth.connections.take(identity)
         except Problem as problem:
+            _count(operation, problem.status)
             await refuse(problem, errors, scope, receive, send)
             return
         place = StreamPlace(auth.streams, identity, give_back)
@@ -145,6 +150,7 @@ class Router:
         }
         try:
             if route is None or operation is None:
+                _count(None, 404 if path is None else 405)
                 await self._not_served(path, scope, receive, send)
                 return
             scope["path_params"] = {**values, **operation.given} if operation.given else values
@@ -152,10 +158,18 @@ class Router:
                 operation.check(identity)
                 response = await route.handler(_request(operation, scope, receive, send))
             except Problem as problem:
+                _count(operation, problem.status)
                 await refuse(problem, errors, scope, receive, send)
                 return
+            except Exception:
+                _count(operation, 500)
+                raise
+            code = 101 if operation.websocket else int(getattr(response, "status_code", 200))
+            _count(operation, code)
             if response is not None:
                 await response(scope, receive, send)
+            if not (operation.streams or operation.websocket):
+                telemetry.HTTP_SECONDS.labels(operation.path).observe(time.monotonic() - began)
         finally:
             place.give_back()
 
@@ -174,6 +188,17 @@ class Router:
             await RedirectResponse(str(url))(scope, receive, send)
         else:
             await refuse(Problem(404, "Not Found"), PROBLEM, scope, receive, send)
+
+
+def _count(operation: Operation | None, code: int) -> None:
+    """Count a request once its status is known. The labels are those of the operation.
+
+    A client chooses the path and may choose any method, so neither is a label.
+    """
+    method, route = (
+        (operation.method, operation.path) if operation else (telemetry.OTHER, _NO_ROUTE)
+    )
+    telemetry.HTTP_REQUESTS.labels(method, route, code).inc()
 
 
 async def refuse(

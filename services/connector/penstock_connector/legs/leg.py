@@ -118,6 +118,7 @@ class Leg:
     _call: Call | None = None
     _has_frames: bool = False  # this connector has seen a whole frame
     _written_at: float = field(default_factory=time.monotonic)
+    _asked_at: float | None = None  # when the request was sent; None once an answer has come
 
     def __post_init__(self) -> None:
         if self.history is not None:
@@ -345,6 +346,7 @@ class Leg:
             headers={"accept-encoding": "identity", **self.agent.headers, **call.headers},
             content=call.content,
         )
+        self._asked_at = time.monotonic() if not reattached else None
         try:
             response = await client.send(request, stream=True)
         except httpx.HTTPError as error:
@@ -443,6 +445,11 @@ class Leg:
     # RAW
 
     async def _store(self, chunk: bytes, received: str) -> None:
+        if self._asked_at is not None:
+            waited_s, self._asked_at = time.monotonic() - self._asked_at, None
+            telemetry.FIRST_BYTES_SECONDS.labels(telemetry.agent_label(self.agent.id)).observe(
+                waited_s
+            )
         await self._write("bytes", chunk, received)
 
     async def _write(self, kind: FrameKind, payload: bytes, received: str | None = None) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from penstock.bus import Bus, Loss
-from penstock.telemetry import CLIENTS
+from penstock.telemetry import CLIENTS, RESUMES
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
@@ -54,6 +54,8 @@ class Hubs:
         self._clients.setdefault(hub, set()).add(client)
         self.streams.add(client)
         CLIENTS.labels(view.dialect).inc()
+        if start.after is not None:
+            RESUMES.labels("truncated" if start.truncated else "hit").inc()
         try:
             await hub.start()
         except Exception:

@@ -145,6 +145,15 @@ class Partition:
         self.phase = PartitionPhase.HALTED
         self.runs.stop()
 
+    async def lag(self) -> int:
+        """Return how far the newest frame of the partition is from the oldest unfinished one.
+
+        The distance counts the frames of all partitions in between. It is 0 if all are finished.
+        Raises BusError.
+        """
+        newest = await self._bus.tail(self._raw, subjects.raw_of_partition(self._number))
+        return max(0, newest.sequence - self._floor) if newest is not None else 0
+
     async def _hand_out(self, stored: Stored) -> None:
         if self.phase is PartitionPhase.HALTED:
             await asyncio.Event().wait()  # until the service begins the partition again

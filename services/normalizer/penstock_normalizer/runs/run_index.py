@@ -9,13 +9,15 @@ from typing import Any
 
 import orjson
 
+from penstock import telemetry
 from penstock.bus import Bus, BusError, MessageTooLarge, Stored, messages, streams
-from penstock.bus.records import RunRecord, RunStatus
+from penstock.bus.records import ENDED, RunRecord, RunStatus
 from penstock.bus.write import objects
 from penstock.bus.write.fence import RETRY_S
 from penstock.dialects.base import JsonObject
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.stamps import unix_s
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +79,11 @@ class RunIndex:
                 if record.sequence >= event.sequence and may_stay:
                     return
                 changes = _changes(fold, event, record.first_event or first_event)
-                record = record.model_copy(update=changes)
+                before, record = record, record.model_copy(update=changes)
                 revision = entry.revision if entry is not None else 0
                 if await self._bucket.update(run_id, record.dump(), revision) is not None:
                     _log_failure(record)
+                    _measure(before, record)
                     return
             except MessageTooLarge:
                 raise  # a repeat would be as large
@@ -117,8 +120,9 @@ class RunIndex:
                 "first_event": record.first_event or first,
             }
             revision = entry.revision if entry is not None else 0
-            value = record.model_copy(update=changes).dump()
-            if await self._bucket.update(run_id, value, revision) is not None:
+            before, record = record, record.model_copy(update=changes)
+            if await self._bucket.update(run_id, record.dump(), revision) is not None:
+                _measure(before, record)
                 log.warning(
                     "run %s: its record was behind its events; it is %s now",
                     *(run_id, changes["status"]),
@@ -198,6 +202,30 @@ def _failure_texts(data: JsonObject) -> dict[str, str]:
         name: str(_beginning(text if isinstance(text, str) else orjson.dumps(text).decode()))
         for name, text in texts.items()
     }
+
+
+def _measure(before: RunRecord, after: RunRecord) -> None:
+    """Count a run whose record now says that it has ended, and measure its start or duration.
+
+    The bucket has accepted the change from `before` to `after`, which happens once for each run,
+    also if several normalizers have folded the run.
+    """
+    agent = telemetry.agent_label(after.agent)
+    try:
+        # Clocks may differ, so the time from the acceptance to the change may seem to be negative.
+        seconds = max(0.0, unix_s(after.updated_at) - unix_s(after.created_at))
+    except ValueError:
+        log.debug("run %s: its record has no valid times, they are not measured", after.run_id)
+        seconds = None
+    if after.status in ENDED and before.status not in ENDED:
+        telemetry.RUNS.labels(agent, after.status).inc()
+        measured = telemetry.RUN_SECONDS
+    elif after.status == "running" and not before.sequence:
+        measured = telemetry.RUN_START_SECONDS
+    else:
+        return
+    if seconds is not None:
+        measured.labels(agent).observe(seconds)
 
 
 def _log_failure(record: RunRecord) -> None:

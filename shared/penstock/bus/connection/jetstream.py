@@ -46,6 +46,9 @@ class JetStream:
         self.reading = asyncio.Semaphore(READS_AT_ONCE)
         self.nats = connection.jetstream(timeout=timeout_s)  # nats-py's own, for its object store
         self.shared: dict[str, object] = {}  # what the users of this connection share, by name
+        # For metrics: functions that count the waiting messages, by stream and durable consumer.
+        self.waiting: dict[tuple[str, str], Callable[[], Awaitable[int]]] = {}
+        self.gaps = 0  # for metrics: the gaps in live messages that followers have repaired
         self._on_reconnect: set[Callable[[], None]] = set()
 
     @property

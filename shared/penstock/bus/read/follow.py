@@ -176,6 +176,7 @@ class Follow:
             self._accept([stored])
         elif stored.sequence >= self._next:
             self._keep_early(stored)
+            self._bus.jetstream.gaps += self._repair is None
             self._begin_repair()
 
     def _keep_early(self, stored: Stored) -> None:

@@ -117,9 +117,12 @@ class WorkQueue:
     async def run(self) -> None:
         """Take messages until cancelled; then wait for the handlers that are running."""
         self._stopped.clear()
+        measured, name = self._bus.jetstream.waiting, (self._stream, self._durable)
+        measured[name] = self.waiting
         try:
             await self._pull.run()
         finally:
+            measured.pop(name, None)
             self._stopped.set()
             if self._tasks:
                 await asyncio.wait(self._tasks)

@@ -12,16 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
-from prometheus_client import Counter as Metric
-
+from penstock.telemetry import LIMITED
 from penstock.web.auth.errors import Refused
 from penstock.web.auth.identity import STREAMS, Identity
 
 Limit = Literal["connections", "streams", "requests", "guesses", "open_runs", "queued_runs"]
 
-LIMITED: Final = Metric(
-    "penstock_limited_total", "Requests refused (429) by a limit for each user", ["limit"]
-)
 RETRY_S: Final = 1
 MAX_BUCKETS: Final = 10_000
 GUESSES_PER_S: Final = 20.0
