@@ -56,6 +56,42 @@ def test_each_message_has_its_own_line() -> None:
     assert said(stream("one", "a"), stream("two", "b"), stream("!", "b")) == "one\ntwo!"
 
 
+def test_of_steps_that_speak_at_the_same_time_each_has_whole_lines() -> None:
+    ann, bob = {"id": "r1", "name": "ann"}, {"id": "r2", "name": "bob"}
+    done = event("llm.message_completed", {"content": "", "message_id": "a"}, subrun=ann)
+    assert said(
+        stream("It ", "a", subrun=ann),
+        stream("I ", "b", subrun=bob),
+        stream("rains.", "a", subrun=ann),
+        stream("found ", "b", subrun=bob),
+        done,
+        stream("two.", "b", subrun=bob),
+        event("workflow.step_completed", {"step_id": "step_b"}),
+    ) == ("ann: It rains.\nbob: I found two.\ndone: step_b\n")
+
+
+def test_a_text_that_is_held_is_shown_before_the_next_line_and_at_the_end() -> None:
+    ann, bob = {"id": "r1", "name": "ann"}, {"id": "r2", "name": "bob"}
+    both = stream("It ", "a", subrun=ann), stream("I ", "b", subrun=bob)
+    warning = event("system.warning", {"message": "late"}, subrun=bob)
+    assert said(*both, warning, stream("go", "b", subrun=bob)) == (
+        "ann: It \nbob: I \nbob: ! late\nbob: go"
+    )
+    view = View()
+    pieces = [piece for each in both for piece in view.render(each)] + view.end()
+    assert "".join(text for text, _ in pieces) == "ann: It \nbob: I \n"
+
+
+def test_the_output_of_a_workflow_is_shown_unless_a_step_has_just_said_it() -> None:
+    step = stream("Fine.", subrun={"id": "r1", "name": "ann"})
+    assert said(step, event("lifecycle.completed", {"summary": "Fine."})) == (
+        "ann: Fine.\ncompleted\n"
+    )
+    assert said(step, event("lifecycle.completed", {"summary": "All fine."})) == (
+        "ann: Fine.\nAll fine.\ncompleted\n"
+    )
+
+
 def test_the_worker_who_speaks_is_named_once_a_line() -> None:
     worker = {"id": "s", "name": "Researcher"}
     assert said(stream("I ", subrun=worker), stream("found it", subrun=worker)) == (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Piece = tuple[str, str]
@@ -53,54 +54,99 @@ def item(asked: Data) -> str:
     return " - ".join(parts) or short(asked.get("kind", "decision"))
 
 
+@dataclass(slots=True)
+class _Text:
+    """A streamed text: of whom it is, and the part of it that is not shown yet."""
+
+    key: str
+    run: str | None  # the run of a step or worker; None for the run that is followed
+    who: str | None
+    style: str
+    held: str = ""
+
+
 class View:
-    """The view of one run in the terminal. Streamed pieces of one text are joined."""
+    """The view of one run in the terminal. Streamed pieces of one text are joined.
+
+    When several steps or workers speak at the same time, the text of the first one is shown as it
+    comes. The texts of the others are held until that line ends, so that no line is cut into words.
+    """
 
     def __init__(self) -> None:
-        self._under_way: str | None = None  # the message whose line has not ended yet
+        self._open: _Text | None = None  # the text whose line has not ended yet
+        self._held: dict[str, _Text] = {}  # texts that wait until the open line ends, by their keys
         self._shown: set[object] = set()  # ids of messages whose text was shown
+        self._has_spoken = False  # whether a text of the followed run itself was shown
+        self._latest = ""  # the text that was shown last
 
     def render(self, event: Mapping[str, Any]) -> list[Piece]:
         """Return the pieces that this event adds to the terminal."""
         name = f"{event['event']['category']}.{event['event']['action']}"
         data: Data = event["data"]
-        who = (event.get("subrun") or {}).get("name")
+        subrun = event.get("subrun") or {}
+        who, run = subrun.get("name"), subrun.get("id")
+        message_id = data.get("message_id")
         match name:
             case "lifecycle.started":
                 agent = short(data.get("agent", "an agent"))
                 return self._line((f"▶ {agent}, run {short(event['run_id'])}", "dim"), None)
-            case "llm.stream":
-                return self._text(name, data.get("message_id"), data["content"], who, "")
+            case "llm.stream" | "llm.message_completed" if (
+                name == "llm.stream" or message_id not in self._shown
+            ):
+                self._shown.add(message_id)
+                text = _Text(f"{name} {run} {message_id}", run, who, "")
+                return self._text(text, data["content"])
             case "llm.reasoning":
-                return self._text(name, data.get("reasoning_id"), data["thought"], who, _THOUGHT)
-            case "llm.message_completed" if data.get("message_id") not in self._shown:
-                return self._text(name, data.get("message_id"), data["content"], who, "")
-            case "lifecycle.completed" if not self._shown and data.get("summary"):
-                summary = self._text(name, None, data["summary"], None, "")
+                key = f"{name} {run} {data.get('reasoning_id')}"
+                return self._text(_Text(key, run, who, _THOUGHT), data["thought"])
+            case "llm.message_completed" if self._open and self._open.run == run and self._held:
+                return self._released()
+            case "lifecycle.completed" if self._is_news(data.get("summary")):
+                summary = self._text(_Text(name, None, None, ""), data["summary"])
                 return summary + self._line(_LINES[name](data), None)
         return self._line(_LINES.get(name, _unknown(name))(data), who)
 
     def end(self) -> list[Piece]:
-        """Return the pieces that end an open line; an empty list if no line is open."""
-        if self._under_way is None:
-            return []
-        self._under_way = None
-        return [("\n", "")]
+        """Return the pieces that end all lines; an empty list if no line is open."""
+        pieces = self._released()
+        if self._open is not None:
+            pieces.append(("\n", ""))
+            self._open = None
+        return pieces
 
-    def _text(self, name: str, id: object, text: str, who: str | None, style: str) -> list[Piece]:
-        text = clean(text)
-        if not text:
+    def _is_news(self, summary: str | None) -> bool:
+        """Return whether a run's summary says more than the texts that were shown."""
+        return bool(
+            summary and not self._has_spoken and clean(summary).strip() != self._latest.strip()
+        )
+
+    def _text(self, text: _Text, more: str) -> list[Piece]:
+        more = clean(more)
+        if not more:
             return []
-        key = f"{name} {id}"
+        opened = self._open
+        if opened is not None and text.run and opened.run and opened.run != text.run:
+            self._held.setdefault(text.key, text).held += more
+            return []
+        if opened is not None and opened.key == text.key:
+            self._latest += more
+            return [(more, text.style)]
+        return [*self.end(), *self._begin(text, more)]
+
+    def _begin(self, text: _Text, more: str) -> list[Piece]:
+        self._open, self._latest = text, more
+        self._has_spoken |= text.run is None and text.style != _THOUGHT
+        name: list[Piece] = [(f"{short(text.who)}: ", "bold")] if text.who else []
+        return [*name, (more, text.style)]
+
+    def _released(self) -> list[Piece]:
+        """Return the pieces of all held texts, each on its line. The last line stays open."""
         pieces: list[Piece] = []
-        if key != self._under_way:
-            pieces = self.end()
-            self._under_way = key
-            if who:
-                pieces.append((f"{short(who)}: ", "bold"))
-        if name != "llm.reasoning":
-            self._shown.add(id)
-        return [*pieces, (text, style)]
+        for text in self._held.values():
+            pieces += [("\n", ""), *self._begin(text, text.held)]
+            text.held = ""
+        self._held.clear()
+        return pieces
 
     def _line(self, piece: Piece | None, who: str | None) -> list[Piece]:
         if piece is None:
