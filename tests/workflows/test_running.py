@@ -130,6 +130,23 @@ async def test_a_cancel_that_overtakes_the_start_ends_the_run_before_it_begins(
     assert server.calls == {}
 
 
+async def test_a_start_that_cannot_be_read_is_a_dead_letter_and_fails_its_run(
+    penstock: Pipeline,
+) -> None:
+    async def malformed(run_id: str) -> None:
+        subject = subjects.command("workflows", "start", run_id)
+        # The start itself has the same message id, so the server drops it.
+        await penstock.bus.publisher.publish(Message(subject, b"{}", {"Nats-Msg-Id": run_id}))
+
+    run_id = await start_workflow(penstock.bus, "sequence", before_command=malformed)
+    events = await penstock.ended(run_id)
+    assert types(events) == ["lifecycle.started", "lifecycle.failed"]
+    assert events[-1].data["code"] == "internal"
+    assert "the start cannot be carried out" in events[-1].data["error"]
+    subject = subjects.deadletter("workflows", run_id)
+    assert await penstock.bus.tail(streams.DEADLETTERS, subject) is not None
+
+
 async def test_a_run_goes_on_after_its_journal_was_restored_from_a_backup(
     penstock: Pipeline,
 ) -> None:

@@ -94,7 +94,13 @@ class WorkflowsService(Service):
         for kind in WORKFLOW_COMMANDS:
             if kind != "replay":
                 pattern = subjects.command(WORKFLOWS, kind, "*")
-                self._take(f"workflows-{kind}", streams.COMMANDS, (pattern,), self._taking.command)
+                self._take(
+                    f"workflows-{kind}",
+                    streams.COMMANDS,
+                    (pattern,),
+                    self._taking.command,
+                    self._give_up_start if kind == "start" else None,
+                )
         self._take(self.name, streams.SCHEDULES, (DUE,), self._taking.due)
         self.spawn("shards", self._take_from_all)
         self.spawn("listens", self._listens.tidy)
@@ -118,6 +124,7 @@ class WorkflowsService(Service):
         stream: str,
         patterns: Sequence[str],
         handle: Callable[[Stored], Awaitable[None]],
+        on_poison: Callable[[Stored, Exception], Awaitable[None]] | None = None,
     ) -> None:
         queue = WorkQueue(
             self.bus,
@@ -125,11 +132,16 @@ class WorkflowsService(Service):
             durable,
             patterns,
             handle,
-            on_poison=self.give_up,
+            on_poison=on_poison or self.give_up,
             concurrency=self._settings.inputs_at_once,
             ack_wait_s=self._settings.input_ack_wait_s,
         )
         self._run(f"{durable} of {stream}", queue)
+
+    async def _give_up_start(self, stored: Stored, error: Exception) -> None:
+        """Make a start command a dead letter, and end its run."""
+        await self.give_up(stored, error)
+        await self._taking.refuse(stored, error)
 
     def _hear(self, stream: str) -> None:
         queue = HeardQueue(

@@ -63,8 +63,17 @@ class Starts:
         )
 
 
-def cancelled_input_of(record: RunRecord, cancel: CancelInput) -> StartInput:
-    """Return the input of a run that is cancelled before its start command was handled."""
+def unstarted_input_of(
+    record: RunRecord,
+    *,
+    cancelled: CancelInput | None = None,
+    refused: dict[str, Any] | None = None,
+) -> StartInput:
+    """Return the input of a run that ends without its start command.
+
+    `cancelled` is the cancel that came before the start was handled; `refused` (`code`, `message`)
+    is the reason why the start cannot be handled.
+    """
     command = StartCommand(
         run_id=record.run_id,
         agent=record.agent,
@@ -82,7 +91,8 @@ def cancelled_input_of(record: RunRecord, cancel: CancelInput) -> StartInput:
         open=_open(command, None, command.agent),
         definition=None,
         input={},
-        cancelled=cancel,
+        refused=refused,
+        cancelled=cancelled,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from penstock.bus import Bus, BusError, Retry, Stored, streams, subjects
 from penstock.bus.records import RunRecord, StartCommand
@@ -15,7 +16,7 @@ from penstock_workflows.engine.inputs import CancelInput, Input, TimerInput
 from penstock_workflows.engine.records import UnknownRecord
 from penstock_workflows.inputs.decisions import Decisions
 from penstock_workflows.inputs.messages import of_command, of_event
-from penstock_workflows.inputs.starts import Starts, cancelled_input_of
+from penstock_workflows.inputs.starts import Starts, unstarted_input_of
 from penstock_workflows.journal.journal import Journals
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ AGAIN_S = 1.0  # seconds before an input is taken again that the bus kept from b
 # process of that version may take it.
 NEWER_S = 5.0
 MAX_UNFINISHED = 10_000
+MAX_ERROR_CHARACTERS = 2000
 
 
 class Taking:
@@ -114,13 +116,33 @@ class Taking:
         else:
             given = of_command(kind, payload)
             if isinstance(given, CancelInput):
-                await self._cancel_unstarted(run_id, given, repeated)
+                await self._end_unstarted(run_id, repeated=repeated, cancelled=given)
         await self._decisions.take(run_id, given, repeated=repeated)
 
-    async def _cancel_unstarted(self, run_id: str, given: CancelInput, repeated: bool) -> None:
+    async def refuse(self, stored: Stored, error: Exception) -> None:
+        """End the run of a start command that was given up; do nothing to a run that has begun.
+
+        Without this, the run would be queued for ever, and nobody would be told.
+
+        Raises:
+            BusError: the run is not ended; repeat the call.
+        """
+        run_id = subjects.run_id_of(stored.subject)
+        message = f"the start cannot be carried out: {error}"[:MAX_ERROR_CHARACTERS]
+        refused = {"code": "internal", "message": message}
+        await self._end_unstarted(run_id, repeated=True, refused=refused)
+
+    async def _end_unstarted(
+        self,
+        run_id: str,
+        *,
+        repeated: bool,
+        cancelled: CancelInput | None = None,
+        refused: dict[str, Any] | None = None,
+    ) -> None:
         """End a run whose start command is not handled yet; do nothing to any other run.
 
-        The cancel may overtake the start, since they are messages of two consumers. Without this,
+        A cancel may overtake the start, since they are messages of two consumers. Without this,
         nobody would remember the cancel, and the run would begin.
 
         Raises:
@@ -133,7 +155,7 @@ class Taking:
             return
         record = RunRecord.model_validate_json(entry.value)
         if record.status == "queued" and record.target == "workflows":
-            start = cancelled_input_of(record, given)
+            start = unstarted_input_of(record, cancelled=cancelled, refused=refused)
             await self._decisions.take(run_id, start, repeated=repeated)
 
     async def _may_start(self, run_id: str) -> bool:
