@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock_cli.commands.options import DATA, AsJson, Data, Nats, operate
-from penstock_cli.operations import streams
+from penstock_cli.operations import backup, streams
 from penstock_cli.terminal.output import Output
 
 app = typer.Typer(
@@ -59,4 +60,43 @@ def migrate_streams(
         output,
         nats,
         data,
+    )
+
+
+@app.command("backup")
+def backup_streams(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the copies.")],
+    nats: Nats = None,
+    data: Data = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Copy every stream and bucket into a folder, while services run (docs/operate/backup.md)."""
+    output = Output(as_json)
+    operate(lambda bus: backup.save(bus, output, folder), output, nats, data)
+
+
+@app.command("restore")
+def restore_streams(
+    folder: Annotated[Path, typer.Argument(help="The folder of a `penstock streams backup`.")],
+    lost: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=10_000_000,
+            help="How many events each EVENTS stream may have got after the backup, at most. "
+            "Their sequences are not used again.",
+        ),
+    ] = 100_000,
+    nats: Nats = None,
+    data: Data = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Make the streams of a backup in an empty NATS, before the services start."""
+    output = Output(as_json)
+    operate(
+        lambda bus: backup.put_back(bus, output, folder, lost),
+        output,
+        nats,
+        data,
+        streams_may_be_missing=True,
     )

@@ -1,0 +1,104 @@
+"""Write all streams of a deployment into a folder, and restore them into an empty NATS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.bus import Bus, StartUpError, streams
+from penstock.bus.admin import backup
+from penstock.bus.admin.configuration import declared
+from penstock.bus.admin.ensure import ensure, shards_of
+from penstock_cli.operations.connection import DONE
+from penstock_cli.terminal.output import Output
+
+# This file is written last: a folder without it is no complete backup.
+INDEX: Final = "penstock-backup.json"
+DESCRIPTION, CONTENT = "backup.json", "stream.tar.s2"  # in the folder of each stream
+
+
+async def save(bus: Bus, output: Output, folder: Path) -> int:
+    """Copy every stream and bucket into the folder, while the services go on."""
+    if folder.exists() and any(folder.iterdir()):
+        raise StartUpError(f"{folder} is not empty: name a new folder for the backup")
+    shards = await shards_of(bus)
+    names = [config["name"] for config in declared(bus.settings.retention, shards.made)]
+    begun_at = datetime.now(UTC).isoformat()
+    copied = []
+    for name in backup.in_order(names):
+        if not await bus.has(name):
+            continue
+        at = folder / name
+        # A backup has prompts and answers: only its owner may read it.
+        at.mkdir(parents=True, mode=0o700)
+        with (at / CONTENT).open("wb") as file:
+            described = await backup.snapshot(bus, name, file.write)
+        (at / DESCRIPTION).write_text(json.dumps(described))
+        copied.append(name)
+        size = (at / CONTENT).stat().st_size
+        _say(output, name, described["state"], size)
+    index = {"begun_at": begun_at, "schema": streams.SCHEMA, "streams": copied}
+    (folder / INDEX).write_text(json.dumps(index))
+    folder.chmod(0o700)
+    return DONE
+
+
+async def put_back(bus: Bus, output: Output, folder: Path, lost: int) -> int:
+    """Make every stream of a backup in a NATS that has none of them."""
+    index = _index(folder)
+    names = index["streams"]
+    if there := [name for name in names if await bus.has(name)]:
+        raise StartUpError(
+            f"this NATS has {', '.join(there[:3])}{' and more' * (len(there) > 3)} already: a "
+            "backup is restored into an empty NATS, before any service starts. Nothing was changed"
+        )
+    ends = {}
+    for name in names:
+        described = json.loads((folder / name / DESCRIPTION).read_text())
+        await backup.restore(bus, name, described, _parts(folder / name / CONTENT))
+        ends[name] = int(described["state"]["last_seq"])
+        _say(output, name, described["state"], (folder / name / CONTENT).stat().st_size)
+    # The backup lacks the leases, and streams that a later version has added.
+    await ensure(bus, bus.settings.retention)
+    await backup.leave_out(bus, ends, lost)
+    if not output.as_json:
+        output.notice(f"restored the backup of {index['begun_at']}; now start the services")
+    return DONE
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    """Return the list of a backup's streams. Raises StartUpError if the backup is not whole."""
+    try:
+        index: dict[str, Any] = json.loads((folder / INDEX).read_text())
+        parts = [folder / name / file for name in index["streams"] for file in _FILES]
+    except (OSError, ValueError, KeyError) as error:
+        raise StartUpError(
+            f"{folder} is no complete backup of `penstock streams backup`: {error}"
+        ) from error
+    if index["schema"] > streams.SCHEMA:
+        raise StartUpError(
+            f"the backup has schema {index['schema']}, and this version only knows "
+            f"{streams.SCHEMA}: restore it with the version that made it, or a later one"
+        )
+    if missing := [str(part) for part in parts if not part.is_file()]:
+        raise StartUpError(f"the backup lacks {', '.join(missing[:3])}. Nothing was changed")
+    return index
+
+
+_FILES: Final = (DESCRIPTION, CONTENT)
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while part := file.read(backup.CHUNK_BYTES):
+            yield part
+
+
+def _say(output: Output, stream: str, state: dict[str, Any], size: int) -> None:
+    if output.as_json:
+        output.json_line({"stream": stream, "messages": state["messages"], "bytes": size})
+    else:
+        output.text(f"{stream}: {state['messages']} messages, {size} bytes")
