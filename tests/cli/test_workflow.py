@@ -160,7 +160,10 @@ async def test_the_server_names_what_this_machine_cannot_know(invoke: Invoke, fo
     )
     refused = await invoke("apply", str(folder / "c.yaml"))
     assert refused.exit_code == 2
-    assert 'there is no agent assistent: did you mean "assistant"?' in refused.stderr
+    assert refused.stderr.splitlines() == [
+        f"{folder / 'c.yaml'}:5:20: steps.a.run.agent: "
+        'there is no agent assistent: did you mean "assistant"?'
+    ]
 
 
 def local(*words: str) -> Result:

@@ -129,6 +129,10 @@ BAD = {
         "input has no 'dif': did you mean \"diff\"?",
     ),
     "syntax": (steps("a: {set: '1 +'}"), "Syntax error"),
+    "a text without the quotes of CEL": (
+        steps("a: {run: {agent: x, message: Say hello.}}"),
+        "A text needs two pairs of quotes: '\"Say hello.\"'",
+    ),
     "block": (
         steps("a:\n  set: |\n    1 +\n      nope"),
         "line 8, column 9: steps.a.set: undeclared reference to 'nope'",

@@ -35,7 +35,8 @@ def check(files: Sequence[Path], agents: Collection[str] | None) -> list[Checked
 
 def _checked(path: Path, agents: Collection[str] | None) -> Checked:
     try:
-        loaded: Loaded = load(path.read_bytes())
+        content = path.read_bytes()
+        loaded: Loaded = load(content)
         loaded.refuse(list(unknown_references(loaded.workflow, agents, None)))
     except OSError as error:
         return Checked(
@@ -43,7 +44,7 @@ def _checked(path: Path, agents: Collection[str] | None) -> Checked:
         )
     except InvalidDefinition as error:
         return Checked(path, {}, [each.shown() for each in error.problems])
-    return Checked(path, loaded.value)
+    return Checked(path, loaded.value, content=content)
 
 
 def in_order(files: Sequence[Checked]) -> list[Checked]:

@@ -260,14 +260,21 @@ class Api:
         params: Mapping[str, object] | None = None,
         body: Mapping[str, object] | None = None,
         *,
+        yaml: bytes | None = None,
         repeat: bool = True,
     ) -> dict[str, Any]:
-        """Send a request and return the answer. With `repeat`, a failed request is repeated."""
+        """Send a request and return the answer. With `repeat`, a failed request is repeated.
+
+        The body is sent as JSON; `yaml` is a body that is sent as it is.
+        """
+        kind = {"Content-Type": "application/yaml"} if yaml is not None else {}
         given = {k: str(v) for k, v in (params or {}).items() if v is not None}
         patience = _Patience(self.url, self._notice, CALL_GIVE_UP_S)
         while True:
             try:
-                response = self._http.request(method, path, params=given, json=body)
+                response = self._http.request(
+                    method, path, params=given, json=body, content=yaml, headers=kind
+                )
             except (httpx.ConnectError, httpx.TimeoutException) as error:
                 raise self._unreachable() from error
             except httpx.UnsupportedProtocol as error:

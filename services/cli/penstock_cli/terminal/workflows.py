@@ -23,6 +23,7 @@ class Checked:
     path: Path
     value: dict[str, Any]
     problems: Sequence[Json] = ()
+    content: bytes = b""  # the document as it was read
 
 
 def checked(output: Output, files: Sequence[Checked]) -> int:
@@ -44,11 +45,12 @@ def apply(api: WorkflowsApi, output: Output, files: Sequence[Checked]) -> int:
     for each in files:
         name, version = each.value["name"], each.value["version"]
         try:
-            stored = api.put(name, version, each.value)
+            stored = api.put(name, version, each.content)
         except ApiError as error:
-            output.notice(f"penstock: {each.path}: {error}")
-            for problem in error.errors:
+            for problem in error.errors:  # their text is that of the error
                 output.notice(_line(each.path, problem))
+            if not error.errors:
+                output.notice(f"penstock: {each.path}: {error}")
             return error.exit_code
         if output.as_json:
             output.json_line(stored)

@@ -33,9 +33,9 @@ class WorkflowsApi:
         found: list[Json] = self._api.call("GET", _path(name, "versions"))["versions"]
         return found
 
-    def put(self, name: str, version: str, definition: Mapping[str, Any]) -> Json:
-        """Store a version and return it. A repetition has no further effect."""
-        return self._api.call("PUT", _path(name, "versions", version), body=definition)
+    def put(self, name: str, version: str, document: bytes) -> Json:
+        """Store a version, a document in YAML or JSON; return it. A repeat changes nothing."""
+        return self._api.call("PUT", _path(name, "versions", version), yaml=document)
 
     def start(self, name: str, body: Mapping[str, Any]) -> Json:
         """Start a run and return its record. With its key, a retry starts no second run."""

@@ -26,6 +26,9 @@ from penstock_workflows.definition.problems import InvalidDefinition, Path, Prob
 
 _UNDECLARED: Final = re.compile(r"undeclared reference to '([A-Za-z0-9_]+)[^']*'")
 
+# Words without operators, as a person writes who forgets the quotes of CEL.
+_PLAIN: Final = re.compile(r"[A-Za-z][\w ,:;!?'-]*[.!?]?")
+
 
 def compile(definition: Definition, *, is_new: bool = False) -> compiled.Workflow:
     """Return the compiled workflow.
@@ -172,7 +175,7 @@ class _Compiler:
         try:
             found = scope.compile(text, gives)
         except ExpressionError as error:
-            reason = self._explained(error.reason, names)
+            reason = self._explained(error.reason, names) + _quotes(text, gives)
             self.problems.append(Problem(path, reason, inside=error.position))
             return scope.compile("null")
         if not self.is_new:
@@ -204,6 +207,14 @@ class _Compiler:
     def _raise(self) -> None:
         if self.problems:
             raise InvalidDefinition(self.problems)
+
+
+def _quotes(text: str, gives: ValueType) -> str:
+    """Return how to write a plain text as an expression; an empty text if this is no plain text."""
+    if gives != "text" or _PLAIN.fullmatch(text.strip()) is None:
+        return ""
+    quoted = f'"{text.strip()[:40]}"'
+    return f". A text needs two pairs of quotes: '{quoted}'"
 
 
 def _retry(step: StepDefinition) -> compiled.Retry | None:
