@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.bus import Message, streams, subjects
-from penstock.bus.records import StartCommand
+from penstock.bus.records import ApprovalNews, StartCommand
 from penstock_workflows.engine.records import End, Record, Scheduled, Started, Waiting
 from penstock_workflows.journal.journal import EMPTY, Journals
 from support.drive.pipeline import Pipeline, new_run_id, types
@@ -128,6 +128,20 @@ async def test_a_cancel_that_overtakes_the_start_ends_the_run_before_it_begins(
 
     await eventually(taken)
     assert server.calls == {}
+
+
+async def test_an_input_of_a_run_whose_journal_is_lost_is_told_in_the_log(
+    penstock: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_id = new_run_id()
+    news = ApprovalNews(run_id=run_id, approval_id="a", news="decided")
+    subject = subjects.command("workflows", "continue", run_id)
+    await penstock.bus.publisher.publish(Message(subject, news.dump(), {}))
+
+    async def told() -> bool:
+        return f"run {run_id} has no journal" in caplog.text
+
+    await eventually(told)
 
 
 async def test_a_start_that_cannot_be_read_is_a_dead_letter_and_fails_its_run(

@@ -28,7 +28,15 @@ from penstock_workflows.effects.perform import Performer
 from penstock_workflows.engine.decide import Decision, decide
 from penstock_workflows.engine.effecting import open_effects, start_child
 from penstock_workflows.engine.effects import CancelChild, Effect, Listen
-from penstock_workflows.engine.inputs import Input, StartInput, StepStartedSeen
+from penstock_workflows.engine.inputs import (
+    ApprovalInput,
+    CalledInput,
+    ChildInput,
+    Input,
+    StartInput,
+    StepStartedSeen,
+    TimerInput,
+)
 from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import End, Ended, Json
 from penstock_workflows.journal.journal import Journals
@@ -39,6 +47,8 @@ from penstock_workflows.journal.messages import Incomplete
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS: Final = 2000
+# The inputs that only a run with a journal has, unless the journal was removed or lost.
+_OF_A_RUN: Final = (ApprovalInput, CalledInput, ChildInput, TimerInput)
 
 
 class Decisions:
@@ -110,6 +120,11 @@ class Decisions:
                 log.debug("run %s: decided again: %s", run.run_id, error)
                 repeated = is_current = True
                 await self._read_on(run)
+        if run.state is None and isinstance(given, _OF_A_RUN):
+            log.warning(
+                "run %s has no journal (any more), so %s changes nothing",
+                *(run.run_id, type(given).__name__),
+            )
         if run.state is None or not (decision.records or repeated):
             return
         await self._do(run, open_effects(run.state) if repeated else decision.effects)
