@@ -234,6 +234,17 @@ def agent_label(id: str) -> str:
     return id if id in _agent_labels else OTHER
 
 
+def count_runs_from_zero(outcomes: Iterable[str]) -> None:
+    """Make the counters of runs for each named agent.
+
+    `increase` of Prometheus does not see the step from no counter to 1, so the first failure of an
+    agent would not be seen.
+    """
+    for agent in (*_agent_labels, OTHER):
+        for outcome in outcomes:
+            RUNS.labels(agent, outcome)
+
+
 def name_process(agents: Iterable[str]) -> None:
     """Set the metric that shows which version runs, and name the configured agents."""
     name_agents(agents)

@@ -12,6 +12,7 @@ from penstock.bus import BusError, FairShare, Loss
 from penstock.bus.admin import repartition
 from penstock.bus.admin.advisories import exhausted
 from penstock.bus.budget import Budget
+from penstock.bus.records import ENDED
 from penstock.bus.shards import group_of
 from penstock.bus.state import deadletters
 from penstock.bus.subjects import PARTITIONS
@@ -55,6 +56,7 @@ class NormalizerService(Service):
 
     async def start(self) -> None:
         """Join the normalizers; the first partitions come within `partition_renew_s`."""
+        telemetry.count_runs_from_zero(sorted(ENDED))
         self.bus.continuity.on_loss(self._on_loss)
         self.spawn("losses", self._begin_anew)
         self.spawn("shards", self._take_part_in_all)

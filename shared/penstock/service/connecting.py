@@ -107,6 +107,7 @@ async def connect(
 
 
 def _measure(service: str, bus: Bus) -> None:
+    telemetry.DEADLETTERS.labels(service)  # from 0 on, so that the first one is an increase
     telemetry.NATS_CONNECTED.labels(service).set_function(lambda: bus.ready)
     # The shards that are made later are not measured until the next start.
     for stream in losses.watched(bus.shards.made):
