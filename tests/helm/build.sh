@@ -1,6 +1,6 @@
 #!/bin/sh
-# build.sh FOLDER: Helm, an API server and etcd in FOLDER/bin, built by Go from the modules that
-# tests/helm/go pins by hash. Takes about ten minutes once; does nothing when they are current.
+# build.sh FOLDER: Helm, an API server, etcd and promtool in FOLDER/bin, built by Go from modules
+# that tests/helm/go pins by hash. Takes about ten minutes once; does nothing when they are current.
 set -eu
 mkdir -p "$1/bin"
 folder=$(cd "$1" && pwd)
@@ -28,3 +28,4 @@ build() { # NAME PACKAGE
 build helm helm.sh/helm/v3/cmd/helm
 build etcd .
 build apiserver k8s.io/kubernetes/cmd/kube-apiserver
+build promtool github.com/prometheus/prometheus/cmd/promtool

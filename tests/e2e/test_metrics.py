@@ -1,0 +1,89 @@
+"""A deployment serves the metrics that its alerts and dashboards ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from alerts.queries import OF_TARGET, queries, selected
+from support.drive.waiting import eventually
+from support.real.deployment import Deployment
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+
+
+class Scraped:
+    """All series of all instances. The values of one series are added up over the instances."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.values: dict[Series, float] = {}
+        self.names: set[str] = set()  # also of metrics that have no series yet
+        for text in texts:
+            for family in text_string_to_metric_families(text):
+                ends = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}
+                self.names |= {family.name + end for end in ends.get(family.type, ("",))}
+                for sample in family.samples:
+                    key = sample.name, frozenset(sample.labels.items())
+                    self.values[key] = self.values.get(key, 0.0) + sample.value
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return the sum of the series that have these labels."""
+        wanted = labels.items()
+        return sum(
+            value for (each, has), value in self.values.items() if each == name and wanted <= has
+        )
+
+    def labels(self, name: str) -> set[str]:
+        return {label for each, has in self.values if each == name for label, _ in has}
+
+
+async def scrape(penstock: Deployment) -> Scraped:
+    answers = await asyncio.gather(
+        *(penstock.http.get(f"{each.probes}/metrics") for each in penstock.instances)
+    )
+    return Scraped(answer.text for answer in answers)
+
+
+async def test_a_run_and_its_requests_are_counted_once(penstock: Deployment) -> None:
+    before = await scrape(penstock)
+    run_id = await penstock.run("assistant", "hello")
+    await penstock.all(run_id)
+    await penstock.http.get(f"{penstock.edge()}/v1/runs/{run_id}-unknown")
+
+    after = await scrape(penstock)
+    for name, labels in (
+        ("penstock_runs_total", {"agent": "assistant", "outcome": "completed"}),
+        ("penstock_run_seconds_count", {"agent": "assistant"}),
+        ("penstock_run_start_seconds_count", {"agent": "assistant"}),
+        ("penstock_first_bytes_seconds_count", {"agent": "assistant"}),
+        ("penstock_http_requests_total", {"method": "POST", "route": "/v1/runs", "code": "202"}),
+    ):
+        assert after.value(name, **labels) == before.value(name, **labels) + 1, name
+    assert not any(run_id in value for _, has in after.values for _, value in has)
+
+
+async def test_each_metric_that_a_query_asks_for_is_served(penstock: Deployment) -> None:
+    scraped = await scrape(penstock)
+    for name, query in queries().items():
+        for metric, labels in selected(query).items():
+            assert metric in scraped.names, f"{name}: nothing serves {metric}"
+            if has := scraped.labels(metric):
+                assert labels <= has | OF_TARGET, f"{name}: {metric} has no {labels - has}"
+
+
+async def test_streams_readers_and_lag_are_measured(penstock: Deployment) -> None:
+    async def measured() -> bool:
+        scraped = await scrape(penstock)
+        return (
+            scraped.value("penstock_stream_bytes", stream="RAW") > 0
+            and ("reader", "approvals") in {each for _, has in scraped.values for each in has}
+            and ("penstock_normalizer_lag_frames", frozenset({("shard", "0")})) in scraped.values
+        )
+
+    await eventually(measured, 40, "the streams, the readers and the lag are measured")
+    assert (await scrape(penstock)).value("penstock_build_info") == len(penstock.instances)
