@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.bus import Bus, streams, subjects
+from penstock.bus import Bus, Stored, streams, subjects
 from penstock.bus.streams import JOURNAL, SCHEDULES
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.effects.listens import Listens
+from penstock_workflows.effects.owners import Owners
 from penstock_workflows.journal.memory import RunInMemory
 from support.drive.dying import instances
 from support.drive.pipeline import PIPELINE, Pipeline, new_run_id, types
@@ -109,6 +110,35 @@ async def test_an_event_that_is_stored_while_a_step_begins_to_listen_is_heard(
     run_id = await start_workflow(penstock.bus, "listens")
     events = await penstock.ended(run_id)
     assert events[-1].data["summary"] == heard[0]
+
+
+async def test_a_step_that_listens_for_a_frequent_event_does_not_cost_a_request_for_each(
+    penstock: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = """
+    name: busy
+    steps:
+      hear: {listen: {event: llm.stream, where: 'false'}}
+    """
+    await define(penstock.bus, definition(flow))
+    run_id = await start_workflow(penstock.bus, "busy")
+    await step_started(penstock, run_id, "hear")
+    listens = Listens(penstock.bus, Owners(penstock.bus), 1)
+    patterns, tail = list[str](), Bus.tail
+
+    async def counted(self: Bus, stream: str, pattern: str) -> Stored | None:
+        if self is penstock.bus:  # the service has a connection of its own
+            patterns.append(pattern)
+        return await tail(self, stream, pattern)
+
+    monkeypatch.setattr(Bus, "tail", counted)
+    event = Stored(f"llm.stream.{new_run_id()}", 10**9, {}, b"{}")
+    heard = await asyncio.gather(*(listens.heard("EVENTS", event) for _ in range(50)))
+    assert heard == [[]] * 50, "the run is of another user"
+    assert [*listens._by_type] == ["llm.stream"]
+    assert patterns.count("$KV.listens.>") <= 2
+    await cancel_workflow(penstock.bus, run_id)
+    await penstock.ended(run_id)
 
 
 async def test_a_cancelled_workflow_cancels_its_children_and_its_timers(

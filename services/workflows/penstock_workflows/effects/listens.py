@@ -82,6 +82,8 @@ class Listens:
         self._by_type: defaultdict[str, set[str]] = defaultdict(set)
         self._sequence = 0  # the last message of the bucket that is taken into account
         self._reading = asyncio.Lock()
+        # The number of calls of `_read_on`, and how many of them are served.
+        self._calls = self._served = 0
         self._declared: frozenset[str] = frozenset()
 
     # effects
@@ -192,8 +194,17 @@ class Listens:
     # what is known here
 
     async def _read_on(self) -> None:
-        """Take all changes of the bucket into account that its leader has."""
+        """Take all changes of the bucket into account that its leader has.
+
+        Calls that wait for the lock are served by one read that begins after them. So a step that
+        listens for a frequent event does not cost a request for each event.
+        """
+        self._calls += 1
+        call = self._calls
         async with self._reading:
+            if self._served >= call:
+                return
+            calls = self._calls
             pattern = f"$KV.{BUCKET}.>"
             tail = await self._bus.tail(_STREAM, pattern)
             while tail is not None and self._sequence < tail.sequence:
@@ -204,6 +215,7 @@ class Listens:
                 if not found:
                     await asyncio.sleep(direct.LAG_S)  # a replica that lags behind
                     tail = await self._bus.tail(_STREAM, pattern)
+            self._served = calls
 
     def _apply(self, stored: Stored) -> None:
         key = stored.subject.removeprefix(f"$KV.{BUCKET}.")
