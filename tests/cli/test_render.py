@@ -82,6 +82,14 @@ def test_a_text_that_is_held_is_shown_before_the_next_line_and_at_the_end() -> N
     assert "".join(text for text, _ in pieces) == "ann: It \nbob: I \n"
 
 
+def test_the_failure_of_a_workflow_is_shown_once() -> None:
+    error = {"code": "rejected", "message": "no"}
+    assert said(
+        event("workflow.failed", {"run_id": "0198", "error": error}),
+        event("lifecycle.failed", {"code": "rejected", "error": "no"}),
+    ) == ("failed (rejected): no\n")
+
+
 def test_the_output_of_a_workflow_is_shown_unless_a_step_has_just_said_it() -> None:
     step = stream("Fine.", subrun={"id": "r1", "name": "ann"})
     assert said(step, event("lifecycle.completed", {"summary": "Fine."})) == (
@@ -228,7 +236,6 @@ PLAIN = {
     "state.messages",
     "system.metrics",
     "workflow.step_progress",
-    "workflow.failed",
     "automation.triggered",
     "automation.completed",
     "automation.failed",

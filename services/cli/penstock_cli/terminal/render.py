@@ -270,6 +270,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "workflow.step_failed": _step("failed:"),
     "workflow.transition": _nothing,  # the start of the next step follows
     "workflow.completed": _nothing,  # the run's own end follows
+    "workflow.failed": _nothing,  # likewise, with the same error
     "retrieval.started": lambda d: (f"→ search: {short(d['query'])}", "cyan"),
     "retrieval.result": lambda d: (f"← {len(d['documents'])} documents", "green"),
     "approval.requested": _requested,

@@ -153,7 +153,9 @@ class Decisions:
                 telemetry.WORKFLOW_STEPS.labels(record.outcome).inc()
             elif isinstance(record, End):
                 telemetry.WORKFLOW_RUNS.labels(record.status).inc()
-                log.info("run %s: the workflow has ended: %s", run.run_id, record.status)
+                log.info(
+                    "run %s: the workflow has ended: %s%s", run.run_id, record.status, _why(record)
+                )
 
     async def _do(self, run: RunInMemory, effects: Iterable[Effect]) -> None:
         """Write the run's frames, and then do the effects."""
@@ -223,3 +225,10 @@ class Decisions:
     async def _read_on(self, run: RunInMemory) -> bool:
         """Bring the run up to its journal; return whether the journal had further records."""
         return await read_on(run, self._journals, self._values, self._frames.find_place)
+
+
+def _why(end: End) -> str:
+    """Return a failure's code and step for the log; its message may have texts of agents."""
+    if end.error is None:
+        return ""
+    return f" ({end.error.get('code')}{f', step {end.step}' if end.step else ''})"
