@@ -109,8 +109,13 @@ async def _is_done(made: Automations) -> bool:
     try:
         matching = await made.bus.api(f"CONSUMER.INFO.{streams.EVENTS}.automations")
         left = matching["num_pending"] + matching["num_ack_pending"]
-        for stream in (streams.DELIVERIES, streams.SCHEDULES):
-            left += (await made.bus.api(f"STREAM.INFO.{stream}"))["state"]["messages"]
+        left += (await made.bus.api(f"STREAM.INFO.{streams.DELIVERIES}"))["state"]["messages"]
+        # A process that was killed after it acknowledged a due message leaves it in SCHEDULES.
+        due = await made.bus.api(f"CONSUMER.INFO.{streams.SCHEDULES}.automations")
+        left += due["num_pending"] + due["num_ack_pending"]
+        waiting = {"subjects_filter": "schedule.automations.>"}
+        scheduled = await made.bus.api(f"STREAM.INFO.{streams.SCHEDULES}", waiting)
+        left += len(scheduled["state"].get("subjects") or ())
     except BusError:
         return False  # the machine has stood still for seconds
     return bool(left == 0)

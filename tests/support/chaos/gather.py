@@ -174,7 +174,8 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
             *(
                 subject
                 for subject in await _subjects(client, "SCHEDULES")
-                if ".automations." in subject
+                # A due message that was acknowledged may be left after a kill; its TTL ends it.
+                if subject.startswith("schedule.automations.")
             ),
         ],
         outbox=[key for key in await keys("approvals") if key.startswith("outbox.")],
