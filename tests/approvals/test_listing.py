@@ -479,3 +479,19 @@ def test_the_index_finds_what_a_look_at_every_record_finds(
     expected = {record.approval_id for record in records if seeker_.shows(record)}
     found = asyncio.run(listed(list_, who, waits=waits))
     assert sorted(found) == sorted(expected)
+
+
+def test_the_rows_count_pending_approvals_and_know_the_oldest() -> None:
+    rows = listing.ApprovalRows()
+    assert rows.pending() == (0, None)
+    for number, (status, at) in enumerate(
+        [("pending", "10"), ("pending", "05"), ("decided", "01"), ("expired", "02")], 1
+    ):
+        record = {
+            **OLDEST,
+            **{"approval_id": str(number), "user_id": "u", "status": status},
+            "requested_at": f"1970-01-01T00:00:{at}.000Z",
+        }
+        stamp = "1970-01-01T00:01:00Z"
+        rows.put([Change(str(number), orjson.dumps(record), number, stamp)])
+    assert rows.pending() == (2, 5000)

@@ -316,3 +316,29 @@ async def test_a_normalizer_that_reads_the_end_of_a_run_again_publishes_what_fol
     check_order(events, ["one", "two"])
     said = [orjson.loads(event.payload)["data"]["automation"] for event in events[len(ended) :]]
     assert said == [f"rule {number}" for number in range(4)]
+
+
+async def test_the_lag_of_a_partition_is_the_distance_to_its_newest_frame(
+    fresh_nats: NatsServer,
+) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        await make_streams(fresh_nats.url)
+        run = Run(bus)
+        number = subjects.partition_of(run.run_id)
+        settings = NormalizerSettings(nats_url=fresh_nats.url, **FAST)
+        partition = Partition(bus, number, settings, Budget(2**20), raises)
+        assert await partition.lag() == 0
+        await run.open()
+        await run.bytes(agno("RunStarted"))
+        await run.bytes(agno("RunContent", content="a"))
+        assert await partition.lag() == 3
+
+        pattern = subjects.raw_stored(run.run_id, "upstream")
+        async for stored in direct.replay(bus, streams.raw_for(run.run_id), pattern):
+            await partition._hand_out(stored)
+
+        async def is_level() -> bool:
+            return await partition.lag() == 0
+
+        await eventually(is_level)
+        await partition._close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from penstock import telemetry
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig, StreamTokens
 from penstock.web.auth.identity import Identity
@@ -168,6 +170,33 @@ async def test_refusals_have_the_declared_shape() -> None:
     assert (method.status_code, method.headers["allow"]) == (405, "GET, HEAD")
     assert raised.json() == {"detail": "cats"}
     assert other.headers["content-type"] == "application/problem+json"
+
+
+async def test_requests_are_counted_by_what_is_declared_and_not_by_what_clients_choose() -> None:
+    def counted() -> Counter[tuple[str, ...]]:
+        [family] = telemetry.HTTP_REQUESTS.collect()
+        found = [each for each in family.samples if each.name.endswith("_total")]
+        names = ("method", "route", "code")
+        values = {tuple(each.labels[name] for name in names): each.value for each in found}
+        return Counter({key: int(value) for key, value in values.items()})
+
+    before = counted()
+    async with served(Careless()) as (http, _):
+        for number in range(20):
+            await http.get(f"/both/{number}", headers=bearer("read", "raw"))
+            await http.get(f"/both/{number}")
+            await http.request("PURGE", f"/nowhere/{number}", headers=bearer())
+            await http.request("PURGE", f"/both/{number}", headers=bearer())
+        await http.get("/known/", headers=bearer())
+        await http.get("/refused")
+    assert counted() - before == {
+        ("GET", "/both/{id}", "200"): 20,
+        ("GET", "/both/{id}", "401"): 20,
+        ("other", "none", "404"): 20,
+        ("other", "none", "405"): 20,
+        ("other", "none", "307"): 1,
+        ("GET", "/refused", "418"): 1,
+    }
 
 
 async def test_what_is_not_declared_is_not_served() -> None:

@@ -150,7 +150,6 @@ class Router:
         }
         try:
             if route is None or operation is None:
-                _count(None, 404 if path is None else 405)
                 await self._not_served(path, scope, receive, send)
                 return
             scope["path_params"] = {**values, **operation.given} if operation.given else values
@@ -182,11 +181,14 @@ class Router:
             method = scope["method"] if is_http else "WebSocket"
             problem = Problem(405, f"{method} is not served here")
             problem.headers = {"allow": ", ".join(path.methods)}
+            _count(None, 405)
             await refuse(problem, path.errors, scope, receive, send)
         elif is_http and self._table.find(other := _other_slash(scope["path"])) is not None:
             url = URL(scope={**scope, "path": other})
+            _count(None, 307)
             await RedirectResponse(str(url))(scope, receive, send)
         else:
+            _count(None, 404)
             await refuse(Problem(404, "Not Found"), PROBLEM, scope, receive, send)
 
 
