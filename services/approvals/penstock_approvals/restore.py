@@ -85,7 +85,8 @@ class Restore:
     async def _all_requests_again(self, run_id: str) -> None:
         """Record again the requests of a workflow's run whose records are lost.
 
-        The requests that are over are recorded, too. `_settle` then reads how they ended.
+        Requests that have been decided or have expired are recorded, too. `_settle` then reads
+        how they ended.
         """
         pattern = event("approval.requested", run_id)
         async for stored in direct.replay(self._bus, events_for(run_id), pattern):

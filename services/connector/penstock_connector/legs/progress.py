@@ -33,7 +33,7 @@ class Progress:
 
     @property
     def can_reattach(self) -> bool:
-        """Whether a second request is safe. Else it might run a tool twice, or skip events."""
+        """Whether a second request can neither run a tool twice nor skip events."""
         return not (self.attempt_unanswered or self.unwatchable)
 
     def watch(self, watcher: Watcher, frame: Frame) -> None:

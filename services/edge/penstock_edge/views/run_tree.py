@@ -76,10 +76,10 @@ class Family:
         return True
 
     def finish(self, child: Any, parent: str) -> list[str]:
-        """Remove a run of which `parent` says that it has finished; return all removed runs.
+        """Remove a child that `parent` reports as finished; return all removed runs.
 
-        Only the parent of a run can remove it: an agent server chooses the ids of its own inner
-        runs, and could name another run.
+        Only the parent of a run can remove the run. Otherwise an agent server, which chooses the
+        ids of its own inner runs, could name and remove another run.
         """
         return self.end(child) if self._parents.get(child) == parent else []
 
@@ -96,7 +96,7 @@ class Family:
 class Members:
     """The patterns of the events of a tree's runs, at one position of the stream.
 
-    A reader must pass all events of the members to `learn`, in the stream's order. `known` are runs
+    A reader must pass all events of these runs to `learn`, in the stream's order. `known` are runs
     below the root whose `workflow.step_started` may have expired.
     """
 

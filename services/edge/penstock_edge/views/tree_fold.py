@@ -31,7 +31,7 @@ Event = dict[str, Any]
 WORKER: Final = "worker"
 LEFT_OUT: Final = "children_left_out"
 
-# The types of the events after which an approval takes no decision any more.
+# The types of the events that end an approval: no decision is possible after them.
 _SETTLED: Final = frozenset({"approval.decided", "approval.expired", "approval.withdrawn"})
 _STARTED: Final = "lifecycle.started"
 _PAUSED: Final = "lifecycle.paused"
@@ -44,7 +44,7 @@ _IDS: Final = (
     *("step_id", "parent_step_id"),
 )
 _INNER_RUNS: Final = ("subrun_id", "parent_subrun_id")
-# The same in the value of an event that an AG-UI server has sent.
+# The fields with such ids in the value of an event that an AG-UI server has sent.
 _AGUI_IDS: Final = ("messageId", "entityId")
 
 
@@ -179,7 +179,7 @@ class TreeFold:
         if type in TERMINAL:
             self.passes = False
         if type == _RESUMED and self.passes:
-            # The number of a leg is that of the stored `lifecycle.resumed` events.
+            # The pause that was left out ends a leg, too: legs count stored `lifecycle.resumed`.
             self.passes = False
             self._leg += 1
             return []
@@ -196,10 +196,10 @@ class TreeFold:
             self._open.discard(approval_id)
 
     def _is_answered(self, paused: Event) -> bool:
-        """Return whether a pause of the root waits only for what was or is being decided.
+        """Return whether a pause of the root waits only for approvals that have an answer.
 
-        Several decisions may be taken at once. Then the root goes on after the first one, and
-        pauses again until it learns of the next one.
+        A client may answer several approvals at once. The root then resumes after the first answer,
+        and pauses again until the second answer arrives. This second pause asks for nothing.
         """
         return paused.get("approval_id") in self._requested and self._open <= set(self.answered)
 

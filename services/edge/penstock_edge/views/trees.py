@@ -22,8 +22,9 @@ from penstock_edge.views.view import Deliver, Delivery, ReadFrom, RunTree, Sourc
 
 # The dialects of agent protocols, whose clients know one state (see `TreeFold.one_state`).
 AGENT_PROTOCOLS: Final = frozenset({"agno", "adk", *PROFILES})
-# The dialects in which a workflow's run is shown with the runs of its steps, unless a request says
-# otherwise: all but the stored events themselves, and the upstream's bytes, which a workflow lacks.
+# The dialects that show a workflow's run with the runs of its steps, unless a request says
+# otherwise. `canonical` is the stored events, and `raw` the upstream's bytes, which a workflow has
+# not.
 BY_DEFAULT: Final = frozenset({"executions", "unified", "legacy", *AGENT_PROTOCOLS})
 
 OpenTree = Callable[[int, Deliver], Source]
@@ -33,7 +34,7 @@ OpenTree = Callable[[int, Deliver], Source]
 class TreeViews:
     """Makes the views of the tree of one root. `open` makes a source of the tree.
 
-    `known` is that of `TreeFold`, and `answered` that of `TreeLeg`.
+    `known` is passed to `TreeFold`, and `answered` to `TreeLeg`.
     """
 
     agui: AguiViews

@@ -30,7 +30,7 @@ _TEXT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 def redacted(type: str, data: JsonObject, hosts: Sequence[str]) -> JsonObject:
     """Return the event's data, redacted for clients; the same object if nothing was redacted.
 
-    `hosts`: the host names of the run's agent server. These are redacted even if they look public.
+    `hosts`: the host names of the run's agent server, which are redacted even if they look public.
     """
     fields = _TEXT_FIELDS.get(type)
     if fields is None:

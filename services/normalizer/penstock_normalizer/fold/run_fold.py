@@ -179,7 +179,8 @@ class RunFold:
             for parsed in frames:
                 for draft in decoder.feed(parsed):
                     if type(draft) is Draft and draft.type != "lifecycle.resumed":
-                        yield draft  # as `_decoded` does, without a further generator
+                        # `_decoded` would do the same, but a further generator costs time.
+                        yield draft
                     else:
                         yield from self._decoded((draft,))
             if too_large is not None:

@@ -33,8 +33,8 @@ _PLAIN: Final = re.compile(r"[A-Za-z][\w ,:;!?'-]*[.!?]?")
 def compile(definition: Definition, *, is_new: bool = False) -> compiled.Workflow:
     """Return the compiled workflow.
 
-    With `is_new`, the definition is checked for all mistakes. Without it, only for those with which
-    it has no meaning: the definition of a run that is under way may be older than a check.
+    With `is_new`, the definition is checked for all mistakes. Without it, only mistakes that
+    prevent compiling are errors, because the definition of a run may be older than a check.
 
     Raises:
         InvalidDefinition: a step has no action or several, needs a step that does not exist or

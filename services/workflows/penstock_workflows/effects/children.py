@@ -75,8 +75,8 @@ class Children:
     async def cancel(self, child: CancelChild) -> ChildInput | None:
         """Publish the command to cancel a run; return its end if it was never started.
 
-        A run without a record was not started, and will not be: its step is over. If another
-        process starts it at this moment, that process cancels it (`Decisions`).
+        A run without a record was not started, and will not be, because its step is over. If
+        another process starts it at this moment, that process cancels it (`Decisions`).
 
         Raises:
             BusError: the command was not published, or it is unknown whether it was; repeat.

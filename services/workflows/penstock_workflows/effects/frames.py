@@ -97,7 +97,7 @@ class Frames:
         return run.place
 
     async def _make_writer(self, run: RunInMemory) -> None:
-        """Make the writer of the frames that are not written yet, and drop those that are."""
+        """Make the writer of the frames, and drop the frames that are written already."""
         if await self.find_place(run) != NOWHERE:
             return
         # RAW has no frame of the run. A run may wait for longer than RAW keeps frames, and so may
@@ -144,11 +144,11 @@ class Frames:
 
 
 def _place_of(frames: Iterable[Frame], event: JsonObject) -> tuple[Place, str]:
-    """Return the place of the last frame that this event, the run's last one, shows to be written,
-    and the event's time.
+    """Return the place of the last frame that was certainly written, and the time of `event`.
 
-    Several frames have the same time. If none of these made the event, it is of another service,
-    and all of them were written before it.
+    `event` is the run's last event, and was made from a frame with the same time. Several frames
+    may have this time. If the event was made from none of them, it comes from another service, and
+    all of these frames were written before it.
     """
     stamp, name = event["timestamp"], event.get("event") or {}
     same = [frame for frame in frames if _stamp(frame.at) == stamp]

@@ -89,9 +89,10 @@ class Listens:
     # effects
 
     async def begin(self, state: State, listen: Listen) -> list[HeardInput]:
-        """Have a step hear of the events of its type; return those that were stored meanwhile.
+        """Let a step hear the events of its type; return the events that were stored meanwhile.
 
-        Call `caught_up` when these are handled. A repeated call returns them again until then.
+        The caller calls `caught_up` after it has handled these events. Until then, a repeated call
+        returns the same events again.
 
         Raises:
             BusError: the step does not hear of all events yet; repeat the call.
@@ -194,7 +195,7 @@ class Listens:
     # what is known here
 
     async def _read_on(self) -> None:
-        """Take all changes of the bucket into account that its leader has.
+        """Apply all changes of the bucket that its leader has.
 
         Calls that wait for the lock are served by one read that begins after them. So a step that
         listens for a frequent event does not cost a request for each event.

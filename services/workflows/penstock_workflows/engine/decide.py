@@ -1,4 +1,4 @@
-"""Decides what an input changes in a workflow's run. Pure: the README has the rules.
+"""Decides what an input changes in a workflow's run. Pure. docs/workflow-engine.md has the rules.
 
 `decide` reads no clock and makes no ids: the time and the supplier of ids are its arguments. The
 same arguments give the same decision.
@@ -145,7 +145,7 @@ def _announce_resumption(draft: Draft) -> None:
 
 
 def _announce_pause(draft: Draft) -> None:
-    """Record that nothing can go on until a person decides, if that is so."""
+    """Record a pause if everything that is open waits for a person."""
     state = draft.state
     if state.paused is None and not draft.is_over and 0 < len(state.open) == state.persons:
         asked = next(entry.person for entry in state.open.values() if entry.person is not None)

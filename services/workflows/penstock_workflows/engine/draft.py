@@ -58,7 +58,7 @@ class Draft:
 
     @property
     def is_over(self) -> bool:
-        """Whether no step may begin or end any more."""
+        """Whether the run stops or has ended, so that no step may begin or end."""
         return self.state.stop is not None or self.state.end is not None
 
     def write(self, record: Record) -> None:

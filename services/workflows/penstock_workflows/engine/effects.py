@@ -34,7 +34,7 @@ class StartChild:
 
 @dataclass(frozen=True, slots=True)
 class CancelChild:
-    """Cancel a child. A child that has not been started must not start any more.
+    """Cancel a child. If the child has not been started yet, it must not start later.
 
     The service then gives the engine the `lifecycle.cancelled` that the child itself cannot have.
     """

@@ -33,7 +33,8 @@ def complete(
     try:
         end_step(draft, entry.key, output, child=child, usage=usage)
     except NotStorable as refused:
-        # Without this, the child's end would be a dead letter, and the run would stand still.
+        # If this error went on, the child's end would become a dead letter, and the step would stay
+        # open for ever.
         fail(draft, entry, not_storable(refused), child=child)
 
 
@@ -174,7 +175,7 @@ def stop_run(
 
 
 def end_stopped(draft: Draft, *, now: bool = False) -> None:
-    """End a run that stops, if all its children have ended, or `now`."""
+    """End a run that stops: with `now` at once, otherwise only if all its children have ended."""
     state = draft.state
     stop = state.stop
     if stop is None or state.end is not None or (state.left and not now):

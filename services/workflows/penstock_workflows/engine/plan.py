@@ -19,7 +19,7 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(slots=True)
 class Plan:
-    """A compiled workflow with its graph read forwards.
+    """A compiled workflow, with the steps that need each step.
 
     `followers` are the steps that need a step. `positions` is the order of the definition, in
     which steps begin that could begin at the same time.

@@ -102,7 +102,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A step's child waits for a person. `sequence` is that of the child's event."""
+    """A step's child waits for a person. `sequence` is the sequence of the child's event."""
 
     at: int
     step: str

@@ -18,7 +18,7 @@ from penstock_workflows.engine.values import ValuesNeeded, loaded
 Key: TypeAlias = tuple[str, int | None]  # a step's name, and the item's index in `for_each`
 Waits = records.Scheduled | records.Waiting | records.Retry
 
-# The kinds of steps that count for a workflow's `concurrency`: those at which something works.
+# The kinds of steps that count for a workflow's `concurrency`, because others work for them.
 WORKING: Final = frozenset({"run", "workflow", "call"})
 
 
@@ -108,10 +108,11 @@ class State:
     """The state of a run after `length` records.
 
     - `ready`: steps whose needs are done and that have not begun.
-    - `open`: what has begun and is not done; `loops`: likewise, for steps with `for_each`.
+    - `open`: steps and items that have begun and are not done. `loops`: steps with `for_each` that
+      have begun and are not done.
     - `results`: the steps that are done.
-    - `left`: children that were told to stop, and whose end is not known yet.
-    - `stop` is set: no step begins any more; `end` is set: the run has ended.
+    - `left`: cancelled children whose end is not known yet.
+    - `stop`: if it is set, no further step begins. `end`: if it is set, the run has ended.
     """
 
     started: records.Started

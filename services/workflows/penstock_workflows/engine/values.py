@@ -11,8 +11,9 @@ import orjson
 
 from penstock_workflows.engine.records import Json, JsonObject
 
-MAX_INLINE_BYTES: Final = 64 * 1024
-# When the outputs in a run's records have this size together, only small ones follow.
+MAX_INLINE_BYTES: Final = 64 * 1024  # the largest output that a record has itself
+# The size of all outputs in a run's records together from which on a record has an output itself
+# only if the output has at most SMALL_BYTES.
 MAX_TOTAL_BYTES: Final = 1024 * 1024
 SMALL_BYTES: Final = 1024
 # An output has at most about 100 levels: orjson writes 254 and pydantic reads 200, and expressions,
@@ -52,9 +53,8 @@ def reference(payload: bytes) -> JsonObject:
 def kept(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, Stored | None]:
     """Return an output, its reference and its size for a record, and the value to store.
 
-    A small output stays as it is. Of a large one, the record has the reference only.
-    `total_bytes` is the size of all outputs that are in
-    the run's records already.
+    A record has a small output itself, and of a large output only the reference. `total_bytes` is
+    the size of all outputs that are in the run's records already.
 
     Raises:
         NotStorable: the output has more levels than records and events can have, or is no JSON.

@@ -1,15 +1,15 @@
 """Carries out the protocol of a workflow's run for one input: read, decide, append, do, return.
 
-The input's message is acknowledged when `take` returns. So an input whose effects are not done is
-delivered again.
+The input's message is acknowledged when `take` returns. So NATS delivers an input again if its
+effects are not done.
 
-- The records of a decision are appended after the end of the journal that the decision was made
-  from. If another process was first, or it is unknown whether they were stored, the journal is read
-  on, and the decision is made again.
+- NATS stores the records of a decision only if the journal still ends where the decision was made.
+  If another process has appended first, or it is unknown whether the records were stored, this
+  process reads the new records, and decides again.
 - After a repeated delivery, a conflict or an unknown outcome, the effects of all open steps are
-  done again. The records may be stored already; then the decision has no records, and nobody else
-  knows that their effects are missing.
-- Nothing is done twice by that: an effect that is repeated is harmless.
+  done again. The records may be stored already. The new decision then has no records, so only the
+  open steps show which effects are missing.
+- Repeating an effect is harmless: it does nothing twice.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _OF_A_RUN: Final = (ApprovalInput, CalledInput, ChildInput, TimerInput)
 
 
 class Decisions:
-    """Takes the inputs of runs: those of one run one after another, those of others meanwhile."""
+    """Takes inputs: those of one run one after another, those of different runs side by side."""
 
     def __init__(
         self, bus: Bus, journals: Journals, runs: Runs, frames: Frames, performer: Performer

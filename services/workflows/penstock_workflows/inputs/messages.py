@@ -17,8 +17,8 @@ from penstock_workflows.engine.inputs import (
     StepStartedSeen,
 )
 
-# The events of which runs of workflows hear: how their children fare, which of their own steps
-# are announced, and whether somebody else has ended them.
+# The events that are inputs of a workflow's run: the pauses and ends of its children, its own
+# `workflow.step_started`, and its own end if another service has written it.
 CONCERNS: Final = (
     "lifecycle.completed.*",
     "lifecycle.failed.*",

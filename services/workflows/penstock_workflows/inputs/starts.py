@@ -69,7 +69,7 @@ def unstarted_input_of(
     cancelled: CancelInput | None = None,
     refused: dict[str, Any] | None = None,
 ) -> StartInput:
-    """Return the input of a run that ends without its start command.
+    """Return the first input of a run that ends before its start command was handled.
 
     `cancelled` is the cancel that came before the start was handled; `refused` (`code`, `message`)
     is the reason why the start cannot be handled.

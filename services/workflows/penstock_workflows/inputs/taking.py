@@ -122,7 +122,7 @@ class Taking:
     async def refuse(self, stored: Stored, error: Exception) -> None:
         """End the run of a start command that was given up; do nothing to a run that has begun.
 
-        Without this, the run would be queued for ever, and nobody would be told.
+        Otherwise the run would be queued for ever, without a sign of the error.
 
         Raises:
             BusError: the run is not ended; repeat the call.
@@ -159,7 +159,7 @@ class Taking:
             await self._decisions.take(run_id, start, repeated=repeated)
 
     async def _may_start(self, run_id: str) -> bool:
-        """Return whether a run may begin: it is queued, as its record says.
+        """Return whether a run may begin: its record must have the status `queued`.
 
         Without this, a start that is replayed after the run's journal was removed would carry the
         workflow out again.

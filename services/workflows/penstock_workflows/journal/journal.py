@@ -24,8 +24,8 @@ TRIES: Final = 40
 class Position:
     """A place in a journal.
 
-    `sequence` is the stream sequence of the last message, 0 if the journal is empty. `records` is
-    the number of records up to there.
+    `sequence` is the stream sequence of the last message before the place, 0 if there is none.
+    `records` is the number of records before the place.
     """
 
     sequence: int = 0

@@ -137,7 +137,7 @@ class WorkflowStore:
         return _latest(entry.value) if entry is not None else None
 
     async def many(self, wanted: Iterable[tuple[str, str]]) -> dict[str, WorkflowRecord]:
-        """Return the records of those versions (name, version) that there are, by name.
+        """Return the records of the versions (name, version) that exist, by the name.
 
         Raises:
             BusError: the bucket cannot be read.
@@ -158,7 +158,7 @@ class WorkflowStore:
         return sorted(filter(None, found), key=lambda record: record.created_at)
 
     async def startable(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Return the versions of those workflows that can be started, by name.
+        """Return the versions of these workflows by name, without workflows that cannot start.
 
         Raises:
             BusError: the bucket cannot be read.

@@ -243,7 +243,7 @@ USERS: Final = (
         ["decide.*", "link.*", "delivery.*.*"],
         ["schedule.automations.>", "schedule.automations-schedules.*"],
         _follows("KV_rules"),
-        # The service counts the open runs of each user, as the edge does.
+        # KV_runs: the service counts the open runs of each user, as the edge does.
         _follows("KV_runs"),
         _takes(EVENTS, "automations"),
         _takes(DELIVERIES, "automations"),

@@ -108,7 +108,7 @@ class Restated:
     def sure(self) -> Sequence[JsonObject] | None:
         """The messages before the first message whose id the client may not know.
 
-        None if there is no such message before the last message.
+        None if the client knows the id of each message before the last one.
 
         A client keeps the messages that it knows in their place and appends all others. This run
         does not know which id the client has for an answer of an earlier run. So the client would
