@@ -199,6 +199,9 @@ async def test_a_group_s_links_count_as_one_person(penstock: Secured) -> None:
     shown, signature = await opened(penstock, second)
     assert "Already decided" in shown
     assert not signature
+    decided = (await record(penstock, approval_id)).decision
+    assert decided is not None
+    assert decided.by == "link:finance"  # the group, and not one of its links
 
 
 async def test_where_several_people_decide_a_link_names_one_of_them(penstock: Secured) -> None:
