@@ -111,9 +111,9 @@ dist-check: setup upstreams ## Install the wheels into an empty environment, and
 images: setup ## Build the images with buildah (as root), start each and serve runs from them
 	@$(BIN)/python -m pytest tests/images -m images -p no:xdist -rs
 
-kubernetes: setup ## Build Helm and an API server with Go, and install the chart into it (10 minutes once)
+kubernetes: setup ## Build Helm, an API server and promtool with Go, and install the chart into it (10 minutes once)
 	@tests/helm/build.sh .penstock/kubernetes || echo "what Go did not build is skipped below"
-	@$(BIN)/python -m pytest tests/helm -m "kubernetes or not kubernetes" -p no:xdist -rs
+	@$(BIN)/python -m pytest tests/helm tests/alerts -m "kubernetes or not kubernetes" -p no:xdist -rs
 
 charts: setup ## Render the chart anew for the tests, after a change of it; needs Helm
 	@cd tests && ../$(BIN)/python -m helm.charts

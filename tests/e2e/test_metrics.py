@@ -67,6 +67,18 @@ async def test_a_run_and_its_requests_are_counted_once(penstock: Deployment) -> 
     assert not any(run_id in value for _, has in after.values for _, value in has)
 
 
+async def test_a_stream_that_continues_at_a_cursor_is_counted(penstock: Deployment) -> None:
+    run_id = await penstock.run("assistant", "hello")
+    first, *rest = await penstock.all(run_id)
+    before = await scrape(penstock)
+    assert [event.id for event in await penstock.all(run_id, after=first.id)] == [
+        event.id for event in rest
+    ]
+    after = await scrape(penstock)
+    name = "penstock_resumes_total"
+    assert after.value(name, result="hit") == before.value(name, result="hit") + 1
+
+
 async def test_each_metric_that_a_query_asks_for_is_served(penstock: Deployment) -> None:
     scraped = await scrape(penstock)
     for name, query in queries().items():
