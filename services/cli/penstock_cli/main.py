@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "workflow": ("workflow", "app"),
     "agents": ("agents", "app"),
     "policy": ("policy", "app"),
+    "doctor": ("doctor", "doctor"),
     "deadletters": ("deadletters", "app"),
     "streams": ("streams", "app"),
     "subscribers": ("subscribers", "app"),

@@ -27,8 +27,12 @@ def run(
     data: Path,
     *,
     streams_may_be_missing: bool = False,
+    refused: Callable[[str], int] | None = None,
 ) -> int:
     """Connect as the operator, do the work, and return the exit code.
+
+    If NATS cannot be used, `refused` is called with the reason instead of a notice, and returns
+    the exit code.
 
     `nats` is the URL of the server. If `nats` is None, the URL is taken from
     PENSTOCK_NATS_URL, or from the `penstock up` that uses the folder `data`.
@@ -37,9 +41,13 @@ def run(
         with _only_errors_logged():
             return asyncio.run(_connected(work, nats, data, streams_may_be_missing))
     except (ConfigurationError, StartUpError) as error:
+        if refused is not None:
+            return refused(str(error))
         output.notice(f"penstock: {error}")
         return USAGE
     except BusError as error:
+        if refused is not None:
+            return refused(str(error))
         output.notice(f"penstock: {error}. What was done is done; try the rest again")
         return FAILED
 

@@ -1,0 +1,62 @@
+"""`penstock doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock_cli.commands.options import DATA, AsJson, Data, Nats, configuration
+from penstock_cli.terminal.output import Output
+
+if TYPE_CHECKING:
+    from penstock.bus import Bus
+    from penstock_cli.operations.doctor.facts import Facts
+
+
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option(help="Also check the servers of this file's agents.")
+    ] = None,
+    probe: Annotated[
+        list[str] | None,
+        typer.Option(help="The URL of a service's probe port, e.g. http://edge:9000; repeatable."),
+    ] = None,
+    values: Annotated[Path | None, typer.Option(help="Also check these values.")] = None,
+    chart: Annotated[
+        Path, typer.Option(help="The folder of the chart that the values are for.")
+    ] = Path("deploy/helm/penstock"),
+    nats: Nats = None,
+    data: Data = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Check a deployment, and say what is wrong and what to do.
+
+    It changes nothing and starts no run. Exit code 1 where something is wrong.
+    """
+    from penstock.settings import Settings, read_settings  # noqa: PLC0415 - takes long to import
+    from penstock_cli.operations import connection  # noqa: PLC0415
+    from penstock_cli.operations.doctor import checks, gather, report  # noqa: PLC0415
+    from penstock_cli.operations.doctor.facts import Facts  # noqa: PLC0415
+
+    output = Output(as_json)
+    places = gather.Places(config, probe or (), values, chart)
+    found: list[Facts] = []
+
+    async def look(bus: Bus) -> int:
+        found.append(await gather.in_nats(bus))
+        return connection.DONE
+
+    def refused(reason: str) -> int:
+        found.append(Facts(refusal=reason))
+        return connection.FAILED
+
+    with configuration(output):
+        connection.run(look, output, nats, data, streams_may_be_missing=True, refused=refused)
+        settings = read_settings(Settings)
+        if nats is not None:
+            settings = settings.model_copy(update={"nats_url": nats})
+        facts = asyncio.run(gather.elsewhere(found[-1], settings, places))
+    raise typer.Exit(report.show(output, checks.judge(facts)))

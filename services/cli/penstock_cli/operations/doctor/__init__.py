@@ -1,0 +1,1 @@
+"""Check a deployment: `gather` collects facts, `checks` judges them, `report` shows the result."""

@@ -1,0 +1,234 @@
+"""Judge the facts about a deployment. Pure: a table of checks, each with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from penstock_cli.operations.doctor.facts import AnswerFact, Facts
+
+Verdict = Literal["ok", "wrong", "not_checked"]
+
+# From these values on, something is wrong.
+FULL: Final = 0.8  # of a limit for stored bytes
+WAITING: Final = 10_000  # messages that a durable consumer has not delivered
+CLOCK_S: Final = 5.0  # between this machine and NATS; services stop at PENSTOCK_CLOCK_LIMIT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check about one thing."""
+
+    check: str
+    verdict: Verdict
+    text: str
+    to_do: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check. `wrong` yields a text for each thing that is wrong, or None if it cannot look."""
+
+    name: str
+    how: str  # what is looked at
+    to_do: str
+    wrong: Callable[[Facts], Sequence[str] | None]
+
+
+def _version(facts: Facts) -> list[str]:
+    return [facts.refusal] if facts.refusal else []
+
+
+def _storage(facts: Facts) -> list[str]:
+    return [*_storage_of(facts)]
+
+
+def _storage_of(facts: Facts) -> Iterator[str]:
+    if 0 < facts.max_stored_bytes <= facts.stored_bytes / FULL:
+        share = facts.stored_bytes / facts.max_stored_bytes
+        yield f"the account uses {share:.0%} of the {facts.max_stored_bytes} bytes it may store"
+    for stream in facts.streams:
+        if 0 < stream.max_bytes <= stream.bytes / FULL:
+            share = stream.bytes / stream.max_bytes
+            yield f"{stream.name} uses {share:.0%} of its {stream.max_bytes} bytes"
+
+
+def _missing(facts: Facts) -> list[str]:
+    return [f"there is no stream {each.name}" for each in facts.streams if not each.exists]
+
+
+def _schema(facts: Facts) -> list[str]:
+    return [
+        f"{each.name} has schema {each.schema}, and this version of penstock has {facts.schema}"
+        for each in facts.streams
+        if each.exists and each.schema != facts.schema
+    ]
+
+
+def _settings(facts: Facts) -> list[str]:
+    return [f"{each.name}: {text}" for each in facts.streams for text in each.differs]
+
+
+def _waiting(facts: Facts) -> list[str]:
+    return [
+        f"{each.name} of {each.stream} has {each.waiting} messages to deliver"
+        for each in facts.consumers
+        if each.waiting >= WAITING
+    ]
+
+
+def _unread(facts: Facts) -> list[str]:
+    return [
+        f"{each.name} of {each.stream} has {each.waiting} messages, and no process asks for them"
+        for each in facts.consumers
+        if each.waiting and not each.polled
+    ]
+
+
+def _letters(facts: Facts) -> list[str]:
+    return [f"there are {facts.dead_letters} dead letters"] if facts.dead_letters else []
+
+
+def _clock(facts: Facts) -> list[str]:
+    if abs(facts.clock_ahead_s) < CLOCK_S:
+        return []
+    side = "ahead of" if facts.clock_ahead_s > 0 else "behind"
+    return [f"the clock of this machine is {abs(facts.clock_ahead_s):.1f} s {side} that of NATS"]
+
+
+def _answers(answers: Sequence[AnswerFact] | None) -> list[str] | None:
+    if answers is None:
+        return None
+    return [f"{each.name}: {'; '.join(each.reasons)}" for each in answers if not each.ok]
+
+
+def _notices(facts: Facts) -> list[str] | None:
+    if facts.probes is None:
+        return None
+    return [f"{each.name}: {text}" for each in facts.probes for text in each.notices]
+
+
+CHECKS: Final = (
+    Check(
+        "nats",
+        "whether NATS answers, is new enough, and has JetStream",
+        "start nats-server 2.12 or later with JetStream, and name it with --nats",
+        _version,
+    ),
+    Check(
+        "storage",
+        "the bytes that account and streams use, against their limits",
+        "raise the limit (max_file_store, the stream's max_bytes), or shorten "
+        "PENSTOCK_EVENTS_MAX_AGE_S and PENSTOCK_RAW_MAX_AGE_S and run `penstock streams migrate`",
+        _storage,
+    ),
+    Check(
+        "streams",
+        "whether every stream and bucket of every shard exists",
+        "if NATS has lost its data, restore a backup (docs/operate/backup.md); a new installation "
+        "needs `penstock streams make`",
+        _missing,
+    ),
+    Check(
+        "schema",
+        "the schema of every stream",
+        "run `penstock streams make` of the newest version that is deployed, and use that version "
+        "of `penstock`",
+        _schema,
+    ),
+    Check(
+        "settings",
+        "retention and replicas of every stream, against the settings in the environment",
+        "set the variables as the services have them, or run `penstock streams migrate`",
+        _settings,
+    ),
+    Check(
+        "lag",
+        "messages that durable consumers have not delivered",
+        "start more processes of the service, or find out what keeps them busy",
+        _waiting,
+    ),
+    Check(
+        "readers",
+        "whether a process takes the messages of every durable consumer that has some",
+        "start the service, or look into its log; delete a subscriber that is not used any more",
+        _unread,
+    ),
+    Check(
+        "dead_letters",
+        "the number of dead letters",
+        "look at them with `penstock deadletters list`, mend the cause, and replay or drop them "
+        "(docs/dead-letters.md)",
+        _letters,
+    ),
+    Check(
+        "clock",
+        "the clock of this machine, against that of NATS",
+        "synchronize the clocks with NTP, on the machines of NATS and of the services",
+        _clock,
+    ),
+    Check(
+        "files",
+        "whether the passwords' folder has a password for every user that others cannot read",
+        "write the missing passwords (deploy/nats/passwords.sh), and take the rights of others "
+        "away (chmod o-rwx)",
+        lambda facts: _answers(facts.files),
+    ),
+    Check(
+        "users",
+        "whether every service's user can log in and use JetStream",
+        "give the NATS server the users of deploy/nats/accounts.conf, and the same passwords",
+        lambda facts: _answers(facts.users),
+    ),
+    Check(
+        "agents",
+        "whether every agent's server answers, as `penstock agents check` does",
+        "start the server, or correct the agent's entry in the configuration",
+        lambda facts: _answers(facts.agents),
+    ),
+    Check(
+        "probes",
+        "/readyz of each service that was named",
+        "do what the reason says; without an answer, look whether the service runs",
+        lambda facts: _answers(facts.probes),
+    ),
+    Check(
+        "notices",
+        "what each service that was named tells the operator",
+        "do what the notice says",
+        _notices,
+    ),
+    Check(
+        "values",
+        "the chart's values, against its schema",
+        "correct the value; deploy/helm/penstock/values.yaml describes each",
+        lambda facts: facts.values,
+    ),
+)
+# What the command needs for the checks that it cannot make otherwise.
+NEEDED: Final = {
+    "files": "set PENSTOCK_NATS_PASSWORDS",
+    "users": "set PENSTOCK_NATS_PASSWORDS",
+    "agents": "name the configuration with --config",
+    "probes": "name the services' probes with --probe",
+    "notices": "name the services' probes with --probe",
+    "values": "name the values with --values, and the chart with --chart",
+}
+_WITHOUT_NATS: Final = ("nats", "files", "agents", "probes", "notices", "values")
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Return the findings of all checks, in the order of the table; at least one for each."""
+    found = []
+    for check in CHECKS:
+        wrong = check.wrong(facts)
+        if facts.refusal and check.name not in _WITHOUT_NATS:
+            found.append(Finding(check.name, "not_checked", check.how, "mend `nats` first"))
+        elif wrong is None:
+            found.append(Finding(check.name, "not_checked", check.how, NEEDED[check.name]))
+        elif not wrong:
+            found.append(Finding(check.name, "ok", check.how))
+        else:
+            found += [Finding(check.name, "wrong", text, check.to_do) for text in wrong]
+    return found

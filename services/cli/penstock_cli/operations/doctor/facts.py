@@ -1,0 +1,60 @@
+"""What `gather` learns about a deployment. Plain data: no I/O happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFact:
+    """One stream that should exist. `bytes` and `max_bytes` are its size and limit (-1: none)."""
+
+    name: str
+    exists: bool = True
+    schema: int = 0
+    bytes: int = 0
+    max_bytes: int = -1
+    replicas: int = 1
+    differs: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFact:
+    """One durable consumer. `waiting` messages were not delivered yet."""
+
+    stream: str
+    name: str
+    waiting: int
+    unacknowledged: int
+    polled: bool  # whether a process asks for messages now
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFact:
+    """How something answered: `ok`, with the reasons if it is not."""
+
+    name: str
+    ok: bool
+    reasons: Sequence[str] = ()
+    notices: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All facts. None means that the command was not told where to look."""
+
+    refusal: str = ""  # why NATS cannot be used; then nothing is known about its content
+    stored_bytes: int = 0  # of the account
+    max_stored_bytes: int = -1  # of the account; -1 for no limit
+    clock_ahead_s: float = 0.0  # this machine's clock against that of NATS
+    schema: int = 0  # the schema of this version of `penstock`
+    shards: int = 1
+    streams: Sequence[StreamFact] = ()
+    consumers: Sequence[ConsumerFact] = ()
+    dead_letters: int = 0
+    users: Sequence[AnswerFact] | None = None  # the logins of the services' users
+    files: Sequence[AnswerFact] | None = None  # the files of passwords
+    agents: Sequence[AnswerFact] | None = None
+    probes: Sequence[AnswerFact] | None = None
+    values: Sequence[str] | None = None  # what is wrong with the chart's values

@@ -1,0 +1,167 @@
+"""`penstock doctor` checks a deployment, and says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.bus import BusSettings, streams
+from penstock.service import bus_settings
+from penstock_cli.main import app
+from penstock_cli.operations import connection
+from penstock_cli.operations.doctor.checks import CHECKS, NEEDED, judge
+from penstock_cli.operations.doctor.facts import AnswerFact, ConsumerFact, Facts, StreamFact
+from support.drive.bus import connected, new_run_id, publish_events
+from support.drive.repository import ROOT
+from support.real.nats import NatsServer, write_passwords
+
+HEALTHY = Facts(
+    stored_bytes=10,
+    max_stored_bytes=100,
+    schema=5,
+    streams=[StreamFact("EVENTS", schema=5, bytes=1, max_bytes=100)],
+    consumers=[ConsumerFact("EVENTS", "approvals", 3, 0, polled=True)],
+    users=[AnswerFact("edge", True)],
+    files=[AnswerFact("edge", True)],
+    agents=[AnswerFact("assistant", True, ["fine"])],
+    probes=[AnswerFact("http://edge:9000", True)],
+    values=[],
+)
+EVENTS = StreamFact("EVENTS", schema=5)
+BAD = [AnswerFact("it", False, ["the reason"])]
+# For each check, what is different from HEALTHY, and what the finding says.
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "nats": ({"refusal": "nobody answers"}, "nobody answers"),
+    "storage": ({"stored_bytes": 85}, "85%"),
+    "streams": ({"streams": [replace(EVENTS, exists=False)]}, "no stream EVENTS"),
+    "schema": ({"streams": [replace(EVENTS, schema=4)]}, "EVENTS has schema 4"),
+    "settings": ({"streams": [replace(EVENTS, differs=["max_age is 1, not 2"])]}, "max_age is 1"),
+    "lag": ({"consumers": [ConsumerFact("EVENTS", "a", 10_000, 0, True)]}, "10000 messages"),
+    "readers": ({"consumers": [ConsumerFact("EVENTS", "a", 1, 0, False)]}, "no process"),
+    "dead_letters": ({"dead_letters": 2}, "2 dead letters"),
+    "clock": ({"clock_ahead_s": -7.0}, "7.0 s behind"),
+    "files": ({"files": BAD}, "the reason"),
+    "users": ({"users": BAD}, "the reason"),
+    "agents": ({"agents": BAD}, "the reason"),
+    "probes": ({"probes": BAD}, "the reason"),
+    "notices": ({"probes": [AnswerFact("edge", True, (), ["data are lost"])]}, "data are lost"),
+    "values": ({"values": ["$.egde: unknown"]}, "$.egde"),
+}
+
+
+def test_a_healthy_deployment_passes_every_check() -> None:
+    assert {each.verdict for each in judge(HEALTHY)} == {"ok"}
+
+
+def test_every_check_has_a_fault_here() -> None:
+    assert set(FAULTS) == {check.name for check in CHECKS}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_by_its_check_alone_with_what_to_do(name: str) -> None:
+    change, says = FAULTS[name]
+    wrong = [each for each in judge(replace(HEALTHY, **change)) if each.verdict == "wrong"]
+    assert [each.check for each in wrong] == [name]
+    assert says in wrong[0].text
+    assert wrong[0].to_do
+
+
+def test_a_stream_near_its_own_limit_is_found() -> None:
+    full = replace(HEALTHY, streams=[replace(EVENTS, bytes=80, max_bytes=100)])
+    assert "EVENTS uses 80%" in next(e.text for e in judge(full) if e.verdict == "wrong")
+
+
+def test_what_was_not_looked_at_is_not_called_fine() -> None:
+    not_checked = {each.check for each in judge(Facts()) if each.verdict == "not_checked"}
+    assert not_checked == set(NEEDED)
+    away = {each.check: each.verdict for each in judge(Facts(refusal="nobody answers"))}
+    assert set(away.values()) == {"wrong", "not_checked"}
+
+
+def said(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """Return the exit code and the findings."""
+    result = CliRunner().invoke(app, ["doctor", "--json", *arguments])
+    return result.exit_code, [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def wrong(findings: list[dict[str, Any]]) -> dict[str, str]:
+    return {each["check"]: each["text"] for each in findings if each["verdict"] == "wrong"}
+
+
+@pytest.fixture
+async def nats(fresh_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the URL of a server with every stream; PENSTOCK_NATS_PASSWORDS has the passwords."""
+    async with connected(fresh_nats.url):
+        pass
+    folder = write_passwords(tmp_path / "passwords")
+    for file in folder.iterdir():
+        file.chmod(0o600)
+    monkeypatch.setenv("PENSTOCK_NATS_PASSWORDS", str(folder))
+    return fresh_nats.url
+
+
+def test_a_real_deployment_without_a_fault(nats: str, tmp_path: Path) -> None:
+    values = tmp_path / "mine.yaml"
+    values.write_text("image: {registry: registry.example.com}\n")
+    chart = str(ROOT / "deploy/helm/penstock")
+    code, findings = said("--nats", nats, "--values", str(values), "--chart", chart)
+    assert wrong(findings) == {}
+    assert code == 0
+    left = {each["check"] for each in findings if each["verdict"] == "not_checked"}
+    assert left == {"agents", "probes", "notices"}
+
+
+def test_faults_of_a_real_deployment(nats: str, tmp_path: Path) -> None:
+    (tmp_path / "passwords" / "edge").write_text("another")
+    (tmp_path / "passwords" / "connector").chmod(0o644)
+    values = tmp_path / "mine.yaml"
+    values.write_text("egde: {}\n")
+    config = tmp_path / "penstock.yaml"
+    agent = "{id: a, protocol: agui, url: 'http://127.0.0.1:9/agui'}"
+    config.write_text(f"agents: [{agent}]\n")
+    code, findings = said(
+        *("--nats", nats, "--config", str(config), "--probe", "http://127.0.0.1:9"),
+        *("--values", str(values), "--chart", str(ROOT / "deploy/helm/penstock")),
+    )
+    assert code == 1
+    found = wrong(findings)
+    assert set(found) == {"users", "files", "values", "agents", "probes"}
+    assert found["users"].startswith("edge: ")
+    assert "connector" in found["files"]
+    assert "egde" in found["values"]
+
+
+async def test_a_missing_stream_and_a_reader_that_is_away_are_found(nats: str) -> None:
+    async with connected(nats) as bus:
+        await publish_events(bus, new_run_id(), 1, 3)
+        durable = {"durable_name": "approvals", "ack_policy": "explicit"}
+        body = {"stream_name": streams.EVENTS, "config": durable}
+        await bus.api("CONSUMER.DURABLE.CREATE.EVENTS.approvals", body)
+        await bus.api("STREAM.DELETE.JOURNAL")
+    code, findings = await _in_thread("--nats", nats)
+    assert code == 1
+    assert wrong(findings) == {
+        "streams": "there is no stream JOURNAL",
+        "readers": "approvals of EVENTS has 3 messages, and no process asks for them",
+    }
+
+
+async def _in_thread(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    return await asyncio.to_thread(said, *arguments)
+
+
+def test_a_nats_that_is_away_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quick(*arguments: Any) -> BusSettings:
+        return replace(bus_settings(*arguments), connect_timeout_s=0.5)
+
+    monkeypatch.setattr(connection, "bus_settings", quick)
+    monkeypatch.delenv("PENSTOCK_NATS_PASSWORDS", raising=False)
+    code, findings = said("--nats", "nats://127.0.0.1:9")
+    assert code == 1
+    assert set(wrong(findings)) == {"nats"}
