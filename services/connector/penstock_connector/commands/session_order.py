@@ -113,11 +113,11 @@ class SessionOrder:
                 moved.set()
 
     async def _still_waits(self, sequence: int) -> Stored | None:
-        """The command of a start that has not begun; None when no start has to wait for it.
+        """Return the command of a start that has not begun; None if no start has to wait for it.
 
         A run's place in the session's queue is written before its `open`, and the queue keeps the
-        order from then on. So no start waits for a run with an `open`. The command of a cancelled
-        run begins nothing, so no start waits for that command either.
+        order from then on. So no start waits for the command of a run that has an `open`. The
+        command of a cancelled run begins nothing, so no start waits for that command either.
         """
         start = self._starts.get(sequence)
         if start is None:

@@ -113,7 +113,7 @@ class Reaper:
             log.exception("run %s of the dead connector %s cannot be settled", run_id, pod)
 
     async def _take_over_freely(self, pod: str, run_id: str) -> None:
-        """Continue a leg if no data is lost even if the leg's holder still lives."""
+        """Continue a leg, if this loses no data even if the leg's holder is still running."""
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == pod:
             await self._takeover.take_over(run_id, last, DIED.format(pod), only_freely=True)

@@ -19,8 +19,9 @@ _ID: Final = re.compile(rb"^id: ([0-9]+-[0-9]+)$", re.MULTILINE)
 class ShardCursor:
     """The position of a client in each shard, shard 0 first.
 
-    The text has the shards' cursors, separated by dots. With one shard, it is the cursor itself. A
-    cursor that is older than a shard has no position there: the client has none of its frames.
+    The text has the shards' cursors, separated by dots. With one shard, it is the cursor itself.
+    If a cursor is older than a shard, it has no position in this shard, because the client has
+    none of the shard's frames.
     """
 
     positions: list[Cursor] = field(default_factory=list)

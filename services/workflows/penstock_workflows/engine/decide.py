@@ -353,7 +353,7 @@ def _on_heard(draft: Draft, input: inputs.HeardInput) -> None:
             if not draft.of_step("where", where, step, entry.index, event=input.event):
                 return
         except StepError as failed:
-            # An event without a field that the condition reads does not match it.
+            # If the event lacks a field that the condition reads, the event does not match.
             if not failed.is_missing_field:
                 fail_step(draft, entry.key, failed.error)
             return

@@ -13,11 +13,11 @@ responders" for all members, but it cannot write, so it deletes no lease.
 Requests to a running process also get "no responders" while the connection of that process is cut.
 The process reconnects after about half a second. Therefore:
 
-- a single "no responders" never suffices, and where a wrong result is expensive, `confirm_s` makes
-  the required time longer;
-- a member judges no other member within `CALM_S` after its own reconnect, since the other members
-  may be reconnecting, too;
-- where a wrong result is expensive, no member counts as ended within `NODE_LOST_S` after the
+- A single "no responders" never suffices. Where a wrong result is expensive, `confirm_s` makes the
+  required time longer.
+- Within `CALM_S` after its own reconnect, a member does not count other members as ended, since
+  these may be reconnecting, too.
+- Where a wrong result is expensive, no member counts as ended within `NODE_LOST_S` after the
   cluster lost a server. A member may be connected to exactly the lost server, and may need ten
   seconds to connect to another server.
 
