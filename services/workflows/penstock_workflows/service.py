@@ -132,7 +132,7 @@ class WorkflowsService(Service):
             durable,
             patterns,
             handle,
-            on_poison=on_poison or self.give_up,
+            on_poison=on_poison or self._give_up_input,
             concurrency=self._settings.inputs_at_once,
             ack_wait_s=self._settings.input_ack_wait_s,
         )
@@ -142,6 +142,11 @@ class WorkflowsService(Service):
         """Make a start command a dead letter, and end its run."""
         await self.give_up(stored, error)
         await self._taking.refuse(stored, error)
+
+    async def _give_up_input(self, stored: Stored, error: Exception) -> None:
+        """Make an input of a run that goes on a dead letter, and fail the run."""
+        await self.give_up(stored, error)
+        await self._taking.fail(stored, error)
 
     def _hear(self, stream: str) -> None:
         queue = HeardQueue(

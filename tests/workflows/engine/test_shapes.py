@@ -10,6 +10,7 @@ from penstock_workflows.engine import (
     ApprovalInput,
     CancelInput,
     ChildInput,
+    FailInput,
     StartChild,
     State,
     TimerInput,
@@ -684,4 +685,46 @@ def test_a_child_whose_step_is_over_before_its_start_never_starts() -> None:
     world.take(CancelInput("ada"))
     assert end_of(world.run())[0] == "cancelled"
     assert not world.started
+    world.check()
+
+
+def test_a_run_one_of_whose_inputs_was_given_up_fails_and_cancels_its_children() -> None:
+    steps = {"a": run_step("slow"), "b": run_step("late", needs=["a"])}
+    world = World(workflow(steps), {}, lambda start: None)
+    drain(world)
+    failure = FailInput({"code": "internal", "message": "see the dead letter"})
+    world.take(failure)
+    drain(world)
+    assert world.cancelled == set(world.started)
+    (child,) = world.started
+    world.take(ChildInput(child, "lifecycle.cancelled", {"by": "workflow"}))
+    assert world.state is not None
+    assert end_of(world.state) == ("failed", "internal")
+    before = list(world.journal)
+    world.take(failure)
+    world.take(ChildInput(child, "lifecycle.completed", {}))
+    assert world.journal == before
+    world.check()
+
+
+def test_a_run_does_not_wait_for_the_child_whose_end_was_given_up() -> None:
+    world = World(workflow({"a": run_step("slow")}), {}, lambda start: None)
+    drain(world)
+    (child,) = world.started
+    failure = {"code": "internal", "message": "see the dead letter"}
+    world.take(FailInput(failure, (child, "lifecycle.completed")))
+    assert world.state is not None
+    assert end_of(world.state) == ("failed", "internal")
+    world.check()
+
+
+def test_a_run_that_stops_ends_at_once_when_an_input_is_given_up() -> None:
+    world = World(workflow({"a": run_step("slow")}), {}, lambda start: None)
+    drain(world)
+    world.take(CancelInput("ada"))
+    assert world.state is not None
+    if world.state.end is None:
+        world.take(FailInput({"code": "internal", "message": "see the dead letter"}))
+    assert world.state.end is not None
+    assert world.state.end.status == "cancelled"
     world.check()

@@ -338,6 +338,16 @@ def _on_cancel(draft: Draft, input: inputs.CancelInput) -> None:
         stop_run(draft, "cancelled", by=input.by, reason=input.reason)
 
 
+def _on_failure(draft: Draft, input: inputs.FailInput) -> None:
+    child, type_ = input.ended or (None, "")
+    if draft.state.stop is None:
+        stop_run(draft, "failed", error=input.error)
+    elif child is None:
+        end_stopped(draft, now=True)
+    if child is not None and child in draft.state.left:
+        _leave(draft, child, _ENDED[type_])
+
+
 def _on_heard(draft: Draft, input: inputs.HeardInput) -> None:
     entry = draft.state.open.get((input.step, input.index))
     if entry is None or entry.attempt != input.attempt:
@@ -389,6 +399,7 @@ _HANDLERS: Final[Mapping[type, Callable[[Draft, Any], None]]] = {
     inputs.TimerInput: _on_timer,
     inputs.ApprovalInput: _on_approval,
     inputs.CancelInput: _on_cancel,
+    inputs.FailInput: _on_failure,
     inputs.HeardInput: _on_heard,
     inputs.CalledInput: _on_called,
     inputs.StepStartedSeen: _on_seen,

@@ -74,6 +74,20 @@ class CancelInput:
 
 
 @dataclass(frozen=True, slots=True)
+class FailInput:
+    """An input of the run could not be processed and is a dead letter.
+
+    `error` (`code`, `message`) is the error with which the run fails. `ended` is the child whose
+    end could not be processed, and the type of the event: the run does not wait for this child's
+    end. A run that is stopping already keeps the outcome for which it stops; unless the input was
+    the end of a child, it ends at once, since it may have waited for the input.
+    """
+
+    error: JsonObject
+    ended: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HeardInput:
     """An event of the type that a step listens for. `event` is the whole event.
 
@@ -111,6 +125,7 @@ Input: TypeAlias = (
     | TimerInput
     | ApprovalInput
     | CancelInput
+    | FailInput
     | HeardInput
     | CalledInput
     | StepStartedSeen

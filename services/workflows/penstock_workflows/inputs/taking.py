@@ -9,13 +9,14 @@ from typing import Any
 from penstock.bus import Bus, BusError, Retry, Stored, streams, subjects
 from penstock.bus.records import RunRecord, StartCommand
 from penstock.bus.streams import JOURNAL
+from penstock.bus.subjects import WORKFLOWS
 from penstock.bus.write import objects
 from penstock_workflows.effects.listens import Listens
 from penstock_workflows.effects.timers import PURGE, Timers, timer_of
-from penstock_workflows.engine.inputs import CancelInput, Input, TimerInput
+from penstock_workflows.engine.inputs import CancelInput, FailInput, Input, TimerInput
 from penstock_workflows.engine.records import UnknownRecord
 from penstock_workflows.inputs.decisions import Decisions
-from penstock_workflows.inputs.messages import of_command, of_event
+from penstock_workflows.inputs.messages import STEP_STARTED, of_command, of_event
 from penstock_workflows.inputs.starts import Starts, unstarted_input_of
 from penstock_workflows.journal.journal import Journals
 
@@ -27,6 +28,7 @@ AGAIN_S = 1.0  # seconds before an input is taken again that the bus kept from b
 NEWER_S = 5.0
 MAX_UNFINISHED = 10_000
 MAX_ERROR_CHARACTERS = 2000
+_OF_THE_RUN_ITSELF = frozenset({"command", "due"})  # the first tokens of such inputs' subjects
 
 
 class Taking:
@@ -131,6 +133,57 @@ class Taking:
         message = f"the start cannot be carried out: {error}"[:MAX_ERROR_CHARACTERS]
         refused = {"code": "internal", "message": message}
         await self._end_unstarted(run_id, repeated=True, refused=refused)
+
+    async def fail(self, stored: Stored, error: Exception) -> None:
+        """Fail the run of a command, timer or event that was given up and is a dead letter.
+
+        Without this, the run would stand still, and only the dead letter would tell. The dead
+        letter has the reason, `error`. A run that has ended stays as it is. An error of this method
+        that a repeated call would meet again is logged.
+
+        Raises:
+            Retry, BusError: the run is not ended; repeat the call.
+        """
+        letter = subjects.deadletter(WORKFLOWS, subjects.run_id_of(stored.subject))
+        message = (
+            f"the input {stored.subject} cannot be processed; the dead letter {letter} has the "
+            "reason (penstock deadletters list --service workflows)"
+        )
+        category, action, child, *_ = stored.subject.split(".")
+        has_ended = category == "lifecycle" and action in ("completed", "failed", "cancelled")
+        ended = (child, f"{category}.{action}") if has_ended else None
+        given = FailInput({"code": "internal", "message": message}, ended)
+        for run_id in await self._concerned(stored):
+            try:
+                await self._decisions.take(run_id, given, repeated=True)
+            except (Retry, BusError):
+                raise
+            except Exception:
+                log.exception(
+                    "run %s: it cannot be ended after %s was given up (%r); cancel the run",
+                    *(run_id, stored.subject, error),
+                )
+
+    async def _concerned(self, stored: Stored) -> list[str]:
+        """Return the runs that would have an input from a message that may be unreadable.
+
+        Raises:
+            BusError: the record of an event's run cannot be read now.
+        """
+        run_id = subjects.run_id_of(stored.subject)
+        category, action, *rest = stored.subject.split(".")
+        if category == "due" and rest[-1:] == [PURGE]:
+            return []  # the run has ended, and its journal is being removed
+        if category in _OF_THE_RUN_ITSELF or f"{category}.{action}" == STEP_STARTED:
+            return [run_id]
+        # The event's own run is concerned only if it has ended: a child that is paused goes on.
+        concerned = [run_id] if action in ("failed", "cancelled") else []
+        entry = await self._bus.bucket("runs").get(run_id)
+        if entry is not None:
+            record = RunRecord.model_validate_json(entry.value)
+            if record.workflow_depth and record.parent_run_id:
+                concerned.append(record.parent_run_id)
+        return concerned
 
     async def _end_unstarted(
         self,

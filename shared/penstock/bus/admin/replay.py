@@ -24,7 +24,7 @@ from penstock.bus.write import objects
 
 # The services that have a replay queue. From this queue a service takes the events of its dead
 # letters to process the events again.
-TAKE_BACK = frozenset({"approvals", "automations"})
+TAKE_BACK = frozenset({"approvals", "automations", "workflows"})
 
 
 class CannotReplay(Exception):
