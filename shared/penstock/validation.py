@@ -1,9 +1,10 @@
-"""Turns pydantic's errors into plain sentences."""
+"""Turns pydantic's errors into plain sentences, and checks the URLs of webhooks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 UNKNOWN_FIELD: Final = "there is no such field"
 
@@ -13,3 +14,29 @@ def reason_of(error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return UNKNOWN_FIELD
     return str(error["msg"]).removeprefix("Value error, ")
+
+
+def check_url(url: str, secret_field: str) -> None:
+    """Raise ValueError unless the text is an allowed URL of a webhook.
+
+    `secret_field` is the field that takes credentials, which a URL must not have: whoever may read
+    the URL would see them. The host's address can change, so automations' guard checks it at each
+    connection.
+    """
+    if any(character.isspace() or not character.isprintable() for character in url):
+        raise ValueError("the URL contains a space or a control character")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"not a URL: {error}") from None
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("the URL must begin with https:// (or http:// for an allowed host)")
+    if not parts.hostname:
+        raise ValueError("the URL has no host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(f"the URL has a user or password; use `{secret_field}` instead")
+    if parts.fragment:
+        raise ValueError("the URL has a fragment (#…), which is never sent")
+    if port == 0:
+        raise ValueError("the port 0 cannot be called")

@@ -191,6 +191,14 @@ BAD = {
         "'a b' is not allowed: an id has",
     ),
     "url": (steps("a: {call: {url: 'ftp://x'}}"), "a URL begins with"),
+    "credentials in a url": (
+        steps("a: {call: {url: 'https://ada:pass@example.com/x'}}"),
+        "steps.a.call.url: the URL has a user or password; use `secret` instead",
+    ),
+    "fragment of a url": (
+        steps("a: {call: {url: 'https://example.com/x#y'}}"),
+        "the URL has a fragment",
+    ),
     "event": (
         steps("a: {listen: {event: lifecycle.complete}}"),
         'did you mean "lifecycle.completed"?',

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, get_args
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -23,7 +22,7 @@ from pydantic import (
 
 from penstock.events import CATALOGUE
 from penstock.expressions import ExpressionError
-from penstock.validation import reason_of
+from penstock.validation import check_url, reason_of
 from penstock_automations.rules.actions import DecideAction, RunAction
 from penstock_automations.rules.secrets import WRITE_ONLY, check_secret
 from penstock_automations.rules.triggers import Hook, Schedule
@@ -171,7 +170,7 @@ class Webhook(Part):
     @field_validator("url")
     @classmethod
     def _is_url(cls, url: str) -> str:
-        check_url(url)
+        check_url(url, "auth")
         return url
 
     @field_validator("secrets")
@@ -316,30 +315,6 @@ def types_of(subject: str) -> frozenset[str]:
             f"of {categories}"
         )
     return frozenset(found)
-
-
-def check_url(url: str) -> None:
-    """Raise ValueError unless the text is an allowed URL of a webhook.
-
-    The host's address can change, so the guard checks it at each connection.
-    """
-    if any(character.isspace() or not character.isprintable() for character in url):
-        raise ValueError("the URL contains a space or a control character")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ValueError(f"not a URL: {error}") from None
-    if parts.scheme not in ("http", "https"):
-        raise ValueError("the URL must begin with https:// (or http:// for an allowed host)")
-    if not parts.hostname:
-        raise ValueError("the URL has no host")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("the URL has a user or password; use `auth` instead")
-    if parts.fragment:
-        raise ValueError("the URL has a fragment (#…), which is never sent")
-    if port == 0:
-        raise ValueError("the port 0 cannot be called")
 
 
 def fields_of(error: ValidationError) -> list[dict[str, Any]]:

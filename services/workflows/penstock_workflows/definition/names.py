@@ -7,6 +7,8 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
+from penstock.validation import check_url
+
 # The words that CEL reserves, and the names that CEL gives to types. CEL could not read an
 # expression with a step of such a name.
 CEL_WORDS: Final = frozenset(
@@ -59,6 +61,11 @@ def _checked_duration(text: str) -> str:
     return text
 
 
+def _checked_url(url: str) -> str:
+    check_url(url, "secret")
+    return url
+
+
 _VARIABLE: Final = r"^[A-Za-z][A-Za-z0-9_]{0,62}$"
 _WORKFLOW: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 _VERSION: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$"
@@ -82,7 +89,8 @@ StepName = Annotated[str, Field(pattern=_VARIABLE), AfterValidator(_checked_step
 WorkflowName = Annotated[str, Field(pattern=_WORKFLOW)]
 Version = Annotated[str, Field(pattern=_VERSION, max_length=32)]
 Id = Annotated[str, Field(pattern=_ID)]
-Url = Annotated[str, Field(pattern=_URL, max_length=2000)]
+# Everybody with the scope `read` sees the URL.
+Url = Annotated[str, Field(pattern=_URL, max_length=2000), AfterValidator(_checked_url)]
 EventType = Annotated[str, Field(pattern=_EVENT)]
 Duration = Annotated[
     str, Field(examples=["500ms", "5s", "1h30m", "2d"]), AfterValidator(_checked_duration)
