@@ -12,9 +12,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.bus.streams import Retention
 from penstock_workflows.definition import InvalidDefinition, load, load_value
 from penstock_workflows.definition.checks import unknown_references
 from penstock_workflows.definition.document import read_document
+from penstock_workflows.definition.names import MAX_DURATION_S, seconds
 
 EXAMPLES = sorted((Path(__file__).parent / "definitions").glob("*.yaml"))
 HEAD = 'dsl: penstock/1\nname: w\nversion: "1"\n'
@@ -176,7 +178,8 @@ BAD = {
     "empty steps": (f"{HEAD}steps: {{}}", "at least 1 item"),
     "duration": (steps("a: {wait: 5 parsecs}"), "'5 parsecs' is no duration"),
     "duration of zero": (steps("a: {wait: 0s}"), "must be longer than zero"),
-    "duration of years": (steps("a: {wait: 400d}"), "at most 366 days"),
+    "wait that its run's record does not outlive": (steps("a: {wait: 30d}"), "at most 28 days"),
+    "timeout of years": (steps("a: {set: '1', timeout: 400d}"), "at most 28 days"),
     "retry of set": (steps("a: {set: '1', retry: {attempts: 3}}"), "a step with set has no retry"),
     "attempts": (
         steps("a: {run: {agent: x, message: '\"x\"'}, retry: {attempts: 0}}"),
@@ -390,3 +393,7 @@ def test_what_is_no_definition_is_refused(value: Any) -> None:
 def test_any_bytes_are_refused_with_a_reason(content: bytes) -> None:
     with pytest.raises(InvalidDefinition):
         load(content)
+
+
+def test_a_duration_ends_before_the_record_of_its_run_expires() -> None:
+    assert seconds("28d") == MAX_DURATION_S < Retention().runs_max_age_s

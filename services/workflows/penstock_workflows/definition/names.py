@@ -24,7 +24,9 @@ OWN_VARIABLES: Final = ("input", "now", "result")
 # The words that `on_failure` has beside the names of steps.
 FAILURE_WORDS: Final = ("fail", "continue")
 
-MAX_DURATION_S: Final = 366 * 24 * 3600.0
+# The record of a run is kept for 30 days after the run's last lifecycle event (`runs_max_age_s`).
+# Without its record, a run that still waits is unknown to the API and cannot be cancelled.
+MAX_DURATION_S: Final = 28 * 24 * 3600.0
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|h|d)")
 _DURATION: Final = re.compile(rf"(?:{_PART.pattern})+")
@@ -34,13 +36,13 @@ def seconds(text: str) -> float:
     """Return the seconds of a duration such as `500ms`, `5s`, `1h30m` and `2d`.
 
     Raises:
-        ValueError: the text is no duration, or the duration is zero or longer than 366 days.
+        ValueError: the text is no duration, or the duration is zero or longer than 28 days.
     """
     if len(text) > 64 or _DURATION.fullmatch(text) is None:
         raise ValueError(f"{text[:64]!r} is no duration: write it as in 500ms, 5s, 1h30m or 2d")
     found = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     if not 0 < found <= MAX_DURATION_S:
-        raise ValueError(f"{text!r} must be longer than zero and at most 366 days")
+        raise ValueError(f"{text!r} must be longer than zero and at most 28 days")
     return found
 
 
