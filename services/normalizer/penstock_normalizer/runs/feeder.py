@@ -47,6 +47,17 @@ class Feeder:
         before = stored.headers.get(EXPECTED_SEQUENCE)
         return before is None or int(before) == self._last_of_writer.get(_writer(stored), 0)
 
+    def continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
+        """Continue the numbers of the published events, if this frame follows their frames.
+
+        Another version of the normalizer may have made more or fewer events of the same frames.
+        Without this, the events of this frame could get numbers that are used already, and would
+        count as published.
+        """
+        published = self._output.events
+        if published.sequence and published.raw_position < frame.sequence:
+            fold.sequence = published.sequence
+
     def skip(self, stored: Stored) -> None:
         """Skip a frame that cannot be parsed, but count the frame as fed."""
         self._last_of_writer[_writer(stored)] = stored.sequence
@@ -61,6 +72,8 @@ class Feeder:
         has_new = False
         published = self._output.events
         self._last_of_writer[_writer(stored)] = stored.sequence
+        if not ready.events:
+            self.continue_numbers(fold, frame)
         has_ended_run = published.last_type in TERMINAL and frame.sequence == published.raw_position
         for event in fold.events(frame):
             if (

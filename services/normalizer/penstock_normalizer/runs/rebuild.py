@@ -71,14 +71,13 @@ class Rebuild:
             if not is_begun and not earlier.opens_run:
                 await self._pauses.restore(fold)  # the run's first frames have aged out
             is_begun = True
-            self._continue_numbers(fold, earlier)
             ready = ReadyEvents()
             await self._feeder.feed(fold, earlier, stored, ready)
             await self._output.publish(fold, ready)
             await asyncio.sleep(0)  # let other runs work, also if nothing is published
         if not is_begun:
             await self._pauses.restore(fold)
-        self._continue_numbers(fold, frame)
+        self._feeder.continue_numbers(fold, frame)
         if published.last_type in TERMINAL and published.raw_position < frame.sequence:
             fold.ended = published.last_type
         # If the terminal event was made of this frame or of a later one, the fold ends when it gets
@@ -95,7 +94,7 @@ class Rebuild:
         """
         fold, published = self._new_fold(), self._output.events
         await published.read_tail()
-        self._continue_numbers(fold, frame)
+        self._feeder.continue_numbers(fold, frame)
         if published.last_type in TERMINAL:
             fold.ended = published.last_type
         await self._ending.break_off(fold, frame)
@@ -120,15 +119,6 @@ class Rebuild:
                 last := await fence.tail(self._bus, streams.events_for(self._run_id), pattern)
             ) is not None:
                 await self._index.update_from_stored(self._run_id, last)
-
-    def _continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
-        """Continue the numbers of the published events.
-
-        Another version of the normalizer may have made more or fewer events of the same frames.
-        """
-        published = self._output.events
-        if published.sequence and published.raw_position < frame.sequence:
-            fold.sequence = published.sequence
 
     async def _is_whole(self, fold: RunFold, frame: RawFrame) -> bool:
         """Return whether the fold has every frame before this one; False if frames are gone."""
