@@ -62,7 +62,7 @@ FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py
 	--ignore tests/shared/bus/test_cluster.py \
 	--ignore tests/shared/dialects/agui/test_agui_encode_client.py
 
-test: setup upstreams node agui-client lint types imports ## Run all that CI runs (about 8 minutes on four cores)
+test: setup upstreams node agui-client lint types imports ## Run all that CI runs (about 10 minutes on four cores)
 	@$(PYTEST_N) -rs
 
 test-fast: setup ## Run the tests of pure code and of the bus, which need .venv alone (90 s on two cores)

