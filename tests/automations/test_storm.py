@@ -105,20 +105,38 @@ async def _events(run: DrivenRun, calls: int, luck: random.Random) -> None:
 
 
 async def _is_done(made: Automations) -> bool:
-    """Return whether all events are matched and no job is left; False if NATS does not answer."""
+    """Return whether all events are matched and no job is left; False if NATS does not answer.
+
+    A job may move between the streams while they are asked one after another. Each move writes a
+    message, so the answers count only if no message was written meanwhile.
+    """
     try:
-        matching = await made.bus.api(f"CONSUMER.INFO.{streams.EVENTS}.automations")
-        left = matching["num_pending"] + matching["num_ack_pending"]
-        left += (await made.bus.api(f"STREAM.INFO.{streams.DELIVERIES}"))["state"]["messages"]
-        # A process that was killed after it acknowledged a due message leaves it in SCHEDULES.
-        due = await made.bus.api(f"CONSUMER.INFO.{streams.SCHEDULES}.automations")
-        left += due["num_pending"] + due["num_ack_pending"]
-        waiting = {"subjects_filter": "schedule.automations.>"}
-        scheduled = await made.bus.api(f"STREAM.INFO.{streams.SCHEDULES}", waiting)
-        left += len(scheduled["state"].get("subjects") or ())
+        before = await _last_written(made)
+        left = await _jobs_left(made)
+        return left == 0 and await _last_written(made) == before
     except BusError:
         return False  # the machine has stood still for seconds
-    return bool(left == 0)
+
+
+async def _last_written(made: Automations) -> list[int]:
+    return [
+        (await made.bus.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
+        for stream in (streams.DELIVERIES, streams.SCHEDULES)
+    ]
+
+
+async def _jobs_left(made: Automations) -> int:
+    left: int
+    matching = await made.bus.api(f"CONSUMER.INFO.{streams.EVENTS}.automations")
+    left = matching["num_pending"] + matching["num_ack_pending"]
+    left += (await made.bus.api(f"STREAM.INFO.{streams.DELIVERIES}"))["state"]["messages"]
+    # A process that was killed after it acknowledged a due message leaves it in SCHEDULES.
+    due = await made.bus.api(f"CONSUMER.INFO.{streams.SCHEDULES}.automations")
+    left += due["num_pending"] + due["num_ack_pending"]
+    waiting = {"subjects_filter": "schedule.automations.>"}
+    scheduled = await made.bus.api(f"STREAM.INFO.{streams.SCHEDULES}", waiting)
+    left += len(scheduled["state"].get("subjects") or ())
+    return left
 
 
 async def _check(made: Automations, run: DrivenRun, storm: Storm) -> int:
