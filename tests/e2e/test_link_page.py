@@ -153,7 +153,8 @@ async def test_another_sites_form_decides_nothing(http: httpx.AsyncClient, tmp_p
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, page_at(f"http://localhost:{port}/", tmp_path) as page:
+    async with server, page_at("about:blank", tmp_path) as page:
+        await page.navigate(f"http://localhost:{port}/")
         await page.until(f"location.href === '{url}'")
         await page.until(
             "document.body?.innerText.includes('not from our page') ||"

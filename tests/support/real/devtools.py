@@ -91,9 +91,13 @@ class Page:
             f"one.focus(); one.value = {json.dumps(text)}; }})()"
         )
 
-    async def go(self, url: str) -> None:
-        """Open another page in place of this one."""
+    async def navigate(self, url: str) -> None:
+        """Begin to open another page, which may leave for a third page by itself."""
         await self.send("Page.navigate", url=url)
+
+    async def go(self, url: str) -> None:
+        """Open another page in place of this one, and wait until it is complete."""
+        await self.navigate(url)
         await self.until(
             f"location.href === {json.dumps(url)} && document.readyState === 'complete'"
         )
