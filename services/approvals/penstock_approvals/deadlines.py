@@ -1,7 +1,7 @@
 """Schedules messages at the times of an approval's escalations and deadline.
 
-Such a message only has the approval's record updated. Each decision is compared with the deadline
-itself. So nobody can decide too late, even if a message is late or lost.
+A scheduled message only causes an update of the approval's record. Each decision is also compared
+with the deadline itself. So nobody can decide too late, even if a message is late or lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Deadlines:
         self._bus = bus
 
     async def schedule(self, record: ApprovalRecord, after: datetime | None = None) -> None:
-        """Schedule a message for each escalation and for the deadline, if later than `after`.
+        """Schedule a message for each escalation and for the deadline, if they are later than
+        `after`.
 
         Raises BusError.
         """
@@ -69,9 +70,11 @@ def _steps(record: ApprovalRecord) -> Iterator[tuple[str, float]]:
 
 
 def _key(record: ApprovalRecord, step: str) -> str:
-    """Return the end of the subjects; dead letters take the run's id from its last token.
+    """Return the tokens that end the subjects of a step's scheduled message and due message.
 
-    Several approvals of a workflow's run may be open at once, so these keys have the approval's id.
+    The last token begins with the run's id, because dead letters read the run's id there. Several
+    approvals of a workflow's run can be open at once, so the keys of these approvals also contain
+    the approval's id.
     """
     name = f"{step}-{record.approval_id}" if record.target == "workflows" else step
     return f"{name}.{record.run_id}-{record.leg}"

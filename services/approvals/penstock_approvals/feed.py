@@ -1,11 +1,11 @@
-"""Follows the live changes of approvals: the writes of their records, in their order.
+"""Follows the changes of approvals while their records are written, in the order of the writes.
 
 This module reads the stream of KV `approvals`, not the events `approval.*`. This has three
-advantages. A change carries the record, which is needed to decide who may see it. One sequence
-numbers the changes of all shards. And a client can always resume: if a client has missed several
-changes of an approval, it gets the last of them. A core subscription to the bucket's subjects only
-tells the process when to read. The content of its messages is not used, because the stream may have
-refused the write.
+advantages. Each message in the stream contains the approval's record, which is needed to decide who
+may see the change. One sequence numbers the changes of all shards. And a client can always resume:
+if a client has missed several changes of an approval, the client gets the last change. A core
+subscription to the bucket's subjects only tells the process when to read. The content of these
+messages is not used, because the stream may have refused the write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ KEPT: Final = 8  # the number of batches, of up to 4 MiB each, that are kept for
 
 
 class Change(NamedTuple):
-    """A record as a write has left it. `sequence` is the cursor after this change."""
+    """The state of an approval's record after one write.
+
+    `sequence` is the write's sequence, and the cursor with which a client resumes after this
+    change.
+    """
 
     sequence: int
     record: ApprovalRecord
@@ -67,7 +71,8 @@ class Feed:
         bus.continuity.on_loss(self._on_loss)
 
     async def run(self) -> None:
-        """Wake the clients when something was written, until cancelled."""
+        """Wake the waiting clients after each write to the bucket and every `TICK_S`, until
+        cancelled."""
         listener = await self._bus.listen(f"{PREFIX}*", self._on_write)
         try:
             while True:
@@ -77,7 +82,7 @@ class Feed:
             listener.stop()
 
     def close(self) -> None:
-        """End the streams of all clients, which reconnect to another process."""
+        """End the streams of all clients, so that the clients reconnect to another process."""
         self._closed = True
         self._wake()
 
@@ -92,7 +97,8 @@ class Feed:
         Now and then, a batch without changes is yielded.
 
         Raises:
-            Beyond: NATS has lost the end of the bucket, so the sequence no longer means anything.
+            Beyond: NATS has lost the end of the bucket, so the sequence may now belong to another
+                write.
         """
         losses = self._losses
         while not self._closed:

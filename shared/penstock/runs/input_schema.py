@@ -1,7 +1,8 @@
 """Checks the input of a workflow against the JSON Schema of its definition. Pure.
 
-The schema comes from a client, so this module knows only the keywords whose time is bounded: no
-references, and patterns of RE2. A check takes at most `MAX_STEPS` steps of about a microsecond.
+The schema comes from a client, so this module supports only keywords whose time is bounded. It
+supports no references, and only patterns of RE2. A check takes at most `MAX_STEPS` steps of about a
+microsecond each.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from penstock.expressions import is_found
 from penstock.expressions.patterns import size_of
 from penstock.settings.agents import did_you_mean
 
-MAX_DEPTH: Final = 12  # of nested schemas
-MAX_SCHEMAS: Final = 500  # in one schema, with itself
+MAX_DEPTH: Final = 12  # MAX_DEPTH: Final = 12  # levels of nested schemas
+MAX_SCHEMAS: Final = 500  # The number of schemas in one schema; the schema itself is counted, too.
 MAX_STEPS: Final = 300_000
 MAX_MISFITS: Final = 10
 SHOWN: Final = 60  # how many characters of a value an error shows
-_PATTERN_PER_STEP: Final = 100  # bytes of text times instructions of a pattern in a microsecond
+# The number of (bytes of text times instructions of the pattern) that take one microsecond, a step.
+_PATTERN_PER_STEP: Final = 100
 
 
 def _is_number(value: Any) -> bool:
@@ -72,7 +74,7 @@ class Misfit(NamedTuple):
 
 
 class TooMuchWork(ValueError):
-    """The value is too large for a check against this schema."""
+    """The check of a value against a schema would take more than `MAX_STEPS` steps."""
 
 
 def shown_path(path: Path, root: str = "input") -> str:
@@ -81,7 +83,7 @@ def shown_path(path: Path, root: str = "input") -> str:
 
 
 def schema_mistakes(schema: Any) -> list[Misfit]:
-    """Return the mistakes of a schema, at most `MAX_MISFITS`; an empty list for a schema."""
+    """Return the mistakes of a schema, at most `MAX_MISFITS`; an empty list if it has none."""
     found: list[Misfit] = []
     count = 0
     open_: list[tuple[Path, Any]] = [((), schema)]
@@ -104,7 +106,7 @@ def schema_mistakes(schema: Any) -> list[Misfit]:
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """Yield the schemas inside of a schema, each with its path."""
+    """Yield the schemas inside a schema, each with its path."""
     if isinstance(properties := schema.get("properties"), dict):
         yield from ((("properties", str(name)), part) for name, part in properties.items())
     for keyword in ("items", "additionalProperties"):
@@ -155,7 +157,7 @@ def _keyword_mistake(name: str, value: Any) -> str | None:
 def misfits(schema: Mapping[str, Any], value: Any) -> list[Misfit]:
     """Return why a value does not fit the schema, at most `MAX_MISFITS`; an empty list if it fits.
 
-    The schema has no mistakes (`schema_mistakes`).
+    The schema must have passed `schema_mistakes`.
 
     Raises:
         TooMuchWork: the check would take more than `MAX_STEPS` steps.
@@ -170,7 +172,7 @@ def misfits(schema: Mapping[str, Any], value: Any) -> list[Misfit]:
 
 @dataclass(slots=True)
 class _Check:
-    """Counts the steps of one check."""
+    """Checks a value against a schema, and counts the steps of the check."""
 
     steps: int = 0
 
@@ -261,7 +263,10 @@ def _is_texts(value: Any) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Compare values of JSON, of which one is no object and no list: true is not 1."""
+    """Return whether two JSON values are equal; unlike in Python, true is not equal to 1.
+
+    At least one of the values must be neither an object nor a list.
+    """
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     return bool(one == other)

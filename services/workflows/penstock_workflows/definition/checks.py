@@ -14,7 +14,7 @@ from penstock_workflows.definition.compiled import Run, SubWorkflow, Workflow
 from penstock_workflows.definition.model import KINDS, Definition, StepDefinition, StepKind
 from penstock_workflows.definition.problems import Path, Problem
 
-# What expressions see of a step, and of the result of a run.
+# The fields of a step, and of a run's result, that expressions may read.
 OF_STEP: Final = ("output", "error", "status")
 OF_RESULT: Final = ("text", "data", "status", "run_id", "usage")
 
@@ -30,13 +30,14 @@ _ONLY: Final[Mapping[str, Collection[StepKind]]] = {
 
 
 def check_graph(definition: Definition) -> Iterator[Problem]:
-    """Yield the mistakes with which a definition has no meaning."""
+    """Yield the mistakes that leave a definition without a meaning, such as an unknown step in
+    `needs`."""
     for name, step in definition.steps.items():
         yield from _check_graph(name, step, definition.steps)
 
 
 def check(definition: Definition) -> Iterator[Problem]:
-    """Yield the mistakes of a new definition, without its expressions and its order."""
+    """Yield the mistakes of a new definition, except those in its expressions and its order."""
     yield from _check_input(definition.input)
     for name, step in definition.steps.items():
         yield from _check_step(name, step, definition.steps)
@@ -84,7 +85,10 @@ def _check_step(name: str, step: StepDefinition, steps: Collection[str]) -> Iter
 def misread(
     reads: Iterable[ReadPath], definition: Definition, kind: StepKind | None
 ) -> Iterator[str]:
-    """Yield why an expression reads what cannot be there. `kind` is the kind of its step."""
+    """Yield a reason for each read of a field that cannot exist.
+
+    `kind` is the kind of the step that has the expression.
+    """
     for variable, *fields in sorted(reads):
         known: Collection[str] | None = None
         owner = variable
@@ -105,10 +109,10 @@ def unknown_references(
     agents: Collection[str] | None,
     workflows: Mapping[str, Collection[str]] | None,
 ) -> Iterator[Problem]:
-    """Yield the agents and workflows that the steps name and that there are not.
+    """Yield a problem for each agent or workflow that a step names and that does not exist.
 
-    `workflows` has the versions of each workflow that can be started. None means that it is not
-    known which there are. A workflow may run itself.
+    `workflows` has the versions of each workflow that can be started. If `agents` or `workflows` is
+    None, the existing ones are unknown, and the names are not checked. A workflow may run itself.
     """
     for name, step in workflow.steps.items():
         match step.action:
@@ -129,10 +133,10 @@ def unknown_references(
 
 
 def taken_name(workflow: Workflow, config: Config) -> Iterator[Problem]:
-    """Yield a problem if the name of a workflow is the id of an agent that is something else.
+    """Yield a problem if a workflow's name is the id of an agent that is not this workflow.
 
-    A run that was started by the workflow's name has this name as its agent. With the id of an
-    agent, the run would belong to the agent's sessions, rules and policies.
+    A run that was started by the workflow's name has this name as its agent id. If an agent had the
+    same id, the workflow's run would fall under that agent's sessions, rules and policies.
     """
     agent = config.agent(workflow.name)
     if agent is not None and (agent.protocol != "workflow" or agent.agent != workflow.name):

@@ -1,14 +1,14 @@
 """Keeps which events the runs' steps listen for, in KV `listens`.
 
-A step hears of each event that is stored after the step began, and of none that was stored before:
+A step gets each event that is stored after the step began, and no event that was stored before:
+1. `begin` finds, for each stream of events, the first sequence after the step's beginning, and
+   writes these sequences to KV `listens`.
+2. `begin` adds the event's type to the durable consumers of all shards.
+3. `begin` reads the events that were stored meanwhile, because the consumers may have passed them
+   over.
 
-1. `begin` looks which sequence of each shard's EVENTS is the first one after the step's beginning,
-   and writes these sequences to KV `listens`.
-2. It has the durable consumers of all shards deliver the type, too.
-3. It reads the events that were stored meanwhile; the consumers may have passed them over.
-
-A process that gets an event from a consumer first reads KV `listens` as its leader has it. So it
-knows of each step whose consumers were changed before the event was stored.
+A process that gets an event from a consumer first reads KV `listens` from the bucket's leader. So
+the process knows each step whose consumers were changed before the event was stored.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _STREAM: Final = f"KV_{BUCKET}"
 
 
 class Listening(Record):
-    """KV `listens`, key `<run>.<step>.<index, or _>.<attempt>`: a step that listens.
+    """A listening step: an entry of KV `listens`, key `<run>.<step>.<index, or _>.<attempt>`.
 
-    `begins` has the first stream sequence that counts, by the name of the stream of events. A
-    stream that was made later has none, and all its events count. `caught_up` is True when the
-    events were read that were stored while the step began.
+    `begins` maps the name of a stream of events to the first sequence that counts there. If a
+    stream has no entry, the stream was made later, and all its events count. `caught_up` becomes
+    True when the step has handled the events that were stored while it began.
     """
 
     run_id: str
@@ -71,7 +71,7 @@ class Listening(Record):
 
 
 class Listens:
-    """The steps that listen, as this process knows them."""
+    """Keeps the listening steps in memory, and turns events into inputs of their runs."""
 
     def __init__(self, bus: Bus, owners: Owners, ack_wait_s: float) -> None:
         self._bus = bus
@@ -82,20 +82,20 @@ class Listens:
         self._by_type: defaultdict[str, set[str]] = defaultdict(set)
         self._sequence = 0  # the last message of the bucket that is taken into account
         self._reading = asyncio.Lock()
-        # The number of calls of `_read_on`, and how many of them are served.
+        # `_calls` counts the calls of `_read_on`; `_served` is the number of calls that are done.
         self._calls = self._served = 0
         self._declared: frozenset[str] = frozenset()
 
     # effects
 
     async def begin(self, state: State, listen: Listen) -> list[HeardInput]:
-        """Let a step hear the events of its type; return the events that were stored meanwhile.
+        """Begin to deliver the events of a type to a step; return those that were stored meanwhile.
 
         The caller calls `caught_up` after it has handled these events. Until then, a repeated call
         returns the same events again.
 
         Raises:
-            BusError: the step does not hear of all events yet; repeat the call.
+            BusError: the step may not get all events yet; repeat the call.
         """
         key = _key(state.run_id, listen)
         entry = await self._bucket.get(key)
@@ -124,7 +124,7 @@ class Listens:
         ]
 
     async def caught_up(self, state: State, listen: Listen) -> None:
-        """Note that all events are handled that `begin` has returned. Raises BusError."""
+        """Record that the caller has handled all events that `begin` returned. Raises BusError."""
         key = _key(state.run_id, listen)
         entry = await self._bucket.get(key)
         if entry is None:
@@ -135,7 +135,7 @@ class Listens:
             await self._bucket.update(key, done.dump(), entry.revision)
 
     async def end(self, state: State, listen: Unlisten) -> None:
-        """Have a step hear of no further event. Raises BusError."""
+        """Deliver no further event to a step. Raises BusError."""
         await self._bucket.delete(_key(state.run_id, listen))
 
     # events
@@ -186,18 +186,19 @@ class Listens:
         found: dict[str, int] = {}
         for shard in range(self._bus.shards.made):
             stream = streams.events_of(shard)
-            # The end is read before the first message: a message that is stored between counts.
+            # Read the end before the first message. In the other order, a message that is stored
+            # between the two reads would be skipped.
             end = (await self._bus.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
             first = await self._bus.since(stream, at)
             found[stream] = first.sequence if first is not None else end + 1
         return found
 
-    # what is known here
+    # memory
 
     async def _read_on(self) -> None:
         """Apply all changes of the bucket that its leader has.
 
-        Calls that wait for the lock are served by one read that begins after them. So a step that
+        One read serves all calls that wait for the lock when the read begins. So a step that
         listens for a frequent event does not cost a request for each event.
         """
         self._calls += 1
@@ -237,7 +238,8 @@ class Listens:
         """Have the consumers of all shards deliver the types that steps listen for, and no others.
 
         Raises:
-            BusError: the consumers are not changed, or another process changes them for too long.
+            BusError: the consumers are not changed, or another process holds the lease for too
+                long.
         """
         async with self._alone():
             await self._read_on()
@@ -247,7 +249,7 @@ class Listens:
             self._declared = types
 
     async def tidy(self) -> None:
-        """Remove types for which no step listens any more from the consumers, every 30 seconds."""
+        """Every 30 seconds, remove types for which no step listens any more from the consumers."""
         while True:
             await asyncio.sleep(TIDY_S)
             try:
@@ -274,7 +276,14 @@ class Listens:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Hold the lease without which a process could remove the types of a newer step."""
+        """Hold the lease for changes of the consumers.
+
+        If two processes changed the consumers at once, the slower one could remove the type of a
+        step that began after its read.
+
+        Raises:
+            BusUnavailable: another process holds the lease for more than `LEASE_WAIT_S`.
+        """
         holder = f"listens-{secrets.token_hex(8)}"
         lease = Lease(self._bus, "workflows.consumers", holder, LEASE_TTL_S)
         try:
@@ -292,7 +301,8 @@ class Listens:
 
 
 async def _all_from(bus: Bus, stream: str, pattern: str, begin: int) -> list[Stored]:
-    """Return the messages that match from stream sequence `begin` on, as the leader has them.
+    """Return the matching messages whose stream sequence is `begin` or higher, as the leader has
+    them.
 
     Raises:
         BusError: the stream cannot be read now.

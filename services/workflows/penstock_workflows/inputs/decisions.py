@@ -1,15 +1,15 @@
-"""Carries out the protocol of a workflow's run for one input: read, decide, append, do, return.
+"""Processes one input of a workflow's run: read the journal, decide, append records, do effects.
 
 The input's message is acknowledged when `take` returns. So NATS delivers an input again if its
 effects are not done.
 
-- NATS stores the records of a decision only if the journal still ends where the decision was made.
-  If another process has appended first, or it is unknown whether the records were stored, this
-  process reads the new records, and decides again.
+- Each decision is made for a position in the journal. NATS stores the decision's records only if
+  the journal still ends at this position. If another process has appended first, or if it is
+  unknown whether the records were stored, this process reads the new records and decides again.
 - After a repeated delivery, a conflict or an unknown outcome, the effects of all open steps are
-  done again. The records may be stored already. The new decision then has no records, so only the
-  open steps show which effects are missing.
-- Repeating an effect is harmless: it does nothing twice.
+  done again. The records may be stored already. In this case the new decision has no records, so
+  only the open steps show which effects may be missing.
+- Each effect may be repeated: the second time, the effect changes nothing.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ from penstock_workflows.journal.messages import Incomplete
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS: Final = 2000
-# The inputs that only a run with a journal has, unless the journal was removed or lost.
+# The kinds of inputs that exist only for a run whose journal was begun. A missing journal then was
+# removed or lost.
 _OF_A_RUN: Final = (ApprovalInput, CalledInput, ChildInput, TimerInput)
 
 
 class Decisions:
-    """Takes inputs: those of one run one after another, those of different runs side by side."""
+    """Processes inputs: one after another for the same run, and concurrently for different runs."""
 
     def __init__(
         self, bus: Bus, journals: Journals, runs: Runs, frames: Frames, performer: Performer
@@ -65,25 +66,26 @@ class Decisions:
         self._performer = performer
 
     async def take(self, run_id: str, given: Input, *, repeated: bool) -> None:
-        """Decide about an input, and do what the decision asks for.
+        """Decide about an input, and do the effects of the decision.
 
-        `repeated` says that the input may have been decided about before.
+        `repeated` tells whether a decision about the input may have been made before.
 
         Raises:
-            Retry, BusError: not everything is done; give the input again with `repeated`.
+            Retry, BusError: not everything is done; call again with the same input and `repeated`.
             Exception: the input cannot be processed.
         """
         async with self._runs.take(run_id) as run:
             try:
                 await self._take(run, given, repeated=repeated or run.owes_effects)
             except Incomplete:
-                # The journal may have been restored from a backup. Without this, all further inputs
-                # of the run would fail, too, until this process ends.
+                # The journal may have been restored from a backup. The state in memory would then
+                # fail every further input of the run until this process ends, so the state is read
+                # again.
                 run.is_stale = True
                 raise
 
     async def repeat(self, run_id: str) -> None:
-        """Do the effects of all open steps of a run again; do nothing if it has no journal.
+        """Do the effects of all open steps of a run again; do nothing if the run has no journal.
 
         Raises:
             Retry, BusError: not everything is done; call this again.
@@ -106,8 +108,9 @@ class Decisions:
         while True:
             decision = await self._decide(run, given)
             if not decision.records:
-                # The state in memory may be old: then nothing was decided only because another
-                # process has appended what the input is about.
+                # The decision has no records. If the state in memory is old, another process may
+                # have appended the records that the input is about. So the journal is read, and the
+                # input is decided again.
                 if is_current or not await self._read_on(run):
                     break
                 is_current = True
@@ -141,7 +144,7 @@ class Decisions:
     async def _append(self, run: RunInMemory, decision: Decision) -> None:
         for value in decision.stored:
             await self._journals.keep_value(run.run_id, value.digest, value.payload)
-        # From here on the records may be stored, and their effects are missing.
+        # From here on the records may be stored while their effects are not done.
         run.owes_effects = True
         assert decision.state is not None
         end = await self._journals.append(run.run_id, run.end, decision.records)
@@ -172,7 +175,8 @@ class Decisions:
         if state.end is not None:
             await self._performer.after_end(state)
         heard = [await self._performer.begin_to_listen(state, listen) for listen in listens]
-        # Nothing is owed but what follows, and that is repeated with the effects of the open steps.
+        # All effects so far are done. If one of the following inputs fails, the effects of the open
+        # steps are repeated, and this includes `begin_to_listen`, which returns these inputs again.
         run.owes_effects = False
         for given in itertools.chain(learnt, *heard):
             await self._take(run, given, repeated=False)
@@ -182,9 +186,10 @@ class Decisions:
     async def _on_step_started(
         self, run: RunInMemory, seen: StepStartedSeen, *, repeated: bool
     ) -> None:
-        """Start a child, now that the event that names it is in EVENTS."""
+        """Start a child run, because EVENTS now has the event that names the child."""
         if run.state is None:
-            return  # no workflow of Penstock: agent servers have steps, too
+            # return  # the run is no workflow of Penstock: events of agent servers have steps, too
+            return
         if repeated:
             await self._do(run, open_effects(run.state))
         child = start_child(run.state, seen.child)
@@ -196,7 +201,8 @@ class Decisions:
         if failure is not None:
             await self._take(run, failure, repeated=False)
             return
-        # Another process may have ended the step meanwhile. It may have found no run to cancel.
+        # Another process may have ended the step meanwhile, at a moment when the child did not
+        # exist and could not be cancelled. So the child is cancelled here.
         if await self._read_on(run) and start_child(run.state, seen.child) is None:
             await self._performer.perform(run.state, CancelChild(seen.child, "stopped", "workflow"))
 
@@ -213,7 +219,8 @@ class Decisions:
             now_ms = round(self._bus.clock.time() * 1000)
             end = End(max(now_ms, state.at), "failed", error=error)
             frames = projection(state, end)
-            # A conflict or an unknown outcome has the input taken again, with the journal's end.
+            # If the append raises a conflict or an unknown outcome, the input is taken again, and
+            # the journal's end is read first.
             position = await self._journals.append(run.run_id, run.end, [end])
             log.error("run %s: %s", run.run_id, message)
             telemetry.WORKFLOW_RUNS.labels(end.status).inc()
@@ -223,12 +230,12 @@ class Decisions:
         await self._do(run, cancels)
 
     async def _read_on(self, run: RunInMemory) -> bool:
-        """Bring the run up to its journal; return whether the journal had further records."""
+        """Apply the journal's new records to the run; return whether there were any."""
         return await read_on(run, self._journals, self._values, self._frames.find_place)
 
 
 def _why(end: End) -> str:
-    """Return a failure's code and step for the log; its message may have texts of agents."""
+    """Return a failure's code and step for the log; the failure's message may quote an agent."""
     if end.error is None:
         return ""
     return f" ({end.error.get('code')}{f', step {end.step}' if end.step else ''})"

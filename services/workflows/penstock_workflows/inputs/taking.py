@@ -22,9 +22,10 @@ from penstock_workflows.journal.journal import Journals
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 1.0  # seconds before an input is taken again that the bus kept from being finished
-# Seconds before an input of a run is taken again whose journal a newer version has written: a
-# process of that version may take it.
+# Seconds before an input is taken again if the bus failed while the input was processed.
+AGAIN_S = 1.0
+# Seconds before an input is taken again if a newer version has written the run's journal. A process
+# of that version may take the input meanwhile.
 NEWER_S = 5.0
 MAX_UNFINISHED = 10_000
 MAX_ERROR_CHARACTERS = 2000
@@ -32,7 +33,7 @@ _OF_THE_RUN_ITSELF = frozenset({"command", "due"})  # the first tokens of such i
 
 
 class Taking:
-    """Turns messages into inputs. A method returns when its message may be acknowledged."""
+    """Turns messages into inputs; a method returns when its message may be acknowledged."""
 
     def __init__(
         self,
@@ -49,7 +50,8 @@ class Taking:
         self._journals = journals
         self._timers = timers
         self._listens = listens
-        # The messages whose handling began here and failed, by subject and stream sequence.
+        # The messages whose handling began in this process and failed, by subject and stream
+        # sequence.
         self._unfinished: set[tuple[str, int]] = set()
 
     async def command(self, stored: Stored) -> None:
@@ -74,7 +76,7 @@ class Taking:
         await self._once(stored, handle)
 
     async def again(self, stored: Stored) -> None:
-        """Handle a message that was given up, and that an operator replays."""
+        """Handle a message again that was given up earlier and that an operator replays."""
         self._unfinished.add((stored.subject, stored.sequence))
         category = stored.subject.partition(".")[0]
         if category == "command":
@@ -124,7 +126,7 @@ class Taking:
     async def refuse(self, stored: Stored, error: Exception) -> None:
         """End the run of a start command that was given up; do nothing to a run that has begun.
 
-        Otherwise the run would be queued for ever, without a sign of the error.
+        If the run were not ended, it would stay queued for ever without a sign of the error.
 
         Raises:
             BusError: the run is not ended; repeat the call.
@@ -137,9 +139,9 @@ class Taking:
     async def fail(self, stored: Stored, error: Exception) -> None:
         """Fail the run of a command, timer or event that was given up and is a dead letter.
 
-        Without this, the run would stand still, and only the dead letter would tell. The dead
-        letter has the reason, `error`. A run that has ended stays as it is. An error of this method
-        that a repeated call would meet again is logged.
+        If the run were not failed, it would wait for ever, and only the dead letter would show it.
+        The dead letter contains the reason, `error`. A run that has ended is not changed. This
+        method logs an error that would come again in a repeated call.
 
         Raises:
             Retry, BusError: the run is not ended; repeat the call.
@@ -165,7 +167,7 @@ class Taking:
                 )
 
     async def _concerned(self, stored: Stored) -> list[str]:
-        """Return the runs that would have an input from a message that may be unreadable.
+        """Return the runs that the message may be an input of, even if its payload is unreadable.
 
         Raises:
             BusError: the record of an event's run cannot be read now.
@@ -176,7 +178,8 @@ class Taking:
             return []  # the run has ended, and its journal is being removed
         if category in _OF_THE_RUN_ITSELF or f"{category}.{action}" == STEP_STARTED:
             return [run_id]
-        # The event's own run is concerned only if it has ended: a child that is paused goes on.
+        # If a child run is only paused, its workflow continues without this event. So only `failed`
+        # and `cancelled` concern the event's own run.
         concerned = [run_id] if action in ("failed", "cancelled") else []
         entry = await self._bus.bucket("runs").get(run_id)
         if entry is not None:
@@ -195,8 +198,8 @@ class Taking:
     ) -> None:
         """End a run whose start command is not handled yet; do nothing to any other run.
 
-        A cancel may overtake the start, since they are messages of two consumers. Without this,
-        nobody would remember the cancel, and the run would begin.
+        A cancel may be delivered before the start, since they are messages of two consumers. If
+        this method did not end the run, the cancel would be lost, and the run would begin.
 
         Raises:
             BusError: the journal or the run's record cannot be read now.
@@ -212,10 +215,10 @@ class Taking:
             await self._decisions.take(run_id, start, repeated=repeated)
 
     async def _may_start(self, run_id: str) -> bool:
-        """Return whether a run may begin: its record must have the status `queued`.
+        """Return whether a run may begin, because its record has the status `queued`.
 
-        Without this, a start that is replayed after the run's journal was removed would carry the
-        workflow out again.
+        An operator may replay a start after the run's journal was removed. If the status were not
+        checked, the workflow would then be carried out a second time.
 
         Raises:
             ValueError: the run has no record, so it is not known whether it began.

@@ -1,4 +1,4 @@
-"""Appends to the journals of runs with a fence, and reads them."""
+"""Appends records to the journals of runs and reads journals; a fence guards each append."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from penstock.bus.write import fence
 from penstock_workflows.engine.records import Record, decode, encode
 from penstock_workflows.journal.messages import RECORD, Incomplete, joined, messages_of
 
-# How often a read is repeated whose answer lacks messages. A replica that lags behind has them
-# after some of these pauses; messages that are missing then are lost.
+# The number of reads of a journal before messages that are missing in the answer count as lost. A
+# replica that lags behind usually has the messages after a few pauses.
 TRIES: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a journal.
+    """A position in a journal.
 
-    `sequence` is the stream sequence of the last message before the place, 0 if there is none.
-    `records` is the number of records before the place.
+    `sequence` is the stream sequence of the last message before the position, 0 if there is none.
+    `records` is the number of records before the position.
     """
 
     sequence: int = 0
@@ -36,19 +36,19 @@ EMPTY: Final = Position()
 
 
 class Journals:
-    """The journals of all runs, and the large values that their records refer to."""
+    """Reads and writes the journals of all runs, and the large values that records refer to."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def append(self, run_id: str, after: Position, records: Sequence[Record]) -> Position:
-        """Store all these records or none, if `after` is still the journal's end.
+        """Store all these records or none; store them only if the journal still ends at `after`.
 
         Returns the new end.
 
         Raises:
-            FenceConflict: the journal has another end. Read on, and decide again.
-            OutcomeUnknown: the records may be stored. Read on, and decide again.
+            FenceConflict: the journal has another end. Read the new records, and decide again.
+            OutcomeUnknown: the records may be stored. Read the new records, and decide again.
             BusUnavailable, StreamFull: nothing was stored.
             TooLarge: the records are larger than an atomic batch can be.
         """
@@ -58,7 +58,9 @@ class Journals:
         return Position(sequence, after.records + len(records))
 
     async def read(self, run_id: str, after: Position = EMPTY) -> tuple[list[Record], Position]:
-        """Return the records after `after`, and the journal's end as the stream's leader knows it.
+        """Return the records after the position `after`, and the end of the journal.
+
+        The stream's leader is asked for the end.
 
         Raises:
             Incomplete: the stream lacks messages of the journal.
@@ -125,7 +127,10 @@ class Journals:
             await self._bus.api(f"STREAM.PURGE.{JOURNAL}", {"filter": subject})
 
     async def _between(self, subject: str, after: int, tail: Stored) -> list[Stored]:
-        """Return the messages after stream sequence `after` up to `tail`, as a replica has them."""
+        """Return the messages after stream sequence `after` up to and including `tail`.
+
+        A replica answers the read, so messages may be missing.
+        """
         found: list[Stored] = []
         while True:
             some, pending = await direct.read(self._bus, JOURNAL, subject, after + 1)
@@ -136,7 +141,7 @@ class Journals:
 
 
 def _records(stored: Sequence[Stored], before: int) -> list[Record]:
-    """Return the records in these messages, which follow the record of number `before`.
+    """Return the records in these messages; record number `before + 1` is the first of them.
 
     Raises:
         Incomplete: records or parts are missing.

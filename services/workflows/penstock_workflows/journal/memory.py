@@ -1,6 +1,7 @@
 """Keeps the states of runs in memory, so that an input does not read its run's whole journal.
 
-The journal's fence shows when a state in memory is old: then an append is refused.
+A state in memory is old if another process has appended to the journal. NATS then refuses this
+process's append, because the append's fence names the old end.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ NOWHERE: Final[Place] = (0, 0)  # before the first frame
 
 @dataclass(slots=True, eq=False)
 class RunInMemory:
-    """A run as far as this process knows its journal.
+    """The state of a run after the journal records that this process has read or written.
 
-    `frames` are the source frames of records up to `end` that may not be in RAW yet; `writer`
-    writes them, and is None while it is unknown which frames RAW has. `place` is that of the last
-    frame that RAW is known to have. It may be beyond `end`, if another process is ahead.
-    `is_known` is False until the journal was read or written here. `owes_effects` is True from an
-    append until the effects of its records are done: then the effects of all open steps are done
-    again.
+    `frames` are the source frames of records up to `end` that RAW may not have yet. `writer` writes
+    these frames, and is None while it is unknown which frames RAW has. `place` is the place of the
+    last frame that RAW is known to have. `place` may be beyond `end` if another process has written
+    more. `is_known` is False until this process has read or written the journal. `owes_effects` is
+    True from an append until the effects of its records are done. While it is True, the next input
+    first does the effects of all open steps again.
     """
 
     run_id: str
@@ -43,18 +44,20 @@ class RunInMemory:
     writer: RawWriter | None = None
     place: Place = NOWHERE
     unreadable: str | None = None  # why this version cannot compile the run's definition
-    children: list[str] = field(default_factory=list)  # of a run whose definition is unreadable
-    is_stale: bool = False  # set while an input uses the run: its state may be wrong
+    # The child runs to cancel; filled only if the run's definition is unreadable.
+    children: list[str] = field(default_factory=list)
+    # Set while an input uses the run: the state may be wrong, and is read again for the next input.
+    is_stale: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0  # how many inputs use the run, or wait for it
+    users: int = 0  # The number of inputs that use the run or wait for it.
 
     def take_over(self, state: State, end: Position, frames: Sequence[Frame]) -> None:
-        """Take over the state after records that were appended here."""
+        """Replace the state by the state after the records that this process has appended."""
         self.state, self.end, self.is_known = state, end, True
         self.frames += frames
 
     def reset(self) -> None:
-        """Forget what is known of the journal, and of the frames in RAW."""
+        """Forget the journal's records, and which frames RAW has, so that both are read again."""
         self.state, self.end, self.is_known, self.is_stale = None, EMPTY, False, False
         self.unreadable = None
         self.children.clear()
@@ -63,7 +66,7 @@ class RunInMemory:
 
 
 class Runs:
-    """The runs in memory, at most `limit` besides those that are being worked on."""
+    """Keeps the runs in memory: at most `limit`, and the runs that inputs are using."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -74,7 +77,7 @@ class Runs:
 
     @asynccontextmanager
     async def take(self, run_id: str) -> AsyncIterator[RunInMemory]:
-        """Give the run to one input at a time."""
+        """Give the run to one input at a time; other inputs of the run wait."""
         run = self._runs.get(run_id)
         if run is None:
             run = self._runs[run_id] = RunInMemory(run_id)
@@ -90,9 +93,10 @@ class Runs:
             self._drop_some(run)
 
     def forget(self) -> None:
-        """Forget every state, as NATS may have lost the end of JOURNAL.
+        """Forget every state, because NATS may have lost the end of JOURNAL.
 
-        A state that outlives such a loss could have a sequence that another record got since.
+        After such a loss, a record of another process can have the sequence that a state in memory
+        ends with. The fence would then accept an append that belongs to the lost records.
         """
         for run_id, run in list(self._runs.items()):
             if run.users or run.owes_effects:

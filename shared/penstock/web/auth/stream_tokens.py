@@ -31,7 +31,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredValue(Protocol):
-    """The stored value of a key."""
+    """A value of the store, with its revision."""
 
     @property
     def value(self) -> bytes:
@@ -45,7 +45,7 @@ class StoredValue(Protocol):
 
 
 class TokenStore(Protocol):
-    """The store of tokens: the bucket `tokens` of `penstock.bus`."""
+    """The store of tokens; `penstock.bus` implements it with the bucket `tokens`."""
 
     async def get(self, key: str) -> StoredValue | None:
         """Return the current value; None if the key does not exist."""
@@ -58,7 +58,10 @@ class TokenStore(Protocol):
     async def update(
         self, key: str, value: bytes, revision: int, ttl_s: float | None = None
     ) -> int | None:
-        """Replace the value with this revision; return the new revision, None after a change."""
+        """Replace the value if it still has `revision`, and return the new revision.
+
+        None is returned if the value was changed or deleted since.
+        """
         ...
 
     async def delete(self, key: str) -> bool:
@@ -70,8 +73,9 @@ class TokenStore(Protocol):
     ) -> Sequence[StoredValue]:
         """Return up to `limit` values of tokens, in the order of (`created_at`, id).
 
-        The values are of tokens of this user (None: of all users) that come after this place and
-        expire after `now`, in Unix seconds. There are fewer than `limit` only if there are no more.
+        Only tokens of `user_id` are returned, or tokens of all users if `user_id` is None. The
+        tokens come after the place `after`, and expire after `now`, in Unix seconds. If fewer than
+        `limit` values are returned, there are no more.
         """
         ...
 
@@ -115,7 +119,7 @@ class StreamTokens:
         unavailable_on: type[Exception],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Take the store; the store raises `unavailable_on` if the store cannot be reached.
+        """Take the store and the exception that the store raises if it cannot be reached.
 
         `now` returns Unix seconds from a clock that all processes that check tokens share.
         """
@@ -123,7 +127,8 @@ class StreamTokens:
         self._store = store
         self._unavailable_on = unavailable_on
         self._turns = ReadScheduler()
-        self._noted: dict[str, float] = {}  # when this process last recorded a use of each token
+        # When this process last recorded a use of each token, in Unix seconds, by the token's id.
+        self._noted: dict[str, float] = {}
 
     async def issue(
         self,
@@ -138,8 +143,9 @@ class StreamTokens:
     ) -> tuple[str, StreamToken]:
         """Return a new token and its record. The store contains only a hash of the token.
 
-        `users`: the users whose runs the token may follow; if empty, the owner. Raises Problem: 403
-        if the owner may not see the runs of these users, 409 if the owner has too many tokens.
+        `users` are the users whose runs the token may follow; if `users` is empty, only the
+        owner's. Raises Problem: 403 if the owner may not see the runs of these users, 409 if the
+        owner has too many tokens.
         """
         _check_reach(owner, users)
         if len(await self._read(owner, owner.user_id, FIRST, MAX_PER_USER)) >= MAX_PER_USER:
@@ -165,7 +171,10 @@ class StreamTokens:
         return token, record
 
     async def identify(self, token: str) -> Identity:
-        """Return the caller of a token. Raises Refused: 401 if invalid, 503 without the store."""
+        """Return the caller of a token.
+
+        Raises Refused: 401 for an invalid token, 503 if the store cannot be reached.
+        """
         if not _TOKEN.fullmatch(token):
             raise invalid_token("this is no stream token")
         digest = _digest(token)
@@ -194,13 +203,14 @@ class StreamTokens:
     ) -> list[StreamToken]:
         """Return the caller's tokens, the oldest first; with the scope `administer` all tokens.
 
-        Only tokens after the place `after` are returned: (`created_at`, id) of another token.
+        Only tokens after the place `after` are returned. `after` is the (`created_at`, id) of
+        another token.
         """
         user_id = None if identity.may("administer") else identity.user_id
         return await self._read(identity, user_id, after, limit)
 
     async def revoke(self, identity: Identity, token_id: str) -> None:
-        """Revoke a token. Raises Problem 404 for an unknown token, or another user's."""
+        """Revoke a token. Raises Problem 404 for an unknown token, or for another user's token."""
         await self._managed(identity, token_id)
         try:
             await self._store.delete(token_id)
@@ -208,7 +218,8 @@ class StreamTokens:
             raise _out_of_reach() from error
 
     async def extend(self, identity: Identity, token_id: str, lifetime_s: float) -> StreamToken:
-        """Set a token's expiry to `lifetime_s` from now, also for streams that it has opened.
+        """Set a token's expiry to `lifetime_s` from now; streams that are open with the token
+        follow it.
 
         Raises Problem: 404 for an unknown token or another user's token, 403 if the token names
         users whose runs the caller may not see now.
@@ -224,9 +235,9 @@ class StreamTokens:
                 raise _out_of_reach() from error
 
     async def holds_until(self, token_id: str) -> float | None:
-        """Return the present expiry in Unix seconds; None if the token was revoked.
+        """Return the present expiry of a token in Unix seconds; None if the token was revoked.
 
-        Open streams call this method, so the call counts as a use of the token. Raises Refused 503
+        Open streams call this method, so each call counts as a use of the token. Raises Refused 503
         if the store cannot be reached.
         """
         found = await self._find(token_id)
@@ -242,7 +253,8 @@ class StreamTokens:
         return found
 
     async def _note_use(self, found: _Found) -> None:
-        """Record a use of the token, at most once a minute; ignore an unreachable store."""
+        """Record a use of the token, at most once a minute; do nothing if the store cannot be
+        reached."""
         now, last_s = self.now(), found.token.last_used_at
         if last_s is not None and now - last_s < USED_EVERY_S:
             return
@@ -273,14 +285,17 @@ class StreamTokens:
     async def _read(
         self, who: Identity, user_id: str | None, after: tuple[float, str], limit: int
     ) -> list[StreamToken]:
-        """Return tokens of a user, or of all users; other callers' reads get their turns."""
+        """Return tokens of a user, or of all users if `user_id` is None.
+
+        The reads of different callers take turns.
+        """
         async with self._turns.of(who.user_id):
             try:
                 stored = await self._store.page(user_id, after, self.now(), limit)
             except self._unavailable_on as error:
                 raise _out_of_reach() from error
         records = [_read(entry.value)[0] for entry in stored]
-        # A change may have come between the index and the value.
+        # The store's index may be older than the value: a value may meanwhile have another user.
         return [each for each in records if user_id in (None, each.user_id)]
 
 
@@ -308,7 +323,8 @@ def _written(token: StreamToken, digest: str) -> bytes:
 def _check_reach(identity: Identity, users: Sequence[str]) -> None:
     """Raise Problem 403 if `users` names a user whose runs the caller may not see."""
     everybody = identity.may("act-as") or identity.may("administer")
-    # In `users`, `*` means everybody. So a caller whose name is `*` may not see everybody's runs.
+    # In `users`, `*` means everybody. So the name of a caller who is called `*` does not count as
+    # the caller's own name.
     own = frozenset({identity.user_id}) - {EVERYBODY}
     if not everybody and not own.issuperset(users):
         raise Problem(403, "users: runs of other users need the scope act-as or administer")

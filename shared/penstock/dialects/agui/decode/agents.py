@@ -22,17 +22,20 @@ from penstock.dialects.base import (
 )
 from penstock.dialects.json import obj, present, string
 
-Owner = str | None  # the upstream's id of a subagent; None for the agent itself
+Owner = str | None  # the agent server's id of a subagent; None for the agent itself
 
 
 @dataclass(slots=True)
 class _Agent:
-    """The agent (`key` is "") or a subagent. The innermost of the open steps comes last."""
+    """The agent of a run (`key` is "") or one of its subagents.
+
+    `steps` are the open steps. Each step is inside the step before it in the list.
+    """
 
     source: Source
     key: str = ""
     subrun: Subrun | None = None
-    suspended: bool = False  # waits with the run, and continues in a later leg
+    suspended: bool = False  # the subagent waits with the run, and continues in a later leg
     steps: list[list[str]] = field(default_factory=list)  # pairs of name and step id
 
 
