@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.expressions.errors import ExpressionError
-from penstock.expressions.library import FUNCTIONS, Budget, kind_of, select
+from penstock.expressions.library.budget import Budget
+from penstock.expressions.library.functions import FUNCTIONS
+from penstock.expressions.library.kinds import kind_of
+from penstock.expressions.library.operators import select
 from penstock.expressions.syntax import Call, Constant, Listed, Loop, Mapped, Name, Node, Select
 
 

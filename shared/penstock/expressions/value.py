@@ -11,14 +11,10 @@ from cel_expr_python import cel
 from penstock.expressions.condition import compile_error
 from penstock.expressions.errors import ExpressionError, Position
 from penstock.expressions.evaluation import SUPPORTED, Evaluation
-from penstock.expressions.library import (
-    MAX_RESULT_BYTES,
-    Budget,
-    TooMuch,
-    kind_of,
-    plain_json,
-    to_time,
-)
+from penstock.expressions.library.budget import Budget, TooMuch
+from penstock.expressions.library.conversions import to_time
+from penstock.expressions.library.kinds import kind_of
+from penstock.expressions.library.plain import MAX_RESULT_BYTES, plain_json
 from penstock.expressions.syntax import (
     Call,
     Constant,

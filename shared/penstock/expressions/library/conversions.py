@@ -1,0 +1,119 @@
+"""The functions that convert a value into another type. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from penstock.expressions.errors import ExpressionError
+from penstock.expressions.library.budget import Budget
+from penstock.expressions.library.kinds import MOST, in_range, is_number, kind_of
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|ms|h|m|s)")
+_DURATION = re.compile(rf"[+-]?(?:0|(?:{_DURATION_PART.pattern})+)")
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def to_text(budget: Budget, value: Any) -> str:
+    """Return a text that shows a simple value."""
+    match value:
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float():
+            return _double_text(value)
+        case datetime():
+            return time_text(value)
+        case timedelta():
+            return f"{_double_text(value.total_seconds())}s"
+    raise ExpressionError(f"string() does not take {kind_of(value)}; use json()")
+
+
+def _double_text(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value).removesuffix(".0")
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def time_text(value: datetime) -> str:
+    """Return a time as RFC 3339, in UTC."""
+    text = value.astimezone(UTC).replace(tzinfo=None).isoformat()
+    return (text.rstrip("0").removesuffix(".") if "." in text else text) + "Z"
+
+
+def to_integer(budget: Budget, value: Any) -> int:
+    """Return the integer of a number, a text or a time (seconds since 1970)."""
+    match value:
+        case int():  # also true and false
+            return int(value)
+        case float() if math.isfinite(value) and abs(value) < MOST:
+            return int(value)
+        case str() if _INTEGER.fullmatch(value):
+            return int(in_range(int(value)))
+        case datetime():
+            return math.floor(value.timestamp())
+    raise ExpressionError(f"int() cannot convert {_given(value)}")
+
+
+def to_double(budget: Budget, value: Any) -> float:
+    """Return the double of a number or a text."""
+    match value:
+        case int() | float() if is_number(value):
+            return float(value)
+        case str() if len(value) <= 64 and _NUMBER.fullmatch(value):
+            return float(value)
+    raise ExpressionError(f"double() cannot convert {_given(value)}")
+
+
+def to_boolean(budget: Budget, value: Any) -> bool:
+    """Return the boolean of a text such as `true`."""
+    match value:
+        case bool():
+            return value
+        case "true" | "True" | "TRUE" | "t" | "1":
+            return True
+        case "false" | "False" | "FALSE" | "f" | "0":
+            return False
+    raise ExpressionError(f"bool() cannot convert {_given(value)}")
+
+
+def to_time(budget: Budget, value: Any) -> datetime:
+    """Return the time of a text in RFC 3339, or of seconds since 1970."""
+    try:
+        match value:
+            case datetime():
+                return value
+            case int() if is_number(value):
+                return datetime.fromtimestamp(value, UTC)
+            case str() if len(value) <= 40 and _TIME.fullmatch(value):
+                return datetime.fromisoformat(value).astimezone(UTC)
+    except (ValueError, OverflowError, OSError):
+        pass
+    raise ExpressionError(f"timestamp() cannot convert {_given(value)}")
+
+
+def to_duration(budget: Budget, value: Any) -> timedelta:
+    """Return the duration of a text such as `1h30m`."""
+    try:
+        match value:
+            case timedelta():
+                return value
+            case str() if len(value) <= 64 and _DURATION.fullmatch(value):
+                parts = _DURATION_PART.findall(value)
+                seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+                return timedelta(seconds=-seconds if value[0] == "-" else seconds)
+    except OverflowError:
+        pass
+    raise ExpressionError(f"duration() cannot convert {_given(value)}")
+
+
+def _given(value: Any) -> str:
+    return f'"{value[:60]}"' if isinstance(value, str) else kind_of(value)

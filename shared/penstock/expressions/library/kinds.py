@@ -1,0 +1,48 @@
+"""Names the types of values for people, and checks the range of integers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from penstock.expressions.errors import ExpressionError
+
+LEAST, MOST = -(2**63), 2**63 - 1  # the integers of CEL
+_KINDS: Final[Mapping[type, str]] = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a double",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+    datetime: "a time",
+    timedelta: "a duration",
+}
+
+
+def kind_of(value: Any) -> str:
+    """Return the name of a value's type for people."""
+    return _KINDS.get(type(value), "an unknown value")
+
+
+def no_overload(name: str, *values: Any) -> ExpressionError:
+    """Return the error of a function that does not take values of these types."""
+    kinds = " and ".join(map(kind_of, values))
+    hint = ""
+    if {int, float} == set(map(type, values)):
+        hint = "; convert the integer with double()"
+    return ExpressionError(f"{name} does not take {kinds}{hint}")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether the value is an integer or a double."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def in_range(value: Any) -> Any:
+    """Return a number or a time if CEL could represent it."""
+    if isinstance(value, int) and not LEAST <= value <= MOST:
+        raise ExpressionError("integer overflow")
+    return value
