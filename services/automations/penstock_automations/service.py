@@ -25,7 +25,9 @@ from penstock_automations.actions.webhook.mirror import Mirror
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.api.deliveries import Deliveries
 from penstock_automations.api.endpoints import EndpointStates
+from penstock_automations.api.rule_secrets import RuleSecrets
 from penstock_automations.api.rules import Rules
+from penstock_automations.api.stored_rules import StoredRules
 from penstock_automations.api.trials import Trials
 from penstock_automations.broker import Broker, Consumer, declare
 from penstock_automations.delivery.deliverer import Deliverer, Limits
@@ -105,17 +107,11 @@ class AutomationsService(Service):
         self._changed = asyncio.Event()
         self._rules.on_change = self._on_change
         refusals = Refusals(guard, context.config)
-        rules = Rules(
-            self._store,
-            self._rules,
-            refusals,
-            self.rules_changed,
-            settings.rules_per_user,
-            self.bus.clock,
-        )
+        stored = StoredRules(self._store, refusals, self.rules_changed, self.bus.clock)
         deliveries = DeliveryList(self.bus, lambda index: self.spawn(LIST, index.run))
         surfaces = (
-            rules,
+            Rules(stored, self._rules, settings.rules_per_user),
+            RuleSecrets(stored),
             Trials(self.bus, self._store, webhooks),
             Deliveries(self.bus, self._store, self._rules, deliveries),
             Hooks(self.bus, self._rules, settings.hook_max_bytes),

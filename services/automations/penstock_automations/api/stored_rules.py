@@ -1,0 +1,180 @@
+"""Reads and writes the rules that a request names, with the caller's rights."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.bus.connection.clock import Clock
+from penstock.web.auth import Identity, identity_of
+from penstock.web.problems import Problem
+from penstock_automations.api.bodies import ApiRule, shown_rule, without_read_only
+from penstock_automations.api.common import answer, asked, found_rule, invalid_rule
+from penstock_automations.rules.check import InvalidRule, read_rule
+from penstock_automations.rules.cron import rfc3339
+from penstock_automations.rules.hidden import restored
+from penstock_automations.rules.model import Rule
+from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
+from penstock_automations.rules.refusals import Refusals
+from penstock_automations.rules.rights import missing_right
+from penstock_automations.rules.store import Conflict, RuleStore
+
+SHOWN_TIMES: Final = 5  # how many next times of a schedule a client sees
+
+
+class StoredRules:
+    """The rules that requests read and write.
+
+    `changed` is awaited after a write; it returns when the stored rules match every new event.
+    `clock` has NATS's time.
+    """
+
+    def __init__(
+        self,
+        store: RuleStore,
+        refusals: Refusals,
+        changed: Callable[[], Awaitable[None]],
+        clock: Clock,
+    ) -> None:
+        self.store = store
+        self._refusals = refusals
+        self.changed = changed
+        self._clock = clock
+
+    async def writable(self, request: Request) -> CompiledRule:
+        """Return the rule of the path, if the caller may change its content.
+
+        A rule acts with its owner's rights. So a caller who writes another user's rule acts as that
+        user.
+
+        Raises:
+            Problem: the problems of `changeable`; 403 for another user's rule if the caller does
+                not have the scope act-as.
+        """
+        rule = await self.changeable(request)
+        who = identity_of(request)
+        owner = rule.record.owner.user_id
+        if owner != who.user_id and not who.may("act-as"):
+            raise Problem(
+                403,
+                f"the rule acts with the rights of {owner}, so to write it needs the scope act-as "
+                "besides administer; without it, you may pause or delete the rule",
+            )
+        return rule
+
+    async def changeable(self, request: Request) -> CompiledRule:
+        """Return the rule of the path, if the caller may change it over HTTP.
+
+        Raises:
+            Problem: 404; 409 for a rule of the file; 412 if the rule has changed since the caller
+                read it.
+        """
+        rule = await found_rule(request, self.store)
+        if rule.record.source == "file":
+            raise Problem(
+                409,
+                f"the rule {rule.id} comes from the file that PENSTOCK_RULES names: change it "
+                "there and start the service again; over HTTP it can be paused and resumed",
+            )
+        wanted = request.headers.get("if-match")
+        tags = {tag.strip() for tag in (wanted or "*").split(",")}
+        if not tags & {"*", etag_of(rule)}:
+            raise Problem(
+                412, f"the rule {rule.id} has changed since you read it: read it again (ETag)"
+            )
+        return rule
+
+    def read(self, value: Any, earlier: Rule | None) -> ApiRule:
+        """Return the rule of a body. Raises Problem 422."""
+        try:
+            given = read_rule(restored(without_read_only(value), earlier), ApiRule)
+            self._refusals.check(given)
+        except InvalidRule as error:
+            raise invalid_rule(error) from error
+        return given
+
+    async def apply(
+        self, rule: Rule, owner: Owner, everybody: bool, expected: int, refusal: str
+    ) -> RuleRecord:
+        """Store a rule if it has the revision `expected`; 0 means that there is no such rule.
+
+        Raises:
+            Problem: 403 if the owner does not have a right that the rule needs; 409 with the text
+                `refusal` if the rule has another revision; 503.
+        """
+        if (reason := missing_right(rule, owner)) is not None:
+            raise Problem(403, reason)
+        try:
+            return await asked(
+                self.store.apply(rule, owner, all_users=everybody, expected=expected)
+            )
+        except Conflict as error:
+            raise Problem(409, refusal) from error
+
+    async def keep(self, rule: CompiledRule, changed: Rule) -> RuleRecord:
+        """Store a rule with other secrets; its owner and rights stay the same."""
+        text = f"the rule {rule.id} was changed at the same time: try again"
+        record = rule.record
+        return await self.apply(changed, record.owner, record.all_users, rule.revision, text)
+
+    async def written(
+        self, record: RuleRecord, secrets: Mapping[str, str], status: int = 200
+    ) -> Response:
+        """Respond with a stored record, as soon as the rule matches events."""
+        await asked(self.changed())
+        rule = await asked(self.store.get(record.rule.id))
+        is_same = rule is not None and rule.record.version == record.version
+        headers = {"etag": etag_of(rule)} if rule is not None and is_same else {}
+        body = self.shown(record)
+        if secrets:
+            body["new_secrets"] = dict(secrets)
+            headers["cache-control"] = "no-store"
+        return answer(body, status, **headers)
+
+    async def current(self, request: Request) -> Response:
+        """Respond with the rule of the path, as soon as its last change is in effect."""
+        await asked(self.changed())
+        rule = await found_rule(request, self.store)
+        return answer(self.shown(rule.record), etag=etag_of(rule))
+
+    def shown(self, record: RuleRecord) -> dict[str, Any]:
+        """Return the rule as clients see it, with the next times of its schedule."""
+        if record.rule.schedule is None:
+            return shown_rule(record)
+        times = record.times
+        found = times.upcoming(self._clock.time(), SHOWN_TIMES) if times is not None else []
+        return {**shown_rule(record), "next_times": [rfc3339(each) for each in found]}
+
+
+def sees_all(owner: Owner) -> bool:
+    """Return whether the owner may see the runs of all users."""
+    return owner.may("act-as") or owner.may("administer")
+
+
+def owner_of(who: Identity) -> Owner:
+    """Return the caller as the owner of a rule, with the caller's present rights."""
+    return Owner(user_id=who.user_id, roles=sorted(who.roles), scopes=sorted(who.scopes))
+
+
+def for_all_users(wanted: bool | None, owner: Owner, usual: bool) -> bool:
+    """Return whether a rule matches the runs of all users. `usual` is the value for None.
+
+    Raises:
+        Problem: 403 if it should, and its owner may not see the runs of all users.
+    """
+    everybody = usual if wanted is None else wanted
+    if everybody and not sees_all(owner):
+        raise Problem(
+            403,
+            "all_users: the runs of other users need the scope act-as or administer, which the "
+            "rule's owner does not have; set all_users to false",
+        )
+    return everybody
+
+
+def etag_of(rule: CompiledRule) -> str:
+    """Return the ETag of a stored rule."""
+    return f'"{rule.revision}"'
