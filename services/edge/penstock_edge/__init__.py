@@ -1,1 +1,1 @@
-"""The edge: runs, served to clients over HTTP."""
+"""The edge: the service that lets clients start, follow and control runs over HTTP."""

@@ -1,4 +1,4 @@
-"""The parts of one edge, which the handlers of every surface share."""
+"""Makes the parts of one edge, such as its hubs, which the handlers of all surfaces share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from penstock_edge.views.view import View
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The parts of one edge, such as its hubs, views and limits."""
+    """Holds the parts of one edge, such as its hubs, views and limits."""
 
     bus: Bus
     config: Config
@@ -106,8 +106,8 @@ class Edge:
     ) -> View:
         """Return the view of a whole run in one of `DIALECTS`.
 
-        With `types`, the view has only frames of these types. With `children`, the view of a
-        workflow's run has the events of the runs of its steps, too.
+        If `types` is given, the view has only frames of these types. With `children`, the view of a
+        workflow's run also has the events of the runs that the workflow's steps have started.
         """
         if children:
             return self.tree(run_id).whole(dialect, framing, types)
@@ -116,11 +116,12 @@ class Edge:
     def tree(
         self, root: str, known: tuple[Child, ...] = (), answered: Iterable[str] = ()
     ) -> TreeViews:
-        """Return what makes the views of a workflow's run with the runs of its steps.
+        """Return an object that makes views of a workflow's run together with the runs of its
+        steps.
 
-        `known` are runs below the root whose `workflow.step_started` may have expired. `answered`
-        are the ids of the approvals that the reader of a leg decides. The leg does not end at a
-        pause for these alone.
+        `known` are runs below the root whose event `workflow.step_started` may have expired.
+        `answered` are the ids of the approvals that the reader of a leg has just decided. If the
+        run waits only for these approvals, the view of the leg does not end there.
         """
         source = self.trees.source(root, known)
         return TreeViews(self.agui, root, source, known, frozenset(answered))

@@ -1,4 +1,4 @@
-"""The edge as a service: its routes, and its background work."""
+"""The edge as a service: it declares the routes of all surfaces, and does the background work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, F
 
 
 class EdgeService(Service):
-    """The service that serves runs to clients. All state is on the bus, so any edge can read it."""
+    """The service that serves runs to clients.
+
+    All state is on the bus, so any edge can continue the work of another edge.
+    """
 
     name = "edge"
     settings_type: ClassVar[type[Settings]] = EdgeSettings
@@ -47,7 +50,8 @@ class EdgeService(Service):
         self.routes = [route for surface in self._surfaces for route in surface.routes(around)]
 
     async def start(self) -> None:
-        """Start the background work: keep-alives, rotation of old streams, the count of runs."""
+        """Start the background work: keep-alives, the rotation of old streams, the indexes of
+        runs."""
         if not is_tried():
             log.warning(
                 "uvicorn: an untried version; events are written by ASGI, at twice the cost"

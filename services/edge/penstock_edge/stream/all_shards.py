@@ -1,8 +1,8 @@
 """The response for one client that reads the events of all shards in one SSE stream.
 
-Each shard has a client of its own, with its own hub, ring and replay. This response writes the
-frames of these clients one after another, and gives each frame a cursor with a position for each
-shard. The order of the frames of one shard, and so of one run, is kept; between shards there is no
+Each shard has its own `Client`, hub, ring and replay. This response writes the frames of these
+clients one after another. Each frame gets a cursor that has a position for each shard. The frames
+of one shard keep their order, and so do the frames of one run. Frames of different shards have no
 order.
 """
 
@@ -24,14 +24,15 @@ from penstock_edge.stream.open_streams import retry_ms
 from penstock_edge.stream.responses.event_stream import head
 from penstock_edge.views.shard_cursor import ShardCursor
 
-LOOK_S: Final = 1.0  # how often the response looks whether there are more shards
+LOOK_S: Final = 1.0  # seconds between two looks at the number of shards
 
 
 class AllShards:
     """The response for one client; it ends when the stream of any shard ends.
 
-    `cursor` has a position for each shard, and is moved on. `made` returns the number of shards.
-    When there are more shards than clients, the response asks the client to reconnect.
+    `cursor` has a position for each shard; the response moves these positions. `made` returns the
+    number of shards. When shards were added since the response began, the response asks the client
+    to reconnect, because it has no `Client` for the new shards.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class AllShards:
         self._made = made
         self._writing = asyncio.Lock()
         self._is_over = False
-        self._unmarked = len(clients)  # the clients whose live marker has not come yet
+        self._unmarked = len(clients)  # how many shards have not sent their live marker yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, as an ASGI application.
@@ -95,8 +96,8 @@ class AllShards:
                         return
                     await self._write_one(shard, client, body, send)
         finally:
-            # The other shards begin no further write. If the client does not read, each would hold
-            # up the end for as long as the first one.
+            # If the client does not read, each further write would wait as long as this one. So the
+            # other shards begin no further write.
             self._is_over = True
 
     async def _write_one(self, shard: int, client: Client, body: bytes, send: Send) -> None:

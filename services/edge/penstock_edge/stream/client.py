@@ -1,17 +1,18 @@
 """A client of a hub takes items from the ring or from a replay, until the client's stream ends.
 
 A client is in one of four phases:
-
 - `Replay`: the client's position is before the ring, and the client reads the JetStream stream;
 - `Live`: the client has a position in the hub's ring, and takes items from the ring by itself;
-- `STEPPING`: the client is in step, so the hub writes the items of the ring to its connection;
+- `STEPPING`: the client is in step, so the hub writes the items of the ring to the client's
+  connection;
 - None: the client's stream has ended.
 
 A client begins with a replay. When the replay reaches the ring, the client becomes live. If the
-ring then evicts items that the client does not have yet, the client replays again. A live client
-without any items to take gets in step, if it has a `Direct` connection that accepts bytes and if
-its next items need no change. Each `wake` ends this: the client is live again, and looks for what
-it must write.
+ring then evicts items that the client does not have yet, the client replays again.
+
+A live client gets in step under three conditions: it has taken all items, it has a `Direct`
+connection that accepts bytes, and its next items need no change. Each call of `wake` makes such a
+client live again, and the client then looks for what it must write.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class End(Enum):
     COMPLETE = "complete"  # the client has all items that the request asked for
     LEFT = "left"  # the client has closed the connection
     EXPIRED = "expired"  # the client's credential has expired or was revoked
-    AGED = "aged"  # the stream was open for long enough; the client reconnects
+    AGED = "aged"  # the stream was open for the maximum time; the client reconnects
     DRAINED = "drained"  # this edge shuts down; the client reconnects to another edge
     SLOW = "slow"  # the client does not read
     STOPPED = "stopped"  # the hub was stopped
@@ -70,7 +71,8 @@ class Live:
 
 
 class Stepping(Enum):
-    """The phase in which the hub writes the items. The group `InStep` has the position."""
+    """The phase in which the hub writes the items; the group `InStep` knows the client's
+    position."""
 
     STEPPING = "stepping"
 
@@ -88,27 +90,29 @@ IDLE: Final = Idle.IDLE
 
 
 class Driver(Protocol):
-    """Writes a client's stream: it calls `next_write` after each `wake`."""
+    """Writes a client's stream, by calling `Client.next_write` after each `wake`."""
 
     @property
     def write(self) -> Write | None:
         """The connection's own `write`, which takes HTTP chunks; None if ASGI must be used.
 
-        The value is also None while the connection is paused, because it has too many bytes.
+        The value is also None while the connection is paused because too many bytes wait in it.
         """
         ...
 
     @property
     def transport(self) -> asyncio.WriteTransport | None:
-        """The connection; None if this server cannot tell how many bytes were acknowledged."""
+        """The connection's transport; None if the number of acknowledged bytes cannot be found
+        out."""
         ...
 
     def wake(self) -> None:
-        """Call `next_write` soon, at least once."""
+        """Call `Client.next_write` soon, at least once."""
         ...
 
     def drop(self) -> bool:
-        """End the stream of a client that does not read; return False if nothing is written now."""
+        """End the stream of a client that does not read; return False if no write is in
+        progress."""
         ...
 
     def fail(self) -> None:
@@ -132,22 +136,22 @@ class ByTask(Driver):
         self._wake.clear()
 
     def wake(self) -> None:
-        """End `wait`."""
+        """Let `wait` return."""
         self._wake.set()
 
     def drop(self) -> bool:
-        """Cancel the task, which then sees that `Client.end` is `End.SLOW`."""
+        """Cancel the response's task, which then sees that `Client.end` is `End.SLOW`."""
         return self._task is not None and self._task.cancel()
 
     def fail(self) -> None:
-        """Do nothing: such a client is never in step."""
+        """Do nothing: this method is called only for clients in step, and ASGI clients are never
+        in step."""
 
 
 class Client:
-    """Provides the bytes of one client's stream in order, and never waits for another client.
+    """Provides the bytes of one client's stream in order; it never waits for another client.
 
-    Only one task, the driver's, may call `next_write`. Any task may call the other methods at any
-    time.
+    Only the driver's task may call `next_write`. Any task may call the other methods at any time.
     """
 
     __slots__ = (
@@ -180,21 +184,25 @@ class Client:
         turns: ReadScheduler,
     ) -> None:
         self.hub = hub
-        self.resumable = False  # the response sets True if the client knows its cursor
+        self.resumable = False  # set to True by a response whose client can reconnect with a cursor
         self.driver: Driver | None = None
         self.end: End | None = None
         self._on_leave: Callable[[Client], None] | None = on_leave
-        # functions that are called when the client leaves
+        # The functions that are called when the client leaves.
         self._releases: tuple[Callable[[], object], ...] = ()
         self._turns = turns
         self._turn: Turn = nullcontext
         self._start = StreamSequence(start.start)
         self._phase: Replay | Live | Stepping | None = Replay(hub, self._start)
-        self._next = self._start  # one more than the sequence of the newest item that was taken
-        self._after: Cursor | None = start.after  # frames up to this cursor are not written
-        self._live_after: int | None = start.live_after  # None after the live marker is written
+        # one more than the sequence of the newest item that the client has taken
+        self._next = self._start
+        # frames up to and including this cursor are not written
+        self._after: Cursor | None = start.after
+        # The live marker is written after the item with this sequence. None: it is written already,
+        # or the client gets none.
+        self._live_after: int | None = start.live_after
         self._end_after: int | None = None
-        self._was_last = False  # whether the newest item that was taken ends the stream
+        self._was_last = False  # whether the newest item that the client has taken ends the stream
         self._notices = b""
         self._is_keep_alive_due = False
         self._writing_since: float | None = None
@@ -220,10 +228,10 @@ class Client:
         return taken
 
     async def next_write(self) -> bytes | Idle | None:
-        """Return the bytes to write next, and wait only while a replay is read.
+        """Return the bytes to write next; this method waits only while a replay reads from NATS.
 
-        The result is None when the stream has ended, and `IDLE` if there is nothing to write until
-        the next `wake`. In the second case the client may be in step.
+        The result is None when the stream has ended. The result is `IDLE` if there is nothing to
+        write until the next `wake`; the client may then be in step.
         """
         while (phase := self._phase) is not None:
             found: bytes | Idle = b""
@@ -241,39 +249,40 @@ class Client:
         return None
 
     def read_for(self, who: Identity) -> None:
-        """Read the stream in the turns of this caller."""
+        """Count this client's reads from NATS as reads of this caller, for the `ReadScheduler`."""
         self._turn = self._turns.named(who)
 
     def begin_write(self) -> None:
-        """Note that a write begins; the connection may not accept the bytes at once."""
+        """Record that a write begins; the connection may accept the bytes later."""
         self._writing_since = asyncio.get_running_loop().time()
 
     def wrote(self) -> None:
-        """Note that the connection has accepted the bytes of the write."""
+        """Record that the connection has accepted the bytes of the write."""
         self._writing_since = None
         self._wrote_at = asyncio.get_running_loop().time()
 
     def interruption(self) -> bytes:
         """Return the frames that mark the stream as incomplete.
 
-        The result is empty if the client can reconnect and continue.
+        The result is empty if the client can reconnect and continue at its cursor.
         """
         frames = b"".join(self.hub.view.encoding().interruption())
-        # The last write may have ended inside a frame. The empty line ends this frame; between two
-        # frames, an empty line has no meaning.
+        # The last write may have ended inside a frame. The empty line ends this frame. If the last
+        # write ended between two frames, the empty line has no meaning.
         return frames and b"\n\n" + frames
 
     # Called by the hub, by `Hubs.maintain` and by the surfaces
 
     def wake(self) -> None:
-        """Make the client look for what it must write: a client in step leaves the group."""
+        """Let the driver call `next_write`; a client in step leaves the group first."""
         if self._phase is STEPPING:
             self._step_out()
         if self.driver is not None:
             self.driver.wake()
 
     def paused(self) -> None:
-        """Leave the group, because the connection accepts no more bytes for now."""
+        """Leave the group of clients in step, because the connection accepts no more bytes for
+        now."""
         if self._phase is STEPPING:
             self._step_out()
 
@@ -288,11 +297,12 @@ class Client:
         if self.driver is not None:
             self.driver.fail()
 
-    # The following properties are read for saved cursors, at most a few times per second.
+    # The responses with saved cursors read the following properties, at most a few times a second.
 
     @property
     def cursor(self) -> Cursor | None:
-        """The newest position that was written to the connection; None before the first frame."""
+        """The newest position that was written to the connection; the start position before
+        that."""
         next_ = self._next
         if self._phase is STEPPING:
             next_ = max(next_, self.hub.in_step.next_of(self))
@@ -334,7 +344,8 @@ class Client:
     def end_after(self, sequence: int) -> None:
         """End the stream after the message with this stream sequence.
 
-        If this client does not get the message, the stream ends after the first later item.
+        If this client does not get that message, the stream ends after the first item with a higher
+        sequence.
         """
         self._end_after = sequence
         self.wake()
@@ -347,8 +358,8 @@ class Client:
     def expire(self) -> None:
         """End the stream, because the caller's credential is no longer valid.
 
-        The stream's last frame tells the client the reason. Without this frame, a client such as an
-        EventSource would silently give up when its next request is refused.
+        The stream's last frame tells the client the reason. Without a reason, a client such as an
+        EventSource would reconnect, and would give up silently when the edge refuses its request.
         """
         self._notices += self.hub.view.notice(
             "token_expired", "the credential has expired or was revoked; connect with another one"
@@ -360,7 +371,7 @@ class Client:
         self._end_with(_MOVED[reason])
 
     def leave(self) -> None:
-        """Leave the hub: the client has closed the connection, or the response is complete.
+        """Leave the hub, because the client has closed the connection or the response is complete.
 
         Further calls do nothing.
         """
@@ -374,13 +385,17 @@ class Client:
         releases, self._releases = self._releases, ()
         for release in releases:
             release()
-        # The driver refers to this client. Without the cycle, both are freed at once.
+        # The driver and this client refer to each other. When this reference is removed, both are
+        # freed at once, without the garbage collector.
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.wake()
 
     def maintain(self, now: float, period_s: float, settings: EdgeSettings) -> None:
-        """Drop the client if it is slow, and keep an idle stream alive; called every `period_s`."""
+        """Drop the client if it is slow, or send a keep-alive if its stream is idle.
+
+        `Hubs.maintain` calls this method every `period_s` seconds.
+        """
         if self._writing_since is not None:
             self._drop_if_slow(now - self._writing_since, period_s, settings)
             return
@@ -392,7 +407,8 @@ class Client:
             return
         write = self.driver.write if self.driver is not None else None
         if self._phase is STEPPING and write is not None:
-            # The client stays in step: to leave the group and return would need a task.
+            # The keep-alive is written without leaving the group: the way out of the group and back
+            # would need a task.
             self._wrote_at = now
             try:
                 write(http_chunk(keep_alive))
@@ -409,19 +425,20 @@ class Client:
         return self._was_last or (self._end_after is not None and self._next > self._end_after)
 
     def _end_with(self, end: End) -> None:
-        """End the stream after `_farewell` was written, unless the stream has ended already."""
+        """End the stream; the driver first writes `_farewell`. Do nothing if the stream has
+        ended."""
         self.end = self.end or end
         self.wake()
 
     def _finish(self, end: End) -> None:
-        """End the stream at once."""
+        """End the stream at once, without `_farewell`."""
         self.end = self.end or end
         self._phase = None
 
     def _farewell(self) -> bytes:
-        """Return the last bytes of a stream that ends too early.
+        """Return the last bytes of a stream that ends before the run does.
 
-        If the client is asked to reconnect, these bytes name the time until the reconnection.
+        If the client is asked to reconnect, these bytes contain the delay before the reconnection.
         Otherwise they are the frames of `interruption`.
         """
         if self.end in (End.AGED, End.DRAINED):
@@ -434,8 +451,8 @@ class Client:
     def _drop_if_slow(self, hangs_s: float, period_s: float, settings: EdgeSettings) -> None:
         """Drop the client if one write has lasted for too long.
 
-        The limit is `write_timeout_s`. If more than `max_pending_bytes` wait behind the write, and
-        the client can reconnect, the limit is `period_s`.
+        The limit is `write_timeout_s`. The limit is only `period_s` if the client can reconnect and
+        more than `max_pending_bytes` wait behind the write.
         """
         resumable = self.hub.view.delivery is Delivery.RESUMABLE
         behind = resumable and self._pending_bytes > settings.max_pending_bytes
@@ -455,7 +472,7 @@ class Client:
 
     @property
     def _pending_bytes(self) -> int:
-        """The number of bytes in the ring that this client has not taken; 0 during a replay."""
+        """The number of bytes in the ring that this client has not taken; 0 if it is not live."""
         live = self._phase
         return self.hub.ring.delivered_bytes - live.taken_bytes if isinstance(live, Live) else 0
 
@@ -472,10 +489,10 @@ class Client:
         return self._live_marker() if self._is_live_unmarked() else b""
 
     def _is_live_unmarked(self) -> bool:
-        """Return whether the live marker must be written now, although no item is to be written.
+        """Return whether the live marker must be written now, because no item will come with it.
 
-        Usually `_own_part` writes the live marker next to an item. But if the newest messages of
-        the replay are not for this client, there may be no item next to which the marker fits.
+        Usually `_own_part` writes the live marker before or after an item. But if the newest
+        messages of the replay are not for this client, there is no item at the place of the marker.
         """
         if self._live_after is None or not isinstance(self._phase, Live):
             return False
@@ -483,7 +500,7 @@ class Client:
         return at_end and self.hub.floor > self._live_after
 
     def _live_marker(self) -> bytes:
-        """Return the live marker, and note that the marker is written."""
+        """Return the live marker, and record that it is written."""
         self._live_after = None
         return self.hub.view.framing.live_marker
 
@@ -492,7 +509,8 @@ class Client:
     def _from_ring(self, phase: Live | Stepping) -> bytes | Idle:
         """Return the bytes of the next items; `IDLE` if the client has all items of the ring.
 
-        The result is empty if the client's phase has changed, or if no item has bytes.
+        The result is empty if the client's phase has changed, or if the items have no bytes for
+        this client.
         """
         if phase is STEPPING:
             return IDLE
@@ -513,9 +531,9 @@ class Client:
         return b""
 
     def _step_in(self, live: Live) -> None:
-        """Let the hub write the next items, if the client gets these items without any change.
+        """Let the hub write the next items, if this client needs exactly the hub's bytes.
 
-        A client that cannot get in step stays live, and is woken for the next items.
+        A client that cannot get in step stays live, and is woken when the ring gets items.
         """
         is_plain = self._after is None and self._live_after is None and self._end_after is None
         write = self.driver.write if is_plain and self.driver is not None else None
@@ -545,13 +563,15 @@ class Client:
         """Replay the items that the ring evicted before the client has taken them."""
         start = self._next
         if self.hub.view.reads_from is ReadFrom.START:
-            # The run is encoded again from its start, but only new frames are written.
+            # The dialect needs the run's earlier events, so the run is encoded again from its
+            # start. Only frames after `_after` are written.
             self._after = max(self._after or _BEFORE_ALL, Cursor(self._next - 1, LAST_FRAME))
             self._next = start = self._start
         self._phase = Replay(self.hub, start)
 
     def _own_part(self, items: tuple[Item, ...], body: bytes) -> bytes:
-        """Return the bytes of these items that this client needs, with the live marker if due."""
+        """Return the bytes of these items that this client needs, and the live marker if it is
+        due."""
         self._was_last = items[-1].last
         DELIVERED.labels(self.hub.view.dialect).inc(len(items))
         after, live_after = self._after, self._live_after

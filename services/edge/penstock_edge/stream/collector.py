@@ -1,11 +1,13 @@
 """Keeps the pauses of Python's garbage collector short, however many streams are open.
 
 The collector tracks 180 objects for each open stream. A full collection takes 0.1 ms for each
-stream, so 1 s for 10,000 streams. During this time the process does nothing else. A full collection
-runs each time the number of objects has grown by a quarter. But the objects of an open stream are
-needed for long, and the objects of an ended stream form no cycle, so reference counts free these
-objects. Therefore objects that have survived one full collection are frozen: later collections skip
-frozen objects.
+stream, so 1 s for 10,000 streams, and the process does nothing else during this time. Python runs a
+full collection each time the number of objects has grown by a quarter.
+
+Full collections free little in this process. The objects of an open stream are needed for a long
+time. The objects of an ended stream form no cycle, so reference counts free them. Therefore this
+module freezes all objects that have survived a full collection: later collections skip frozen
+objects.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ WHOLE_S = 3600.0
 
 
 class Collector:
-    """Makes the garbage collector look only at new objects, and at all objects once in `whole_s`.
+    """Lets the garbage collector look only at new objects, and at all objects once in `whole_s`.
 
-    The collection of all objects frees cycles that were made by mistake.
+    The collection of all objects frees cycles that exist because of a mistake.
     """
 
     def __init__(self, whole_s: float = WHOLE_S) -> None:

@@ -24,8 +24,8 @@ def watch(
 ) -> Callable[[], None]:
     """Call `end` once when the caller's credential becomes invalid.
 
-    Some time before a stream token expires, `warn` is called with a code and a message. The
-    returned function ends the watch.
+    Some time before a stream token expires, `warn` is called with a code and a message. Call the
+    returned function to end the watch.
     """
     identity = identity_of(scope)
     if identity.expires_at is None:
@@ -48,7 +48,7 @@ def while_valid(
 
 
 class _Expiry:
-    """Calls `end` at a time, given in Unix seconds. A timer needs 0.4 KB, a task 1.6 KB."""
+    """Calls `end` at a time in Unix seconds, with a timer: a timer needs 0.4 KB, a task 1.6 KB."""
 
     __slots__ = ("_end", "_expires_at", "_timer")
 
@@ -67,7 +67,7 @@ class _Expiry:
     def _look(self) -> None:
         left_s = self._expires_at - time.time()
         if left_s > 0:
-            # No wait is longer than `LOOK_AGAIN_S`, because the wall clock may be changed.
+            # The wall clock may be changed during a wait. So no wait is longer than `LOOK_AGAIN_S`.
             wait_s = min(left_s, LOOK_AGAIN_S)
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
         elif self._end is not None:
@@ -83,7 +83,7 @@ def _nothing() -> None:
 def _watch_token(
     scope: Scope, end: Callable[[], object], warn: Callable[[str, str], object] | None
 ) -> Callable[[], None]:
-    """Watch a stream token, which may also be extended or revoked."""
+    """Watch a stream token, whose expiry can be extended and which can be revoked."""
 
     def warn_of_expiry(left_s: float) -> None:
         if warn is not None:
@@ -93,7 +93,8 @@ def _watch_token(
         try:
             await over(scope, warn_of_expiry)
         except Exception:
-            # The stream must end now: nothing else would end it when the credential expires.
+            # This task is the only one that ends the stream when the credential expires, and the
+            # task has failed. So the stream ends now.
             log.exception("a stream is ended: its credential cannot be watched")
         end()
 

@@ -1,13 +1,14 @@
 """Writes a stream directly to its connection, without ASGI and without a task.
 
 ASGI sends the head of the response. Then the stream takes the connection over from uvicorn, and the
-ASGI application returns: an idle stream took 24 KB with a
-suspended ASGI call and two tasks, and takes 12 KB without. Until the end
-of the response, the hub writes to the transport. A task exists only while the client is not in
-step. All bytes are HTTP chunks, which are made once for all clients.
+ASGI application returns. From then until the end of the response, the hub writes to the transport.
+A task exists only while the client is not in step. So an idle stream takes 12 KB; with a suspended
+ASGI call and two tasks, it took 24 KB. All bytes are HTTP chunks, which are made once for all
+clients.
 
-This needs objects of uvicorn that are not public. So it is used only with the versions in `TRIED`
-and with the server of `penstock.web`. Otherwise ASGI writes all bytes.
+This module uses objects of uvicorn that are not public. So it is used only with the uvicorn
+versions in `TRIED`, and only with the server of `penstock.web`. In all other cases ASGI writes all
+bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 TRIED: Final = ("0.54.",)
 SLICE_BYTES: Final = 256 * 1024
-DROPPED_S: Final = 5.0  # seconds to write the comment `DROPPED` to a slow connection
+DROPPED_S: Final = 5.0  # the time limit, in seconds, to write `DROPPED` to a slow connection
 DROPPED: Final = sse.comment(
     "dropped: this connection reads too slowly; reconnect with Last-Event-ID to continue"
 )
@@ -54,25 +55,26 @@ class Direct(Driver):
         self._first = b""
 
     def start(self, body: bytes) -> None:
-        """Take the connection over, and write the stream, which begins with these bytes."""
+        """Take the connection over, and write the stream, which begins with the bytes `body`."""
         self._protocol.take_over(self)
-        # uvicorn now accepts that the ASGI application returns before the response is complete.
+        # With this flag set, uvicorn lets the ASGI application return before the response is
+        # complete.
         self._cycle.disconnected = True
         if not self._client.has_left:
             self._client.driver = self
         self._first = body
         self.wake()
 
-    # Called by the client
+    # Called by `Client`
 
     @property
     def transport(self) -> asyncio.WriteTransport:
-        """The connection."""
+        """The connection's transport."""
         return self._protocol.transport
 
     @property
     def write(self) -> Write | None:
-        """The transport's `write`; None while the transport has too many bytes."""
+        """The transport's `write`; None while too many bytes wait in the transport."""
         return None if self._protocol.flow.write_paused else self._write
 
     def wake(self) -> None:
@@ -81,27 +83,28 @@ class Direct(Driver):
             self._task = asyncio.create_task(self._run())
 
     def drop(self) -> bool:
-        """Cancel the task, which then sees that `Client.end` is `End.SLOW`."""
+        """Cancel the task, which then sees that `Client.end` is `End.SLOW`; return False without
+        one."""
         return self._task is not None and self._task.cancel()
 
     def fail(self) -> None:
-        """Close the connection; `lost` is called then."""
+        """Close the connection; the protocol then calls `lost`."""
         self._protocol.transport.abort()
 
-    # Called by the protocol
+    # Called by `HttpProtocol`
 
     def paused(self) -> None:
-        """The transport has too many bytes."""
+        """Let the client leave its group, because too many bytes wait in the transport."""
         self._client.paused()
 
     def resumed(self) -> None:
-        """The transport accepts bytes again."""
+        """Let the client continue, because the transport accepts bytes again."""
         if self._resumed is not None and not self._resumed.done():
             self._resumed.set_result(None)
         self._client.resumed()
 
     def lost(self) -> None:
-        """The connection is closed."""
+        """Let the client leave the hub, because the connection is closed."""
         if self._task is not None:
             self._task.cancel()
         self._client.leave()
@@ -149,14 +152,14 @@ class Direct(Driver):
                 self._resumed = None
 
     def _complete(self, body: bytes = b"") -> None:
-        """Write the end of the response, and give the connection back to uvicorn."""
+        """Write `body` and the end of the response, and give the connection back to uvicorn."""
         client, cycle, protocol = self._client, self._cycle, self._protocol
         if protocol.stream is self:
             protocol.give_back(self)
             self._write((http_chunk(body) if body else b"") + _LAST_CHUNK)
             cycle.response_complete = True
-            # The next request of a client that is asked to reconnect must be able to reach another
-            # edge, so it needs a new connection.
+            # A client that is asked to reconnect must be able to reach another edge. So its
+            # connection is closed, and its next request opens a new one.
             if not cycle.keep_alive or client.end in (End.AGED, End.DRAINED):
                 protocol.transport.close()
             protocol.on_response_complete()
@@ -188,8 +191,9 @@ def is_tried() -> bool:
 
 
 def cycle_of(receive: Receive) -> RequestResponseCycle | None:
-    """Return uvicorn's object of the request; None if the request has another server."""
-    # Middleware wraps `send`, but not `receive`. So `receive` is a method of uvicorn's own object.
+    """Return uvicorn's object for the request; None if another server or version handles it."""
+    # Middleware wraps `send`, but not `receive`. So `receive` is still a method of uvicorn's own
+    # object.
     cycle = getattr(receive, "__self__", None)
     return cycle if is_tried() and isinstance(cycle, RequestResponseCycle) else None
 

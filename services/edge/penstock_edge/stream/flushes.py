@@ -1,10 +1,11 @@
 """Decides when each hub encodes its new messages and writes them to its clients.
 
-All hubs that are due are flushed in one callback of the event loop: no hub has a task of its own.
-A hub that was not flushed for `join_s` is flushed at once. Otherwise its next flush waits until
-`join_s` have passed, so the events of a fast run are joined to one write for each client. The time
-grows with the load, because each write costs 6 µs: it is 0.2 ms for 100 deliveries a second in this
-process, and `JOIN_S` for 10,000 deliveries or more.
+One callback of the event loop flushes all hubs that are due; no hub has a task of its own. A hub
+whose last flush is at least `join_s` ago is flushed at once. Otherwise its next flush waits until
+`join_s` have passed, so several events of a fast run are joined to one write for each client.
+
+`join_s` grows with the load, because each write costs 6 µs. It is 0.2 ms for 100 deliveries a
+second in this process, and `JOIN_S` for 10,000 deliveries a second or more.
 """
 
 from __future__ import annotations
@@ -19,24 +20,26 @@ from typing import Final, Protocol
 
 from penstock.telemetry import DELIVERED
 
-JOIN_S: Final = 0.02  # the longest time between two flushes of one hub, in seconds
-FULL_RATE: Final = 10_000  # the deliveries a second from which on this time is used
-# The number of writes after which other callbacks may run. 100 writes take about 0.6 ms.
+JOIN_S: Final = 0.02  # the greatest value of `join_s`, in seconds
+FULL_RATE: Final = 10_000  # deliveries a second at which `join_s` reaches `JOIN_S`
+# The number of writes after which other callbacks of the event loop may run. 100 writes take about
+# 0.6 ms.
 SLICE: Final = 100
-REPORT_S: Final = 0.1  # metrics may be this old; to set them takes 1.5 µs
-# A timer may end this much too early, so that one timer serves several hubs.
+REPORT_S: Final = 0.1  # seconds between two updates of the metrics; an update takes 1.5 µs
+# A hub that is due this many seconds after a timer is flushed with it. So one timer serves several
+# hubs.
 EARLY_S: Final = 0.001
 
 
 class Flushable(Protocol):
-    """A hub, as the scheduler sees it."""
+    """The methods and attributes of a hub that the scheduler uses."""
 
-    flush_at: float  # the hub may be flushed again from this time on, by the clock of the loop
+    flush_at: float  # the time of the event loop from which on the hub may be flushed again
 
     def flush(self) -> int:
         """Encode the new messages and write them; return the number of writes.
 
-        A hub with more writes than `SLICE` writes only a part, and calls `Flushes.again`. The
+        A hub with more writes than `SLICE` does only a part of them, and calls `Flushes.again`. The
         method must not raise an exception.
         """
         ...
@@ -51,12 +54,14 @@ class Flushes:
         self._loop = asyncio.get_running_loop()
         self.time: Callable[[], float] = self._loop.time
         self._due: deque[Flushable] = deque()
-        self._waiting: list[tuple[float, int, Flushable]] = []  # a heap, by the time of the flush
-        self._count = count()  # no two entries of the heap are equal, so hubs are not compared
+        # a heap, ordered by the time of the flush
+        self._waiting: list[tuple[float, int, Flushable]] = []
+        # a different number for each entry of the heap, so that two hubs are never compared
+        self._count = count()
         self._is_scheduled = False
         self._timer: asyncio.Handle | None = None
-        # The loop's time at which `_timer` calls. The timer does not know it: for a time that has
-        # come already, uvloop returns a handle without `when`.
+        # The loop's time at which `_timer` calls. The handle cannot be asked for this time: for a
+        # time in the past, uvloop returns a handle without `when`.
         self._timer_at = math.inf
         self._delivered: dict[str, int] = {}
         self._reporting: asyncio.TimerHandle | None = None
@@ -66,7 +71,7 @@ class Flushes:
     def add(self, hub: Flushable) -> None:
         """Flush a hub that has new messages, at once or when its next flush is due.
 
-        A hub must not be added again before it is flushed.
+        A caller must not add a hub again before the hub is flushed.
         """
         if hub.flush_at <= self.time():
             self.again(hub)
@@ -83,13 +88,14 @@ class Flushes:
             self._loop.call_soon(self._flush)
 
     def delivered(self, dialect: str, events: int) -> None:
-        """Count events that a flush has delivered; the metric and `join_s` follow soon."""
+        """Count events that a flush has delivered; the metric and `join_s` are updated soon
+        after."""
         if self._reporting is None:
             self._reporting = self._loop.call_later(REPORT_S, self._set_metrics)
         self._delivered[dialect] = self._delivered.get(dialect, 0) + events
 
     def close(self) -> None:
-        """Flush no hub any more."""
+        """Stop: flush no hub any more, and set the metrics a last time."""
         self._due.clear()
         self._waiting.clear()
         if self._timer is not None:

@@ -48,9 +48,9 @@ class SourceFailed(Exception):
 class _Arrivals:
     """The messages that a source has delivered and that the hub has not encoded yet.
 
-    `on_some` is called when there are new messages. `close` drops the reference to the hub.
-    Otherwise the hub and its source would form a cycle, and the ring of a finished hub would stay
-    in memory until the garbage collector runs.
+    `on_some` is called when there are new messages. `close` drops the reference to the hub. If the
+    reference stayed, the hub and its source would form a cycle, and the ring of a finished hub
+    would stay in memory until the garbage collector runs.
     """
 
     __slots__ = ("_batch", "_failure", "_on_some")
@@ -96,11 +96,11 @@ class _Arrivals:
 
 
 class Hub:
-    """Follows one view while the view has clients, and for a short time after the last one left.
+    """Follows one view while the view has clients, and for a short time after the last client left.
 
-    A hub has no task while all its messages can be encoded at once: `Flushes` calls `flush`. If
-    something must be read for a message (`encode_now`), a task encodes this message and the
-    messages after it.
+    While all messages can be encoded at once, the hub has no task, and `Flushes` calls `flush`. If
+    something must be read from NATS before a message can be encoded (`encode_now` returns None), a
+    task encodes this message, and the messages after it wait.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Hub:
         self.clients: set[Member] = set()
         self.in_step = InStep()
         self.ring = Ring()
-        # The ring has, or will get, every message from this stream sequence on.
+        # The ring has, or will get, every message whose stream sequence is `floor` or higher.
         self.floor = StreamSequence(start.start)
         self.flush_at = 0.0
         self._bus = bus
@@ -125,7 +125,8 @@ class Hub:
         self._budget = budget
         self._flushes = flushes
         self._is_queued = False  # whether `Flushes` will call `flush`
-        self._out_of_step: set[Member] = set()  # these clients are woken at each flush
+        # the clients that are not in step, which each flush wakes
+        self._out_of_step: set[Member] = set()
         self._first: Stored | None = None
         self._encoding = view.encoding()
         self._arrivals = _Arrivals(self._on_arrival)
@@ -155,7 +156,8 @@ class Hub:
             self._state = State.STARTING
             self._starting = asyncio.create_task(self._begin())
         if self._starting is not None:
-            # Without the shield, a client that leaves would cancel the start for all clients.
+            # If the wait were not shielded, a client that leaves would cancel the start for all
+            # clients.
             await asyncio.shield(self._starting)
             self._starting = None
 
@@ -166,26 +168,29 @@ class Hub:
             self._state = State.FOLLOWING
 
     async def stop(self) -> None:
-        """End the streams of all clients between two frames; clients may reconnect with cursors."""
+        """End the streams of all clients between two frames, so that they may reconnect with
+        cursors."""
         self._close(State.OVER)
         self._budget.forget(self)
         for task in (self._starting, self._working):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
-        # The exception in a task refers to a stack frame, and the stack frame refers to this hub.
-        # If the hub kept the task, the hub and its ring would stay in memory.
+        # If a task has failed, its exception refers to a stack frame, and the stack frame refers to
+        # this hub. If the hub kept the task, they would form a cycle, and the hub and its ring
+        # would stay in memory.
         self._starting = self._working = None
         self._arrivals.close()
         await self._source.stop()
 
     def history(self, start: StreamSequence, turn: Turn) -> History:
-        """Return a reader of the view's stored messages from `start` on, for one client."""
+        """Return a reader, for one client, of the view's stored messages from `start` on."""
         return history_of(self._bus, self.view, self._source, start, turn)
 
     def joins(self, last: Stored | None) -> bool:
-        """Return whether the ring's oldest item directly follows this message.
+        """Return whether no message is missing between `last` and the ring's oldest item.
 
-        The result may be False if the client has read from a replica that lags behind.
+        The result is False if the client has read from a replica that lags behind. `last` is None
+        if the client has read no message; the result is then True.
         """
         if last is None:
             return True
@@ -194,7 +199,7 @@ class Hub:
         return self._first is None or self.view.followed.follows(last, self._first)
 
     def encode_now(self, encoding: Encoding, stored: Stored) -> Item | None:
-        """Encode one message as an item; None if something must be read for it before."""
+        """Encode one message as an item; None if something must be read from NATS first."""
         return encode_now(self.view, encoding, stored)
 
     async def encode(self, encoding: Encoding, stored: Stored) -> Item:
@@ -234,7 +239,8 @@ class Hub:
     def flush(self) -> int:
         """Encode the new messages, and write them to the clients; return the number of writes.
 
-        `Flushes` calls this method. A fan-out to many clients continues in the next call.
+        `Flushes` calls this method. If there are more clients than `SLICE`, the next call continues
+        the fan-out.
         """
         self._is_queued = False
         group = self.in_step
@@ -244,7 +250,7 @@ class Hub:
                     self._take_arrivals()
                 self._begin_fan_out()
             writes = group.write(SLICE) if group.behind else 0
-        except Exception:  # without this, the clients would wait for events for ever
+        except Exception:  # If the hub did not fail here, its clients would wait for ever.
             self._fail()
             return SLICE
         if writes:
@@ -282,7 +288,7 @@ class Hub:
                 return
 
     async def _encode(self, stored: Stored) -> None:
-        """Encode one message that must wait for the bus. The messages after it wait, too."""
+        """Encode one message for which the hub must read from NATS; the messages after it wait."""
         try:
             item = await encode(self._bus, self.view, self._encoding, stored)
         except Exception:
@@ -298,7 +304,7 @@ class Hub:
         self._flush_again()
 
     def _end(self) -> None:
-        """Note that the last item is in the ring, so no more messages are needed."""
+        """Stop the source, because the last item of the view is in the ring."""
         self._state = State.OVER
         self._release_source()
 
@@ -325,7 +331,8 @@ class Hub:
             newest = ring.newest
             group.move(end, StreamSequence(newest.sequence + 1) if newest else group.next)
         if ring.held_bytes > self._ring_bytes:
-            self._evict(self._ring_bytes * 7 // 8, least=1)  # not for each event a little
+            # Free an eighth at once; otherwise each further event would evict a little.
+            self._evict(self._ring_bytes * 7 // 8, least=1)
         self._budget.hold(self, ring.held_bytes)
         if self._out_of_step:
             for client in tuple(self._out_of_step):
@@ -334,8 +341,8 @@ class Hub:
     def _give_to_group(self, end: RingPosition, now: float) -> None:
         """Begin a fan-out of the group's next chunk.
 
-        If the streams end with this chunk, if the chunk is large, or if the ring has evicted it,
-        each client takes its next items by itself.
+        In three cases there is no fan-out, and each client takes its next items by itself: if the
+        streams end with this chunk, if the chunk is large, or if the ring has evicted the chunk.
         """
         ring, group = self.ring, self.in_step
         if group.at < ring.base:
@@ -357,8 +364,8 @@ class Hub:
     def _evict(self, limit_bytes: int, least: int) -> None:
         newest = self.ring.newest
         if self.view.reads_frames and newest is not None and newest.last:
-            # The run's terminal event is not in RAW. So a client cannot replay the terminal event
-            # after it was evicted.
+            # A client that reads source frames cannot replay the run's terminal event, because RAW
+            # does not have it. So the item with the terminal event is never evicted.
             least = 1
         if self.ring.evict(limit_bytes, least):
             assert self.ring.evicted is not None

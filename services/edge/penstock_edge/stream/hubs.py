@@ -1,4 +1,4 @@
-"""The hubs of one process, one for each view that clients follow."""
+"""Keeps the hubs of one process: one hub for each view that clients follow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKS_PER_KEEP_ALIVE: Final = 3
 
 
 class Hubs:
-    """All hubs of this process, and the periodic work on their clients (`maintain`)."""
+    """Makes and stops the hubs of this process, and maintains their clients periodically."""
 
     def __init__(
         self, bus: Bus, settings: EdgeSettings, turns: ReadScheduler | None = None
@@ -33,7 +33,8 @@ class Hubs:
         self._budget = RingBudget(settings.max_ring_bytes)
         self._flushing: Flushes | None = None
         self._hubs: dict[tuple[str, ...], Hub] = {}
-        self._detached: set[Hub] = set()  # these hubs have clients, but no new client may join
+        # the hubs that still have clients but accept no new clients
+        self._detached: set[Hub] = set()
         self._clients: dict[Hub, set[Client]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -62,15 +63,16 @@ class Hubs:
             self._forget(hub)
             client.leave()
             raise
-        except asyncio.CancelledError:  # only this client left; others may wait for the same start
+        # Only this client has left; other clients may wait for the same start.
+        except asyncio.CancelledError:
             client.leave()
             raise
         return client
 
     async def maintain(self) -> None:
-        """Keep idle streams alive, drop slow clients and end old streams.
+        """Keep idle streams alive, drop slow clients and end old streams, until cancelled.
 
-        This happens three times in `keep_alive_s`, until the task is cancelled.
+        All clients are checked `CHECKS_PER_KEEP_ALIVE` times in `keep_alive_s`.
         """
         period_s = self._settings.keep_alive_s / CHECKS_PER_KEEP_ALIVE
         while True:
@@ -86,26 +88,26 @@ class Hubs:
     def on_loss(self, loss: Loss) -> None:
         """End the client streams that cannot continue after NATS has lost the end of a stream.
 
-        The clients of these streams reconnect, and the response names the loss. The client streams
-        of one run continue: the run's events have numbers, so an event that is published again is
-        recognized. Client streams of source frames or of many runs cannot continue. If the ring of
-        a run has evicted items, the run's client streams cannot continue either, because the
-        clients may have to read the JetStream stream again.
+        The clients of these streams reconnect, and the next response names the loss. Client streams
+        of one run's events continue, because these events have numbers, so the clients recognize an
+        event that is published again. Client streams of source frames or of many runs end. If the
+        ring of a run has evicted items, the run's client streams end, too, because the clients may
+        have to read the JetStream stream again.
         """
         for key, hub in tuple(self._hubs.items()):
             view = hub.view
             if view.followed.stream != loss.stream:
                 continue
             if isinstance(view.reads, RunEvents) and not hub.ring.base and hub.clients:
-                # The events that are published again have other stream sequences. A new client
-                # begins at such a sequence, so new clients need a new hub.
+                # Events that are published again get other stream sequences, and a new client
+                # begins at such a sequence. So new clients need a new hub.
                 del self._hubs[key]
                 self._detached.add(hub)
             else:
                 self._forget(hub)
 
     async def close(self) -> None:
-        """End every stream."""
+        """End every stream, and stop all hubs."""
         hubs = (*self._hubs.values(), *self._detached)
         self._hubs.clear()
         self._detached.clear()
@@ -114,7 +116,8 @@ class Hubs:
             self._flushing.close()
 
     def _flushes(self) -> Flushes:
-        """Return the scheduler, which can be made only while the event loop runs."""
+        """Return the scheduler of flushes; it is made here, because it needs a running event
+        loop."""
         if self._flushing is None:
             self._flushing = Flushes(self._budget.report)
         return self._flushing

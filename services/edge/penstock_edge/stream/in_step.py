@@ -1,9 +1,11 @@
-"""The clients of one hub that are in step: they have all items of the ring, and wait for more.
+"""The group of a hub's clients that are in step: they have all items of the ring and wait for more.
 
-Such clients all get the same bytes next. So a write to a thousand clients is a loop over a thousand
-bound `transport.write`: two function calls for each client, and the system call. The
-position in the ring belongs to the group. A client leaves the group before it gets any other bytes:
-when its connection is paused, when its stream is about to end, or when it gets a notice.
+All these clients get the same bytes next. So a write to a thousand clients is a loop over a
+thousand bound methods `transport.write`. Each client costs two function calls and the system call.
+
+The group has one position in the ring for all its clients. A client leaves the group before it gets
+any other bytes: when its connection is paused, when its stream is about to end, or when it gets a
+notice.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ Write = Callable[[bytes], object]
 
 
 class Member(Protocol):
-    """A client, as its hub sees it."""
+    """The methods of a client that its hub uses."""
 
     def wake(self) -> None:
-        """Look at the ring, which has new items or will get no more items.
+        """Look at the ring, because it has new items or will get no more items.
 
-        A client in step leaves the group.
+        A client in step first leaves the group.
         """
         ...
 
@@ -35,13 +37,15 @@ class Member(Protocol):
 
 
 class InStep:
-    """The group. A fan-out writes the same bytes to each member, in slices.
+    """The group; a fan-out writes the same bytes to each member, in slices.
 
-    During a fan-out, `behind` has the members that have not got the bytes yet, and `level` all
-    others. Only methods of this class may change them. A client that joins
-    or leaves meanwhile gets the bytes once, because `remove` returns the client's own position.
-    `at` is the position in the ring, and `next` one more than the sequence of the newest item, of
-    the members that have got the bytes.
+    During a fan-out, `behind` has the members that have not got the bytes yet, and `level` has all
+    other members. Only methods of this class may change `behind` and `level`. A client that joins
+    or leaves during a fan-out gets the bytes exactly once, because `remove` returns the position of
+    this client.
+
+    `at` and `next` are for the members in `level`: `at` is their position in the ring, and `next`
+    is one more than the sequence of their newest item.
     """
 
     __slots__ = (
@@ -67,7 +71,7 @@ class InStep:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a fan-out is not complete."""
+        """Whether a fan-out is in progress."""
         return bool(self.behind)
 
     @property
@@ -91,7 +95,8 @@ class InStep:
         return self._next_before if member in self.behind else self.next
 
     def move(self, at: RingPosition, next: StreamSequence) -> None:
-        """Set the position of a group that has no members, or whose next items have no bytes."""
+        """Set the position of the group, if it has no members or if its next items have no
+        bytes."""
         self.at, self.next = at, next
 
     def begin(
@@ -108,10 +113,10 @@ class InStep:
         self.behind, self.level = self.level, self.behind
 
     def write(self, most: int) -> int:
-        """Write to at most so many members; return the number of writes.
+        """Continue the fan-out: write to at most `most` members, and return the number of writes.
 
         If the `write` of one member raises an exception, only the stream of this member ends. A
-        `write` may pause the connection, and then removes its member from this group.
+        `write` may pause its connection, and the member then leaves this group.
         """
         behind, level, written = self.behind, self.level, self._bytes
         writes = 0

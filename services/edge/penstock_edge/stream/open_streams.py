@@ -1,9 +1,9 @@
 """Limits the number of open streams of this process, and asks clients to reconnect.
 
-Old streams are closed, so that clients spread over all edges. Streams are also closed when this
-edge drains. The client of a closed stream reconnects, perhaps to another edge, and continues at its
-cursor. A stream whose client cannot continue at a cursor is not closed. Such a stream stays open
-until the stream's end or the end of the process.
+Streams are closed when they are old, so that clients spread over all edges, and when this edge
+drains. The client of a closed stream reconnects, perhaps to another edge, and continues at its
+cursor. If a client cannot continue at a cursor, its stream stays open until the stream's own end or
+the end of the process.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-# The greatest part of `max_age_s` that is subtracted at random, as a fraction. Streams that were
-# opened together must not be closed together.
+# A random time is subtracted from `max_age_s`, at most this fraction of it. Without the
+# subtraction, streams that were opened together would be closed together.
 JITTER: Final = 0.2
-# The part of the grace period in which streams are closed: its beginning and its end, as fractions.
-# Before this part, a load balancer may not know yet that this edge drains, and would route the
-# clients back to this edge. After this part, the process might end before the last bytes of a
-# response are written.
+# Streams are closed between these two fractions of the grace period. Earlier, a load balancer may
+# not know yet that this edge drains, and would route the clients back to this edge. Later, the
+# process might end before the last bytes of a response are written.
 DRAINED_BETWEEN: Final = (0.2, 0.8)
 RETRY_MS: Final = (500, 3000)
 TICK_S: Final = 0.05
-OTHER_FILES: Final = 500  # files for NATS, agent servers, and requests without a stream
+# files that are needed for NATS, agent servers, and requests without a stream
+OTHER_FILES: Final = 500
 
 
 class ReconnectReason(StrEnum):
@@ -43,7 +43,7 @@ class ReconnectReason(StrEnum):
 
 
 class Stream(Protocol):
-    """The stream of one client."""
+    """A client's stream, as `OpenStreams` sees it."""
 
     @property
     def resumable(self) -> bool:
@@ -59,19 +59,19 @@ class Stream(Protocol):
 
 
 class OpenStreams:
-    """All open streams of this process. If `max_age_s` is 0, no stream is too old."""
+    """Knows all open streams of this process. If `max_age_s` is 0, no stream is ever too old."""
 
     def __init__(self, max_streams: int, max_age_s: float) -> None:
         self.max_streams = max_streams
         self._max_age_s = max_age_s
         self._close_at: dict[Stream, float] = {}
-        self._grace_s: float | None = None  # is set when the edge begins to drain
+        self._grace_s: float | None = None  # None until the edge begins to drain
 
     def __len__(self) -> int:
         return len(self._close_at)
 
     def fit(self, max_files: int) -> None:
-        """Lower the limit of streams if this process may not open enough files for all streams."""
+        """Lower `max_streams` if this process may not open enough files for so many streams."""
         room = max(max_files - OTHER_FILES, 1)
         if room < self.max_streams:
             log.warning(
@@ -82,7 +82,7 @@ class OpenStreams:
             self.max_streams = room
 
     def require_room(self, scope: Scope) -> None:
-        """Require that one more stream may be opened, and count this stream for the user.
+        """Check that one more stream may be opened, and count the stream for the user.
 
         Handlers call this method before they begin any work.
 
@@ -106,14 +106,14 @@ class OpenStreams:
         self._close_at.pop(stream, None)
 
     def rotate(self) -> None:
-        """Ask the clients of old streams to reconnect; must be called periodically."""
+        """Ask the clients of old streams to reconnect; `Hubs.maintain` calls this periodically."""
         self._close_due(ReconnectReason.AGE)
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new streams, and ask the clients that can continue elsewhere to reconnect.
+        """Refuse new streams, and ask the clients that have a cursor to reconnect to another edge.
 
         The requests to reconnect are spread over the grace period. The method returns when no
-        stream is open, at the latest after `grace_s`.
+        stream is open, or after `grace_s`.
         """
         self._grace_s = grace_s
         for stream in self._close_at:

@@ -1,4 +1,4 @@
-"""Asks Linux how many bytes of a connection the peer has acknowledged."""
+"""Finds out how many bytes of a connection were written, and how many the peer has acknowledged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def acknowledged(transport: asyncio.WriteTransport) -> int | None:
 
 
 def written(transport: asyncio.WriteTransport) -> int | None:
-    """Return how many bytes were written to the connection, sent or not; None if unknown."""
+    """Return how many bytes the process has written to the connection; None if unknown.
+
+    Bytes that wait in the transport or in the system's queue are counted, too.
+    """
     connection = transport.get_extra_info("socket")
     if connection is None or not sys.platform.startswith("linux"):
         return None
@@ -41,8 +44,8 @@ def written(transport: asyncio.WriteTransport) -> int | None:
         queue = fcntl.ioctl(connection.fileno(), _TIOCOUTQ, b"\0\0\0\0")
     except OSError:
         return None
-    # Bytes that are acknowledged between the two calls count twice. So the result may be too large,
-    # but is never too small.
+    # Bytes that are acknowledged between the two calls are counted twice. So the result may be too
+    # large, but is never too small.
     before = acknowledged(transport)
     if before is None:
         return None

@@ -1,4 +1,4 @@
-"""The replay of a client: it reads the JetStream stream from the client's position to the ring."""
+"""The replay of a client reads the JetStream stream from the client's position up to the ring."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ log = logging.getLogger(__name__)
 LAG_RETRY_S: Final = 0.05
 LAG_TRIES: Final = 40
 UNAVAILABLE_RETRY_S: Final = 0.5
-PIECE_BYTES: Final = 256 * 1024  # one write of a replay gets no more items from this size on
+PIECE_BYTES: Final = 256 * 1024  # one write of a replay ends with the item that reaches this size
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The replay has reached the ring. `truncated`: some messages before the ring are missing."""
+    """The replay has reached the ring. `truncated` is True if messages before the ring are
+    missing."""
 
     truncated: bool = False
 
@@ -32,8 +33,8 @@ class Reached:
 class Replay:
     """Reads and encodes the messages from `start` to the ring's oldest item, for one client.
 
-    The next batch is read when the client has taken the items of the batch before. So a replay has
-    at most one batch in memory.
+    The replay reads the next batch only after the client has taken all items of the last batch. So
+    a replay has at most one batch in memory.
     """
 
     def __init__(self, hub: Hub, start: StreamSequence) -> None:
@@ -46,7 +47,7 @@ class Replay:
         self._lags = 0
 
     async def take(self, turn: Turn) -> tuple[Item, ...] | Reached:
-        """Return the next items, or Reached if the replay has reached the ring.
+        """Return the next items, or `Reached` if the replay has reached the ring.
 
         The result is empty if this call found no items but the next call may. The stream is read
         within a `turn`.
@@ -61,7 +62,8 @@ class Replay:
             return await self._encode(self._encoding)
         if self._hub.joins(self._newest):
             return Reached()
-        # A replica that lags behind may not have the newest messages before the ring yet.
+        # Messages between the replay and the ring are missing. A replica that lags behind may get
+        # them soon, so the read is repeated.
         if self._lags == LAG_TRIES:
             return Reached(truncated=True)
         self._lags += 1
@@ -81,14 +83,14 @@ class Replay:
             await asyncio.sleep(UNAVAILABLE_RETRY_S)
             return False
         self._unencoded = step.kept[::-1]
-        # A batch may have no message of this client. The result is then False, so that the client
-        # checks whether it has left before the next batch is read.
+        # A batch may have no message for this client. The result is then False, so that the caller
+        # can check whether the client has left before the next batch is read.
         return step.is_last or bool(step.kept)
 
     async def _encode(self, encoding: Encoding) -> tuple[Item, ...]:
-        """Encode the next messages, until the items have 256 KiB.
+        """Encode the next messages, until the items have `PIECE_BYTES`.
 
-        Without a limit, a client that does not read could use much more memory.
+        If there were no limit, a client that does not read could use much more memory.
         """
         self._lags = 0
         items: list[Item] = []

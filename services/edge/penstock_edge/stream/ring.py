@@ -1,4 +1,4 @@
-"""The ring of a hub's newest items, and the chunks in which clients take these items."""
+"""The ring keeps a hub's newest items; clients take these items in chunks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from penstock_edge.views.items import Item
 from penstock_edge.views.positions import ByteOffset, RingPosition, StreamSequence
 
 CHUNK_BYTES: Final = 256 * 1024
-# The number of chunks that are kept. Few chunks are enough, because most clients are at the ring's
-# end.
+# The number of chunks that the ring keeps. Few chunks are enough, because most clients are at the
+# ring's end.
 KNOWN_CHUNKS: Final = 4
-ITEM_BYTES: Final = 200  # the memory that an item needs in addition to its frames
+ITEM_BYTES: Final = 200  # the memory of an item without its frames, in bytes
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Items that are written together. `end` is the position in the ring after these items."""
+    """Items that are written together. `end` is the position in the ring after the last of them."""
 
     body: bytes
     end: RingPosition
@@ -26,25 +26,27 @@ class Chunk:
 
 
 class Ring:
-    """Items in the order of their stream. If there are too many, the oldest items are evicted.
+    """Keeps items in the order of their stream; if there are too many, the oldest items are
+    evicted.
 
-    The ring keeps only numbers and bytes of each item, which Python's garbage collector does not
-    track. With objects for each item, 10,000 events/s led to 30 collections a second, and to a full
-    one of 0.1 to 0.2 s (on a busy machine) every 4 s. Now there are 4, and no full one in 8 s.
-    Only the newest item may end the stream.
+    The ring keeps only numbers and bytes of each item, because Python's garbage collector does not
+    track these. With objects for each item, 10,000 events/s caused 30 collections a second, and
+    every 4 s a full collection of 0.1 to 0.2 s (on a busy machine). Now there are 4 collections a
+    second, and no full collection in 8 s. Only the newest item may be the last item of the stream.
     """
 
     def __init__(self) -> None:
         self.base = RingPosition(0)  # the position of the oldest item in the ring
         self.end = RingPosition(0)  # the position after the newest item
-        self.held_bytes = 0  # the memory of all items in the ring
+        self.held_bytes = 0  # the memory of all items in the ring, in bytes
         self.delivered_bytes = ByteOffset(0)  # the bytes of all items that were ever appended
         self.evicted: StreamSequence | None = None  # the sequence of the newest evicted item
         self.newest: Item | None = None  # the item that was appended last; None in an empty ring
         self._sequences: list[int] = []
         self._bodies: list[bytes] = []
-        self._offsets: list[int] = []  # `delivered_bytes` after each item
-        self._frames: dict[int, list[bytes]] = {}  # by position; of items without exactly one frame
+        self._offsets: list[int] = []  # the value of `delivered_bytes` after each item
+        # by position: the frames of each item that does not have exactly one
+        self._frames: dict[int, list[bytes]] = {}
         self._chunks: dict[RingPosition, Chunk] = {}
 
     def append(self, item: Item) -> None:
@@ -64,7 +66,7 @@ class Ring:
             self._chunks.clear()
 
     def evict(self, limit_bytes: int, least: int) -> bool:
-        """Evict the oldest items until the others fit in `limit_bytes`, or only `least` are left.
+        """Evict the oldest items until the ring fits in `limit_bytes` or has only `least` items.
 
         Returns:
             Whether any item was evicted.
@@ -112,15 +114,17 @@ class Ring:
     def joined(self, at: RingPosition) -> tuple[bytes, RingPosition, StreamSequence]:
         """Return the bytes of a chunk, its end, and one more than the sequence of its last item.
 
-        `at` is a position in the ring, before its end. No objects are made for the items.
+        `at` must be before the ring's end. Unlike `chunk`, this method makes no objects for the
+        items.
         """
-        if at + 1 == self.end:  # nearly always
+        if at + 1 == self.end:  # This is nearly always the case.
             return self._bodies[-1], self.end, StreamSequence(self._sequences[-1] + 1)
         body, stop = self._join(at - self.base)
         return body, RingPosition(self.base + stop), StreamSequence(self._sequences[stop - 1] + 1)
 
     def _join(self, first: int) -> tuple[bytes, int]:
-        """Return the bytes of the items from this index on, and the index after them."""
+        """Return the bytes of a chunk whose first item has the index `first`, and the index
+        after it."""
         bodies = self._bodies
         stop, size_bytes = first + 1, len(bodies[first])
         while stop < len(bodies):
@@ -147,5 +151,5 @@ class Ring:
 
 
 def http_chunk(body: bytes) -> bytes:
-    """Frame the body as one chunk of a chunked response (RFC 9112, section 7.1)."""
+    """Return the body as one chunk of a chunked HTTP response (RFC 9112, section 7.1)."""
     return b"%x\r\n%b\r\n" % (len(body), body)

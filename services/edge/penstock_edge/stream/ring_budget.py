@@ -18,19 +18,21 @@ class Emptiable(Protocol):
 class RingBudget:
     """Empties rings while all rings together have more bytes than the limit.
 
-    The ring with no new items for the longest time is emptied first. Its frames were written long
-    ago, so only a client that reconnects may still need these frames. The rings that clients read
-    now are not emptied.
+    The first ring to be emptied is the one that has had no new items for the longest time. The
+    frames of this ring were written long ago, so only a client that reconnects may still need them.
+    A ring that was emptied is not emptied again before it has new items.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held: dict[Emptiable, int] = {}  # the hub that added an item last is last
-        self._emptied: dict[Emptiable, int] = {}  # hubs whose rings have been emptied
+        # bytes of each ring; the hub that added an item most recently is last
+        self._held: dict[Emptiable, int] = {}
+        # bytes that are left in the rings that were emptied
+        self._emptied: dict[Emptiable, int] = {}
         self.held_bytes = 0
 
     def hold(self, hub: Emptiable, held_bytes: int) -> None:
-        """Note that the hub has added items to its ring, which now has this many bytes."""
+        """Record that the hub has added items to its ring, which now has `held_bytes`."""
         self.held_bytes += held_bytes - self._held.pop(hub, 0) - self._emptied.pop(hub, 0)
         self._held[hub] = held_bytes
         while self.held_bytes > self._limit_bytes and self._held:
@@ -45,5 +47,5 @@ class RingBudget:
         self.report()
 
     def report(self) -> None:
-        """Set the metric; called once in a turn of the loop, not for each event."""
+        """Set the metric; called at most once every `REPORT_S`, not for each event."""
         RING_BYTES.set(self.held_bytes)

@@ -1,15 +1,15 @@
-"""Keeps the positions of clients that cannot keep their own, by name (`?cursor=<name>`).
+"""Saves the positions of clients that cannot save their own, by name (`?cursor=<name>`).
 
-A client with a named cursor that connects without `Last-Event-ID` continues at the saved position.
-The server of an event stream does not learn what a client has processed. So a position counts as
-received when `settle_s` seconds have passed since the edge has written it, the connection is still
-open, and the client's system has acknowledged the bytes. So a client that restarts gets the events
-of the last `settle_s` seconds once more. A client that reads its connection within `settle_s`
-seconds misses nothing.
+A client that connects with a cursor's name and without `Last-Event-ID` continues at the saved
+position. The server of an event stream does not learn which events a client has processed. So a
+position counts as received under three conditions: the edge wrote it at least `settle_s` seconds
+ago, the connection is still open, and the client's system has acknowledged the bytes. Therefore a
+client that restarts gets the events of the last `settle_s` seconds once more. A client that reads
+its connection within `settle_s` seconds misses nothing.
 
-Only the newest connection with a cursor saves positions. Without this, an old connection that is
-broken, but still looks open to the edge, could move the cursor past events that the new connection
-has not got.
+Only the newest connection with a cursor saves positions. An old connection may be broken although
+it looks open to the edge. If it could save, it could move the cursor past events that the new
+connection has not got.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 BUCKET: Final = "cursors"
 MAX_PER_OWNER: Final = 100
-LOOK_S: Final = 1.0  # seconds between two looks at the position of a stream
-# Seconds after which the time is saved again although the position is the same. Without this, the
-# saved time of a cursor of rare events would become too old.
+LOOK_S: Final = 1.0  # seconds between two samples of a stream's position
+# Seconds after which the time is saved again although the position is the same. If the time were
+# saved only with a new position, the saved time of a cursor of rare events would become too old.
 TIME_EVERY_S: Final = 60.0
 CLOSE_S: Final = 2.0
 # the greatest number of seconds between the storage of an event and its arrival in a stream
@@ -49,9 +49,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A saved position: the cursor, and a time before which the client has all events.
+    """A saved position: the cursor, and a time before which the client has got all events.
 
-    `holder` is the connection that may save the next position.
+    `holder` is the id of the connection that may save the next position.
     """
 
     cursor: str
@@ -60,7 +60,7 @@ class Position:
 
     @classmethod
     def parse(cls, value: bytes) -> Self:
-        """Parse what `dump` wrote. Raises ValueError, KeyError or TypeError."""
+        """Return the position that `dump` has written. Raises ValueError, KeyError or TypeError."""
         record = orjson.loads(value)
         return cls(record["cursor"], record["complete_until"], record["holder"])
 
@@ -82,13 +82,16 @@ class Position:
 
 
 class Sample(NamedTuple):
-    """The state of a stream at a time of the loop's clock."""
+    """The state of a stream at one moment: `at` by the loop's clock, `unix_s` by NATS's clock.
+
+    `unix_s` is `LAG_S` seconds earlier, because events may arrive that much later.
+    """
 
     at: float
     unix_s: float
-    cursor: str | None  # the newest position that was written
-    level: bool  # whether all events that were stored at that time were written
-    written: Sequence[int | None]  # the number of written bytes, for each client
+    cursor: str | None  # the newest position that was written at that moment
+    level: bool  # whether all events that were stored at that moment were written
+    written: Sequence[int | None]  # the number of bytes that were written to each client
 
 
 class SavedCursors:
@@ -103,7 +106,7 @@ class SavedCursors:
         """Return the caller's cursor of this name.
 
         The cursor belongs to the user and to the name of the stream token. So a new token with the
-        same name continues with the cursor, and a token with another name cannot move the cursor.
+        same name continues with the cursor. A token with another name cannot move the cursor.
 
         Raises:
             Problem: 422 for an invalid name; 409 if there are too many cursors.
@@ -125,18 +128,20 @@ class SavedCursors:
         return SavedCursor(self, f"{owner}.{name}", found, entry.revision if entry else 0)
 
     def follow(self, following: asyncio.Task[None]) -> None:
-        """Register a task that saves a last position, for which `close` waits."""
+        """Register a task that follows a stream and saves its last position; `close` waits for
+        it."""
         self._following.add(following)
         following.add_done_callback(self._following.discard)
 
     async def close(self) -> None:
-        """Wait for the last positions, after all streams have ended."""
+        """Wait up to `CLOSE_S` until the last positions are saved; call this after all streams
+        ended."""
         if self._following:
             await asyncio.wait(self._following, timeout=CLOSE_S)
 
 
 class SavedCursor:
-    """A cursor of one connection. `found` is the saved position; None for a new cursor."""
+    """The cursor of one connection. `found` is the saved position; None if the cursor is new."""
 
     def __init__(
         self, cursors: SavedCursors, key: str, found: Position | None, revision: int
@@ -150,10 +155,11 @@ class SavedCursor:
         self._saved = Position("", None, self._holder)
         self._saved_at = 0.0
         self._left = asyncio.Event()
-        self._is_taken = False  # whether a newer connection has the cursor
+        self._is_taken = False  # whether a newer connection uses the cursor
 
     async def begin(self, cursor: str, complete_until: float | None = None) -> None:
-        """Save the position at which the stream begins. From now on, this connection saves.
+        """Save the position at which the stream begins, and let only this connection save from now
+        on.
 
         Raises:
             BusError: the position cannot be saved now.
@@ -212,7 +218,8 @@ class SavedCursor:
         )
 
     async def _keep(self, sample: Sample) -> None:
-        """Save a position, unless it is saved already, or a newer connection has the cursor."""
+        """Save the sample's position, unless it is saved already or a newer connection has the
+        cursor."""
         wanted = replace(self._saved, cursor=sample.cursor or self._saved.cursor)
         if sample.level:
             wanted = replace(wanted, complete_until=sample.unix_s)

@@ -32,7 +32,8 @@ class UntilIdle:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, as an ASGI application."""
         watching = asyncio.create_task(self._watch())
-        # The client leaves at the end of the stream, which may be after the end of this call.
+        # The response may continue without ASGI, so the stream may end after this call has
+        # returned.
         self._client.when_left(watching.cancel)
         await self._stream(scope, receive, send)
 
@@ -43,7 +44,7 @@ class UntilIdle:
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                # If this error ended the task, the stream would stay open for ever.
+                # If the task ended with this error, the stream would stay open for ever.
                 name = self._session.session_id[:128]
                 log.warning(
                     "whether session %r is idle is not known: %r; asking again", name, error

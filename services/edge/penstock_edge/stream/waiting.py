@@ -21,7 +21,7 @@ from penstock_edge.views.framing import NAMED_SSE
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S: Final = 1.0  # `begun` is also called after this time, because a notice may be lost
+LOOK_AGAIN_S: Final = 1.0  # seconds after which `begun` is called without a notice, too
 
 
 class WaitEnd(Enum):
@@ -35,7 +35,8 @@ class WaitEnd(Enum):
 class WaitingStream:
     """Sends the head at once, then keep-alives until `begun` returns a stream, then this stream.
 
-    After each message on the core subject `notices`, `begun` is called again.
+    Each message on the core subject `notices` causes a call of `begun`. Messages may be lost, so
+    `begun` is also called every `LOOK_AGAIN_S`.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class WaitingStream:
         self._streams = streams
         self._moved = asyncio.Event()  # is set when a notice comes, or when the wait ends
         self._end: WaitEnd | None = None
-        self.resumable = True  # the client has no frame yet, so a reconnection loses no frame
+        self.resumable = True  # the client has got no frame yet, so a reconnection loses no frame
 
     def ask_to_reconnect(self, reason: ReconnectReason) -> None:
         """End the response, and ask the client to reconnect."""
@@ -80,7 +81,7 @@ class WaitingStream:
         await stream(scope, receive, send_body)
 
     async def _stream(self, scope: Scope, send: Send) -> EventStream | None:
-        """Wait, and return the stream that has begun; None if the wait ends before."""
+        """Wait for the stream, and return it; None if the wait ends before the stream begins."""
         stream: EventStream | None = None
         try:
             with while_valid(scope, lambda: self._finish(WaitEnd.EXPIRED)):
@@ -90,12 +91,13 @@ class WaitingStream:
                 finally:
                     await subscription.unsubscribe()
         except (BusError, Problem) as error:
-            # The head has been sent, so an error response is not possible any more. The client
-            # reconnects. The client has no frames yet, so the reconnection loses no frames.
+            # The head has been sent, so the response can no longer be an error. The response ends,
+            # and the client reconnects. The client has no frames yet, so no frame is lost.
             log.warning("waiting for %s: %s", self._notices, error)
         except BaseException:
             if stream is not None:
-                # Without this call, the hub would keep a client for which no response exists.
+                # If the stream were not discarded, the hub would keep a client that has no
+                # response.
                 stream.discard()
             raise
         return stream
@@ -103,7 +105,7 @@ class WaitingStream:
     async def _wait(self, send: Send) -> EventStream | None:
         """Send keep-alives until a stream has begun, and return this stream.
 
-        The result is None if the wait ends before.
+        The result is None if the wait ends before a stream begins.
         """
         loop = asyncio.get_running_loop()
         wrote_at = loop.time()
@@ -139,8 +141,8 @@ class WaitingStream:
         if self._end is WaitEnd.MOVED:
             body = NAMED_SSE.reconnect(retry_ms())
             if cycle := cycle_of(receive):
-                # The client's next request then opens a new connection, which may reach another
-                # edge.
+                # The connection is closed after this response. So the client's next request opens a
+                # new connection, which may reach another edge.
                 cycle.keep_alive = False
         await send({"type": "http.response.body", "body": body})
 

@@ -18,8 +18,8 @@ from penstock_edge.stream.leaving import until_closed
 class EventStream:
     """The response for one client, which ends when the client's stream ends.
 
-    `ended` means that the run has ended. If the client then has all events already, the status is
-    204, so that an EventSource does not reconnect. For this reason the first bytes of an ended run
+    `ended` means that the run has ended. If the client already has all events of an ended run, the
+    status is 204, so that an EventSource does not reconnect. So for an ended run, the first bytes
     are taken before the head is sent.
     """
 
@@ -35,11 +35,12 @@ class EventStream:
         """Send the response, as an ASGI application.
 
         The response also ends when the caller's credential becomes invalid. If the connection can
-        be taken over, the method returns after the head, and the response continues without ASGI.
+        be taken over from uvicorn, this method returns after the head, and `Direct` continues the
+        response.
         """
         client = self._client
-        # The client of a POST does not reconnect by itself. The same POST would also not continue
-        # at the client's position.
+        # The client of a POST does not reconnect by itself, and the same POST would not continue at
+        # the client's position. So only a GET is resumable.
         client.resumable = scope["method"] == "GET" and client.hub.view.framing.resumable
         client.read_for(identity_of(scope))
         client.when_left(watch(scope, client.expire, client.warn))
@@ -51,7 +52,7 @@ class EventStream:
                 client.leave()
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Send the response; return whether it continues without ASGI."""
+        """Send the response; return True if `Direct` continues it after this call."""
         client = self._client
         run_id = client.hub.view.run_id
         body: bytes | None = b""
@@ -73,7 +74,7 @@ class EventStream:
 
     @contextlib.asynccontextmanager
     async def _until_closed(self, receive: Receive) -> AsyncIterator[None]:
-        """Let the client leave when the connection is closed within the block."""
+        """Let the client leave the hub if the connection is closed within the block."""
         leaving = asyncio.create_task(self._watch(receive))
         try:
             yield
@@ -93,8 +94,8 @@ class EventStream:
         except asyncio.CancelledError:
             if client.end is not End.SLOW:
                 raise
-            # `Client.maintain` has cancelled this task to drop a slow client. The server has not
-            # cancelled the task, so the task continues.
+            # `Client.maintain`, not the server, has cancelled this task to drop a slow client. So
+            # the cancellation is undone, and the task continues.
             if task := asyncio.current_task():
                 task.uncancel()
             await self._say_dropped(send, in_frame)

@@ -1,9 +1,11 @@
 """Reads events as JSON pages, for clients that do not stream.
 
+Reads events as JSON pages, for clients that do not stream.
+
 A page is read in batches, within an allowance. If the allowance is spent before the page is full,
 the page has the events found until then, and `next` is the position that the reading has reached.
-So a client that continues with `next` reaches the end, even if few of the events are for the
-client.
+So a client that continues with `next` reaches the end, even if few of the events that are read are
+for this client.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ NO_END: Final = sys.maxsize
 
 @dataclass(slots=True)
 class _Page:
-    """A page while it is filled. With this page, the client has all frames up to `cursor`."""
+    """A page while it is filled. A client that has this page has all frames up to `cursor`."""
 
     bus: Bus
     view: View
@@ -40,8 +42,8 @@ class _Page:
     limit: int
     allowance: Allowance
     events: list[Any] = field(default_factory=list)
-    ended: bool = False  # the run's terminal event is in the page
-    advanced: bool = False  # `cursor` is beyond the cursor that the client has sent
+    ended: bool = False  # whether the run's terminal event is in the page
+    advanced: bool = False  # whether `cursor` is beyond the cursor of the request
 
     async def add(self, batch: Sequence[Stored]) -> bool:
         """Add the frames of these messages; return False if the page must end.
@@ -68,11 +70,13 @@ class _Page:
         return True
 
     def reach(self, sequence: int) -> bool:
-        """Note that all messages up to this sequence were read; return False if the page must end.
+        """Record that all messages up to this sequence were read; return False if the page must
+        end.
 
-        The page must end if the allowance is spent and `cursor` is beyond the client's own cursor.
-        A dialect with state is read from the run's start. If a page could end before the client's
-        own cursor, the client would get the same `next` again and never any new events.
+        The page must end if the allowance is spent and `cursor` is beyond the request's own cursor.
+        A dialect with state is read from the run's start. If the page could end before the
+        request's own cursor, the client would get the same `next` again and would never get new
+        events.
         """
         if not self.allowance.spent:
             return True
@@ -101,10 +105,11 @@ async def page(
     """Return a page `{events, next}` of a view; `events` are the data of up to `limit` frames.
 
     The framing of the view must be `PageItems`. `next` is null if the page has the run's terminal
-    event, or if there are no events yet. Otherwise `next` is a cursor, with which a request gets
-    the next page. For a view over many runs, `source` selects the messages; the source need not be
-    started. Only messages below the stream sequence `end` are read. Each batch is read within a
-    `turn`.
+    event, or if there are no events yet. Otherwise `next` is the cursor for the request of the next
+    page.
+
+    For a view over many runs, `source` selects the messages; the source need not be started. Only
+    messages below the stream sequence `end` are read. Each batch is read within a `turn`.
 
     Raises:
         BusError: the stream cannot be read now.

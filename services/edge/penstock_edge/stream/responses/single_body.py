@@ -16,13 +16,13 @@ from penstock_edge.stream.leaving import until_closed
 
 
 class Body(Protocol):
-    """Collects the bytes that a client takes from a view, and makes the response from them."""
+    """Collects the bytes that a client takes from a view, and makes the response from the bytes."""
 
     def add(self, taken: bytes) -> None:
         """Add the next bytes.
 
         Raises:
-            Problem: the body cannot be made; the response is this problem.
+            Problem: the body cannot be made; the caller responds with this problem.
         """
         ...
 
@@ -30,7 +30,7 @@ class Body(Protocol):
         """Return the response; called when the view has ended.
 
         Raises:
-            Problem: the view ended in an error; the response is this problem.
+            Problem: the view ended in an error; the caller responds with this problem.
         """
         ...
 
@@ -51,7 +51,10 @@ class Json:
 
 
 class SingleBody:
-    """The response for one client. `shape` writes a Problem in the form that the surface uses."""
+    """The response for one client: one body, sent when the view has ended.
+
+    `shape` turns a Problem into a response in the form of the surface.
+    """
 
     def __init__(
         self,

@@ -1,10 +1,17 @@
 """Writes a client's stream to a WebSocket: a text message for each event, and then a close code.
 
-The close code is the reason why the stream ends. 1000: the stream is complete (`until=idle`). 1001:
-the connection was open for long enough. 1003: the client has sent a message. 1008: the credential
-is no longer valid. 1009: the client has sent a large message. 1012: this edge shuts down. 1013: the
-client reads too slowly, or the stream failed. After 1001, 1008, 1012 and 1013, a client reconnects
-with its cursor.
+Writes a client's stream to a WebSocket: a text message for each event, and then a close code.
+
+The close code tells why the stream ends:
+- 1000: the stream is complete (`until=idle`);
+- 1001: the connection was open for the maximum time;
+- 1003: the client has sent a message;
+- 1008: the credential is no longer valid;
+- 1009: the client has sent a large message;
+- 1012: this edge shuts down;
+- 1013: the client reads too slowly, or the stream failed.
+
+After 1001, 1008, 1012 and 1013, a client reconnects with its cursor.
 """
 
 from __future__ import annotations
@@ -79,8 +86,8 @@ class EventSocket:
         except asyncio.CancelledError:
             if client.end is not End.SLOW:
                 raise
-            # `Client.maintain` has cancelled this task to drop a slow client. The server has not
-            # cancelled the task, so the task continues.
+            # `Client.maintain`, not the server, has cancelled this task to drop a slow client. So
+            # the cancellation is undone, and the task continues.
             if task := asyncio.current_task():
                 task.uncancel()
             await self._close(websocket, TOO_SLOW)
