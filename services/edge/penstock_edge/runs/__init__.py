@@ -1,1 +1,1 @@
-"""Runs: starting, cancelling and deciding runs, and checking what a caller may do with a run."""
+"""Cancels and decides runs, finds their approvals and pauses, and checks what a caller may do."""

@@ -1,4 +1,4 @@
-"""Turns `NotAccepted` (a start has fields that it may not pass) into a 422.
+"""Turns `NotAccepted` into a 422: the start of a run has fields that the agent does not accept.
 
 The 422 names each of these fields.
 """

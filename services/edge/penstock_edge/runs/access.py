@@ -22,10 +22,10 @@ async def run_of(bus: Bus, who: Identity, run_id: str) -> RunRecord:
 
 
 def require_dialect(who: Identity, dialect: str) -> None:
-    """Require the scope `raw` if the dialect is `RAW_DIALECT`, the upstream's own bytes.
+    """Require the scope `raw` if the dialect is `RAW_DIALECT`, the agent server's own bytes.
 
     Raises:
-        Problem: 403 if the caller lacks the scope.
+        Problem: 403 if the caller does not have the scope.
     """
     if dialect == RAW_DIALECT:
         require(who, "raw")

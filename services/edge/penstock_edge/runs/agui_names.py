@@ -1,8 +1,8 @@
 """Stores the AG-UI runIds that clients have set for legs.
 
-The entry in KV `aliases` has the key hash of (agui, run, leg) and the value
-`{"run_id", "leg", "agui_run_id"}`. The edge writes the entry before the leg begins, so that every
-reader of the leg finds the same runId.
+The entry in KV `aliases` has as key the hash of (agui, run, leg), and as value `{"run_id", "leg",
+"agui_run_id"}`. The edge writes the entry before the leg begins, so that every reader of the leg
+finds the same runId.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETRY_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class AguiNames(LegNames):
-    """Reads and writes the AG-UI ids of threads and legs in KV."""
+    """Finds the AG-UI ids of threads and legs, and stores the runIds of legs in KV."""
 
     bus: Bus
     records: RunRecords
@@ -63,7 +63,8 @@ class AguiNames(LegNames):
         return await self.bus.bucket("aliases").put(_key(run_id, leg), value)
 
     async def withdraw(self, run_id: str, leg: int, revision: int) -> None:
-        """Delete the runId that was written with this revision, if the client's leg did not begin.
+        """Delete the runId that `write` has written with this revision, because the leg did not
+        begin.
 
         Raises:
             BusError: the runId may not have been deleted.

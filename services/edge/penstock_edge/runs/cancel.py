@@ -1,4 +1,4 @@
-"""Cancels a run: sends a command to the service of the run, and ends the run if nobody does."""
+"""Cancels a run: sends a command to the run's service, and ends the run if the service does not."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ WRITER: Final = "edge"
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The run's record, and the time of the cancellation.
+    """The record of a cancelled run, and the time of the cancellation.
 
-    `at` is None if the cancellation is not confirmed yet.
+    `at` is None if the run has not ended yet.
     """
 
     record: RunRecord
@@ -53,7 +53,7 @@ class Canceller:
             BusError: the command or the end of the run could not be written.
         """
         record = await run_of(self._bus, who, run_id)
-        run_id = record.run_id  # in small letters, as on the bus
+        run_id = record.run_id  # `run_id` is in small letters, as on the bus
         position = await start_of_new_run(self._bus, subjects.shard_of(run_id))
         before = await lifecycle_of(self._bus, run_id)
         if before is not None and type_of(before) in TERMINAL:

@@ -1,4 +1,4 @@
-"""Finds the pause of a run, and the position in the stream at which the run's next leg begins."""
+"""Finds the pause of a run, and the stream position at which the run's next leg begins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOKUP_RETRY_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The pause of a run. `shown` maps the upstream's ids of requests to the ids of items."""
+    """The pause of a run. `shown` maps the agent server's ids of requirements to item ids."""
 
     approval: ApprovalRecord
     shown: Mapping[str, str]
@@ -39,9 +39,9 @@ class Pause:
 async def pause_of(bus: Bus, run_id: str, fits: Callable[[Pause], bool]) -> Pause:
     """Return the run's last pause, whether the pause is decided or not.
 
-    An answer may arrive before the record of the answered pause is written. So this function waits
-    at most two seconds for a pause that `fits` accepts. After that, it returns the last pause even
-    if `fits` does not accept this pause.
+    A client's answer may arrive before the pause's record is written. So this function waits at
+    most two seconds for a pause that `fits` accepts. After that, it returns the last pause even if
+    `fits` does not accept this pause.
 
     Raises:
         Problem: 409 if the run has ended, or is not paused.
@@ -78,9 +78,9 @@ async def _pause_of(bus: Bus, run_id: str) -> Pause | None:
 
 
 async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
-    """Map the ids of an Agno upstream's requirements to the ids of the items.
+    """Map the ids of an Agno server's requirements to the ids of the items.
 
-    The result is empty if the upstream has another protocol, or the pause's record is missing.
+    The result is empty if the agent server has another protocol, or if the pause has no record.
     """
     kept = await kept_pause(bus, approval.run_id)
     if kept is None or kept.approval_id != approval.approval_id or kept.protocol != "agno":
@@ -114,9 +114,9 @@ async def find_alias(
     """Return the alias of a pause's item: the user's own alias, else the alias without a user.
 
     The result is None if there is no alias. The alias without a user may belong to another user's
-    run, so the caller of this function must check that the user may see the approval. This alias is
-    needed for users that act for others, and for pauses whose alias was written before the owner
-    was part of the key.
+    run, so the caller must check that the user may see the approval. The alias without a user is
+    needed for users that act for others, and for pauses of older versions, whose aliases do not
+    have the owner in the key.
 
     Raises:
         BusError: KV cannot be read now.
@@ -141,7 +141,7 @@ async def start_of_next_leg(bus: Bus, run_id: str, *, frames: bool = False) -> S
     if lifecycle is None:
         return position
     if frames:
-        # The run's terminal event comes after the pause. So the source looks for the terminal event
+        # The run's terminal event comes after the pause, so the source looks for the terminal event
         # from the pause on.
         return StartPosition(position.start, lifecycle.sequence)
     first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))

@@ -1,7 +1,7 @@
-"""Finds the open approvals of a workflow's run and of its steps' runs.
+"""Finds the open approvals of a workflow's run and of the runs that its steps have started.
 
-A workflow's run may wait for several approvals at once, and its clients see all of them. Each is
-decided by itself, although a client may answer several in one request.
+A workflow's run may wait for several approvals at once, and its clients see all of them. A client
+may answer several approvals in one request, but each is decided separately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ SETTLED = frozenset({"approval.decided", "approval.expired", "approval.withdrawn
 class OpenApproval:
     """An approval without a decision. `items` are its items as clients of the tree see them.
 
-    `short_ids` maps the tool call ids of the step's own run to item ids.
+    In the tree, a tool call id begins with the id of the step's run. `short_ids` maps the tool call
+    ids without this prefix to item ids.
     """
 
     approval: ApprovalRecord
@@ -47,7 +48,7 @@ class OpenApproval:
         return next(named, None)
 
     def item(self, id: str) -> dict[str, Any]:
-        """Return the item with this item id or tool call id, which must be there."""
+        """Return the item with this item id or tool call id; the item must exist."""
         found = self.find(id)
         assert found is not None
         return found
@@ -56,7 +57,7 @@ class OpenApproval:
 def approval_of(approvals: Sequence[OpenApproval], ids: Sequence[str]) -> OpenApproval | None:
     """Return the approval that one of these ids names.
 
-    The first id that names exactly one approval decides: two runs may use the same item id. The
+    Two runs may use the same item id. So the first id that names exactly one approval decides. The
     result is None if there is no such id.
     """
     for id in ids:
@@ -71,8 +72,9 @@ async def open_approvals(
 ) -> list[OpenApproval]:
     """Return the open approvals of a workflow's run, the oldest first.
 
-    An answer may come before the records of the approvals are written. So this function waits at
-    most two seconds for approvals that `fits` accepts, and returns the present ones after that.
+    A client's answer may come before the records of the approvals are written. So this function
+    waits at most two seconds for approvals that `fits` accepts. After that, it returns the
+    approvals that are open then.
 
     Raises:
         BusError: the stream or KV cannot be read now.
@@ -89,7 +91,7 @@ async def decide_each(bus: Bus, decisions: Sequence[tuple[ApprovalRecord, Decide
     """Send the decisions on several approvals, one after another.
 
     Raises:
-        Problem: a decision was refused. The decisions before it have been taken.
+        Problem: a decision was refused. The decisions before it were accepted.
         BusError: a decision was not sent.
     """
     for approval, decision in decisions:

@@ -1,4 +1,4 @@
-"""Finds out whether a run is the run of a workflow, and where its next leg begins."""
+"""Finds the runs below a workflow's run that have not ended, and where its next leg begins."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _UNFINISHED: Final = tuple(status for status in get_args(RunStatus) if status no
 
 
 def is_workflow(record: RunRecord) -> bool:
-    """Return whether the run is of a workflow, whose steps may have runs of their own."""
+    """Return whether the run is a workflow's run, whose steps may have started further runs."""
     return record.target == "workflows"
 
 
 async def unfinished_below(runs: RunList, root: RunRecord) -> tuple[Child, ...]:
     """Return the runs below a workflow's run that have not ended, parents first.
 
-    The events that begin them may have expired, so that a reader of events cannot know them.
+    The events that added these runs to the tree may have expired. In this case a reader of events
+    cannot find the runs.
 
     Raises:
         BusError: the list of runs cannot be read now.
@@ -53,9 +54,10 @@ def _any(owner: str) -> bool:
 class NextLeg:
     """The leg of a workflow's run that a decision begins.
 
-    `position` is that of the run's first event. The leg has the events after the stream sequence
-    `after`. `number` counts the legs from 1. `known` has the open runs below, if the events that
-    begin them may have expired.
+    `position` is the position of the run's first event. The leg has the events after the stream
+    sequence `after`. `number` counts the legs from 1. `known` has the open runs below the
+    workflow's run, if the events that added them to the tree may have expired; otherwise it is
+    empty.
     """
 
     position: StartPosition

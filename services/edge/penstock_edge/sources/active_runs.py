@@ -1,8 +1,8 @@
-"""Reads the active runs of the last ten minutes, once for all streams.
+"""Reads the records of the active runs of the last ten minutes, once for all streams.
 
 A run is active if it has neither ended nor paused. Each stream with `until=idle` needs the active
-runs twice a second. If each stream read the records of the last minutes itself, the cost would grow
-with the number of streams.
+runs twice a second. If each stream read these records itself, the cost would grow with the number
+of streams.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from penstock.bus.records import ENDED, RunRecord
 log = logging.getLogger(__name__)
 
 RUNS: Final = "KV_runs"
-PATTERN: Final = ">"  # all keys; with a filter, the server counts what follows in each request
-OLDEST_S: Final = 600.0  # seconds; records that were read earlier are left out
+# The pattern matches all keys. With a narrower pattern, the server would count, for each request,
+# the messages that match.
+PATTERN: Final = ">"
+OLDEST_S: Final = 600.0  # a record that was read longer ago than these seconds is dropped
 _AT_REST: Final = ENDED | {"paused"}
 
 
 class ActiveRuns:
-    """The newest records of active runs, which are read from the stream of KV `runs`."""
+    """Reads the newest records of active runs from the stream of KV `runs`, and keeps them."""
 
     def __init__(self) -> None:
         self._next = 0
         self._lock = asyncio.Lock()
-        # Maps the subject to the time when the record was read, and the record. The record that was
-        # read first comes first.
+        # Maps a record's subject to the time when the record was read, and the record. The record
+        # that was read first comes first.
         self._records: dict[str, tuple[float, RunRecord]] = {}
 
     async def now(self, bus: Bus) -> list[RunRecord]:
@@ -71,7 +73,7 @@ class ActiveRuns:
             self._records[subject] = (time.monotonic(), record)
 
     def _forget(self) -> None:
-        """Drop the records that are too old."""
+        """Drop the records that were read too long ago."""
         oldest = time.monotonic() - OLDEST_S
         for subject, (read_at, _) in list(self._records.items()):
             if read_at >= oldest:

@@ -1,6 +1,6 @@
 """Limits how much one request may read.
 
-When the limit is reached, the response has the events that were found until then.
+When the limit is reached, the response contains only the events that were found so far.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Allowance:
-    """The events, bytes and seconds that a request may still use.
+    """The numbers of events and bytes, and the seconds, that a request may still use.
 
-    The allowance is spent when no events, no bytes or no seconds are left.
+    The allowance is spent when one of the three has reached 0.
     """
 
     events: int
@@ -28,6 +28,6 @@ class Allowance:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is left, so that the request must be answered now."""
+        """Whether the allowance is spent, so that the request must be answered now."""
         late = time.monotonic() - self._begun >= self.time_s
         return late or self.events <= 0 or self.size_bytes <= 0

@@ -26,9 +26,10 @@ FOLD_RETRY_S: Final = 0.05
 
 
 def encode_now(view: View, encoding: Encoding, stored: Stored) -> Item | None:
-    """Encode one message as an item; None if something must be read before (see `encode`).
+    """Encode one message as an item; None if `encode` must first read something from NATS.
 
-    Nearly all messages can be encoded at once, without the cost of a coroutine.
+    Nearly all messages can be encoded at once. This function saves the cost of a coroutine for
+    them.
     """
     if is_reference(stored.payload) and not is_raw(stored):
         return None
@@ -39,9 +40,9 @@ def encode_now(view: View, encoding: Encoding, stored: Stored) -> Item | None:
 
 
 async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> Item:
-    """Encode one message as an item, and read what is needed for it.
+    """Encode one message as an item; first read from NATS what the encoding needs.
 
-    If the message cannot be read, the item is a notice, so that a client sees where a message is
+    If the message cannot be read, the item is a notice, so that a client sees that a message is
     missing.
     """
     try:
@@ -61,8 +62,8 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
 def _unreadable(view: View, stored: Stored, error: Exception) -> Item:
     """Return the notice of a message that cannot be read.
 
-    If a body is not an event, an encoder may raise any exception. If the exception ended the hub,
-    each client that reconnects would fail at the same message.
+    An encoder may raise any exception for a body that is not an event. If the exception ended the
+    hub, each client that reconnects would fail again at the same message.
     """
     expected = isinstance(error, (ValueError, KeyError, TypeError))
     text = "%s %d cannot be read: %r"
@@ -72,7 +73,7 @@ def _unreadable(view: View, stored: Stored, error: Exception) -> Item:
 
 
 async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequence) -> None:
-    """Fold the run's events from `start` on, up to the event before `upto`."""
+    """Fold the run's events from `start` on into the encoding, up to the event before `upto`."""
     run_id = subjects.run_id_of(upto.subject)
     stream, run = events_for(run_id), (subjects.events_of_run(run_id),)
     newest = int(upto.headers[SEQUENCE]) - 1
@@ -84,7 +85,8 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
             start = StreamSequence(found[-1].sequence + 1)
             if int(found[-1].headers[SEQUENCE]) == newest:
                 return
-        # An event is missing: the replica that was read lags behind, or the event has expired.
+        # An event is missing. Either the replica lags behind, and the next read finds the event, or
+        # the event has expired.
         await asyncio.sleep(FOLD_RETRY_S)
     log.warning(
         "%s: some events before %d are no longer stored; frames may lack what depends on them",

@@ -1,10 +1,9 @@
 """The feed follows all events of all runs, once for all client streams over many runs.
 
-In a filtered subscription, a gap in the sequences does not show that a message is missing, because
-the filter leaves out messages, too. The whole stream has no gaps. So a gap in the whole stream
-shows that a message is missing. Therefore the process follows the whole stream once, as long as
-there are client streams over many runs. The feed passes each message to the listeners that need the
-message.
+A filtered subscription has gaps in its sequences, because the filter leaves out messages. So a gap
+does not show that a message was lost. The whole stream has no gaps, so there a gap shows a lost
+message. Therefore the process follows the whole stream once, as long as there are client streams
+over many runs. The feed passes each message to the listeners that need the message.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from penstock.bus.streams import EVENTS, events_of, kind_and_shard
 from penstock_edge.views.items import type_of
 from penstock_edge.views.positions import StreamSequence
 
-# The number of the newest messages that the feed reads when it opens, and keeps for new listeners.
+# The feed reads this number of the newest messages when it opens, and keeps them for new listeners.
 # A replica may lack the newest messages. The feed notices such a gap, but a replay does not. So a
 # replay reads only messages that are older than the messages of the feed.
 RECENT: Final = 500
 RECENT_BYTES: Final = 4 * 1024 * 1024
-# The limits while a reader of stored messages is about to become a watcher (see `Feed.keep`).
+# The limits of the remembered messages within `Feed.keep`, while a reader catches up with the feed.
 KEPT: Final = 20_000
 KEPT_BYTES: Final = 32 * 1024 * 1024
 KNOWN_RUNS: Final = 20_000
 
 
 class Listener(Protocol):
-    """A source over many runs that needs events of some types, or of one session id."""
+    """A source over many runs: it needs the events of some types, or the events of one session."""
 
     session_id: str | None
 
     def wants(self, type: str) -> bool:
-        """Return whether the listener needs the events of this `category.action`."""
+        """Return whether the listener needs events of this type, a `category.action`."""
         ...
 
     def receive(self, batch: list[Stored]) -> None:
@@ -53,19 +52,19 @@ class Listener(Protocol):
 
 
 class Watcher(Protocol):
-    """A source that needs all events of some runs, which it knows by their ids."""
+    """A source that needs all events of some runs, and knows the runs by their ids."""
 
     def take(self, stored: Stored) -> None:
         """Take the next message of a watched run.
 
-        The watcher may begin or end to watch runs meanwhile. The method must not block, and must
-        not raise an exception.
+        During this call, the watcher may call `Feed.watch` and `Feed.unwatch`. The method must not
+        block, and must not raise an exception.
         """
         ...
 
 
 class Feed:
-    """Follows EVENTS of a shard for all listeners, as long as there is a listener."""
+    """Follows the stream EVENTS of one shard for all listeners, as long as there is a listener."""
 
     def __init__(self, bus: Bus, probe_s: float = PROBE_S, shard: int = 0) -> None:
         self._bus = bus
@@ -77,7 +76,7 @@ class Feed:
         self._next = StreamSequence(1)
         self._recent: deque[Stored] = deque()
         self._recent_bytes = 0
-        self._keepers = 0  # the readers that need the remembered messages
+        self._keepers = 0  # the number of blocks of `keep` that are active
         self._watchers: dict[str, set[Watcher]] = {}  # by run id
         self._by_type: set[Listener] = set()
         self._by_session: dict[str, set[Listener]] = {}
@@ -120,7 +119,7 @@ class Feed:
         """Follow the stream until `release` is called.
 
         Raises:
-            BusError: the stream cannot be followed now. `release` must not be called.
+            BusError: the stream cannot be followed now. The caller must not call `release`.
         """
         self._users += 1
         if self._opening is None:
@@ -138,9 +137,9 @@ class Feed:
 
     @contextmanager
     def keep(self) -> Iterator[None]:
-        """Remember more messages within the block, so that `oldest` stays the same for longer.
+        """Remember more messages within the block, so that `oldest` increases later.
 
-        So a reader of stored messages can reach the messages that the feed remembers.
+        So a reader of stored messages has time to reach the messages that the feed remembers.
         """
         self._keepers += 1
         try:
@@ -153,7 +152,8 @@ class Feed:
         self._watchers.setdefault(run_id, set()).add(watcher)
 
     def unwatch(self, run_id: str, watcher: Watcher) -> None:
-        """Pass no more messages of this run to the watcher; do nothing if none are passed."""
+        """Pass no more messages of this run to the watcher; do nothing if the run is not
+        watched."""
         watchers = self._watchers.get(run_id)
         if watchers is not None:
             watchers.discard(watcher)
@@ -161,20 +161,21 @@ class Feed:
                 del self._watchers[run_id]
 
     def remembered(self) -> list[Stored]:
-        """Return the newest messages of the stream, from `oldest` on, in order and without gaps."""
+        """Return the newest messages of the stream in order and without gaps, beginning at
+        `oldest`."""
         return list(self._recent)
 
     def forget(self) -> None:
         """Drop the remembered messages, because NATS has lost them and they are published again.
 
-        Otherwise a new listener would receive both the lost messages and the messages that are
-        published again.
+        If the feed kept them, a new listener would receive both the lost messages and the messages
+        that are published again.
         """
         self._recent.clear()
         self._recent_bytes = 0
 
     async def close(self) -> None:
-        """Wait until the subscriptions that no listener needs any more have ended."""
+        """Wait until the subscriptions without listeners have ended."""
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _add(self, listener: Listener) -> None:
@@ -185,7 +186,7 @@ class Feed:
             self._by_session.setdefault(listener.session_id, set()).add(listener)
 
     def release(self) -> None:
-        """End one `use` of the feed. The last one ends the subscription."""
+        """End one `use` of the feed. The end of the last `use` ends the subscription."""
         self._users -= 1
         if self._users == 0 and self._opening is not None:
             task = asyncio.create_task(self._end(self._opening))
@@ -222,7 +223,11 @@ class Feed:
             self._to_watchers(batch)
 
     def _to_watchers(self, batch: list[Stored]) -> None:
-        """Pass each message to its watchers, which may begin to watch runs of later messages."""
+        """Pass each message to its watchers.
+
+        A watcher may begin to watch a run during the call, and then gets later messages of the same
+        batch.
+        """
         for stored in batch:
             for watcher in tuple(self._watchers.get(subjects.run_id_of(stored.subject), ())):
                 watcher.take(stored)
@@ -251,7 +256,7 @@ class Feed:
                 yield from listeners
 
     def _session(self, stored: Stored) -> str | None:
-        """Return the session id of the message's run; None if the session id is not known."""
+        """Return the session id of the message's run; None if neither map nor message has it."""
         run_id = subjects.run_id_of(stored.subject)
         known = self._session_of.get(run_id)
         if known is not None:
@@ -269,7 +274,7 @@ class Feed:
 
 
 class Feeds:
-    """The feeds of all shards that this process has needed."""
+    """Makes the feed of each shard when it is first needed, and keeps it."""
 
     def __init__(self, bus: Bus, probe_s: float = PROBE_S) -> None:
         self._bus = bus
@@ -289,7 +294,7 @@ class Feeds:
             self._feeds[shard].forget()
 
     async def close(self) -> None:
-        """Wait until the subscriptions that no listener needs any more have ended."""
+        """Wait until the subscriptions without listeners have ended."""
         await asyncio.gather(*(feed.close() for feed in self._feeds.values()))
 
 

@@ -1,4 +1,4 @@
-"""Makes the reader of the stored messages of a view."""
+"""Makes readers of the stored messages of a view."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def history_of(
 ) -> History:
     """Return a reader of the view's stored messages from the stream sequence `start` on.
 
-    `source` selects the messages of a view over many runs. The source need not be started. A run
-    tree is read from the root's first event on, since only the events before a position show which
-    runs the tree has there.
+    `source` selects the messages of a view over many runs. The source need not be started. For a
+    run tree, `start` must be the sequence of the root's first event, because only earlier events
+    show which runs belong to the tree at a position.
     """
     if isinstance(view.reads, RunTree):
         members = Members(view.reads.run_id, view.reads.known)
@@ -34,7 +34,7 @@ def history_of(
 async def newest_of(bus: Bus, view: View, start: int) -> int:
     """Return the stream sequence of the view's newest stored message from `start` on; 0 for none.
 
-    All messages from `start` on are read.
+    This function reads all messages from `start` on.
 
     Raises:
         BusError: the stream cannot be read now.
@@ -46,6 +46,6 @@ async def newest_of(bus: Bus, view: View, start: int) -> int:
 
 
 def history_of_tree(bus: Bus, members: Members, start: int, turn: Turn = nullcontext) -> History:
-    """Return a reader of the stored events of a tree, which keeps its members up to date."""
+    """Return a reader of the stored events of a tree; the reader updates `members` as it reads."""
     stream = events_for(members.root)
     return History(bus, stream, members.patterns, start, turn=turn, learn=members.learn)

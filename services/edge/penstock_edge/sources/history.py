@@ -14,7 +14,7 @@ from penstock.bus.read.direct import read
 from penstock.web.read_scheduler import Turn
 
 BATCH = 100
-MAX_READ_BYTES = 256 * 1024  # of one read; limits the memory for a client that does not read
+MAX_READ_BYTES = 256 * 1024  # bytes of one read; limits the memory for a client that does not read
 LEAST = 4  # the least number of messages to read of each pattern, even if there are many patterns
 AT_ONCE = 16  # the number of patterns that are read at the same time
 
@@ -26,7 +26,7 @@ Learn = Callable[[Stored], object]
 
 @dataclass(slots=True)
 class _Lane:
-    """One pattern, and its messages that have been read but not returned yet."""
+    """One pattern, and those of its messages that have been read but not returned yet."""
 
     pattern: str
     next: int  # the stream sequence from which the next batch is read
@@ -54,15 +54,16 @@ class Step:
 
 
 class History:
-    """Reads the messages of some patterns from the stream sequence `start` on, in one order.
+    """Reads the messages of several patterns from the stream sequence `start` on, in the stream's
+    order.
 
     Each message is returned once, even if several patterns match its subject. `patterns` is called
     before each batch. If `patterns` returns a new pattern, this pattern is read from the current
     position on. `keep` decides which messages are returned. Each step runs within one `turn`.
 
-    `learn` is called with each message, in order. If its result is true, the patterns have
-    changed: a new pattern is read from the next message on, and a pattern that `patterns` no longer
-    returns is not read any more.
+    `learn` is called with each message, in order. If `learn` returns a true value, the patterns
+    have changed: a new pattern is read from the next message on, and a pattern that `patterns` no
+    longer returns is not read any more.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class History:
     def restart(self) -> None:
         """Read the messages that have not been returned yet from the stream once more.
 
-        A replica that lagged behind may have them now.
+        A caller that misses messages uses this: a replica that lagged behind may have them now.
         """
         self._lanes.clear()
 
@@ -100,8 +101,8 @@ class History:
         """Return the next messages below this stream sequence; an empty list if there are no more.
 
         All messages below the floor must be stored already. If `keep` accepts none of these
-        messages, one call reads all messages up to the floor. A reader that must not read so many
-        messages at once calls `step` instead.
+        messages, one call reads all messages up to the floor. To read fewer messages in one call,
+        use `step`.
 
         Raises:
             BusError: the stream cannot be read now. The next call continues at the same position.
@@ -114,15 +115,15 @@ class History:
     async def step(self, floor: int, limit: int = BATCH) -> Step:
         """Read up to `limit` messages below this stream sequence.
 
-        A step that reads no messages is the last step.
+        If a step reads no messages, it is the last step.
 
         Raises:
             BusError: the stream cannot be read now. The next call continues at the same position.
         """
         async with self._turn():
             found: list[Stored] = []
-            # All messages of a batch may have been returned before, under another pattern. Then the
-            # next batch is read.
+            # If all messages of a batch were returned before under another pattern, the next batch
+            # is read.
             while not found:
                 await self._fill(floor, limit)
                 found = self._merge(floor, limit)
@@ -161,7 +162,7 @@ class History:
         if found:
             lane.next = found[-1].sequence + 1
         lane.known = lane.next if found and pending else max(lane.next, floor)
-        # A message below `_next` has already been returned, under another pattern.
+        # A message below `_next` was returned already, under another pattern.
         lane.held.extend(stored for stored in found if stored.sequence >= self._next)
 
     def _merge(self, floor: int, limit: int) -> list[Stored]:
@@ -182,11 +183,13 @@ class History:
             if lane.held:
                 heapq.heappush(heads, (lane.held[0].sequence, at))
             elif lane.known < floor:
-                break  # the pattern's next messages are not read yet, and may come first
+                # the next message of this pattern is not read yet, and may come before the other
+                # heads
+                break
         return merged
 
     def _keep_lanes(self) -> None:
-        """Drop the lanes whose patterns are not read any more, and add lanes for new patterns."""
+        """Drop the lanes whose patterns are no longer read, and add lanes for new patterns."""
         self._lanes = {
             pattern: self._lanes.get(pattern) or _Lane(pattern, self._next)
             for pattern in self._patterns()

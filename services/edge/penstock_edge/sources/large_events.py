@@ -1,9 +1,9 @@
 """Answers subscribers' requests for events that are in the object store.
 
-Subscribers may not read the object store, which also holds commands, decisions and dead letters.
-So an edge reads the event for them. The answer to a request has one part of the event; the header
-`Penstock-Parts` says how many parts there are. A request that cannot be answered gets no part, and
-the header `Penstock-Error`.
+Subscribers may not read the object store, because it also has commands, decisions and dead letters.
+So an edge reads the event and sends it to the subscriber. Each answer has one part of the event,
+and the header `Penstock-Parts` with the number of parts. If the edge cannot send the event, the
+answer is empty and has the header `Penstock-Error`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from penstock.bus.write.fence import MAX_MESSAGE_BYTES as PART_BYTES
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 4  # the greatest number of requests that read the object store at once
-MAX_WAITING: Final = 256  # further requests get no answer, and the subscribers ask again
-# seconds for which an event is kept in memory for requests for its other parts
+# if so many requests wait, a further one gets no answer, and its subscriber asks again
+MAX_WAITING: Final = 256
+# Seconds for which an event stays in memory after a request, for requests of its other parts.
 KEPT_S: Final = 10.0
 KEPT_BYTES: Final = 64 * 1024 * 1024
 
 
 class LargeEvents:
-    """Answers the requests. The server sends each request to only one of the edges."""
+    """Answers the requests. The NATS server sends each request to only one edge."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -39,7 +40,7 @@ class LargeEvents:
         self._answering: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begin to answer requests; wait for a server that takes the subscription."""
+        """Begin to answer requests; wait until a NATS server accepts the subscription."""
         subject = large_event("*", "*", "*")
         self._listening = await until_answered(
             f"subscribing to {subject}", lambda: self._bus.subscribe(subject, self._take, "edge")
@@ -91,8 +92,8 @@ class LargeEvents:
     async def _event(self, name: str) -> bytes:
         """Return the event of this name, `<run id>.<sequence>`. Raises BusError, ObjectGone.
 
-        Commands and dead letters in the object store have other names, so a subscriber cannot read
-        them.
+        Commands and dead letters have other names in the object store. So a subscriber cannot read
+        them by such a request.
         """
         kept = self._kept.get(name)
         if kept is None:

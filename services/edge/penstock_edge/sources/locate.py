@@ -18,10 +18,10 @@ from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import type_of
 from penstock_edge.views.view import ReadFrom, View
 
-MAX_DEPTH = 16  # workflows in workflows; the workflows service allows fewer
-LAG_S = 0.1  # the seconds before a replica that lags behind is asked again
-# The seconds after a loss is found in which the normalizer publishes the lost events again, if it
-# can. Until then, a client should try again.
+MAX_DEPTH = 16  # the number of workflows inside each other; the workflows service allows fewer
+LAG_S = 0.1  # seconds before a replica that lags behind is asked again
+# Seconds after a loss is found. Within this time the normalizer publishes the lost events again, if
+# it can, so a client gets 503 and should try again.
 RECOVERY_S = 20.0
 
 
@@ -29,16 +29,16 @@ RECOVERY_S = 20.0
 class StartPosition:
     """The position from which a client reads. All numbers are stream sequences."""
 
-    start: int  # in RAW for a view of source frames, in EVENTS for any other view
-    # A sequence in EVENTS. If the view is of source frames, `start` is in RAW, and the source looks
-    # for the run's terminal event in EVENTS from this sequence on.
+    start: int  # a sequence of RAW for a view of source frames, of EVENTS for any other view
+    # A sequence of EVENTS. A view of source frames reads RAW from `start` on, and looks for the
+    # run's terminal event in EVENTS from `events_start` on.
     events_start: int
-    after: Cursor | None = None  # frames up to this cursor are not written
-    truncated: bool = False  # messages that the client does not have are no longer stored
-    ended: bool = False  # the run has ended, or the session is idle
+    after: Cursor | None = None  # frames up to and including this cursor are not written
+    truncated: bool = False  # whether messages that the client does not have have expired
+    ended: bool = False  # whether the run has ended, or the session is idle
     # The sequence of the newest message that was stored when the request came, or 0 if there was
     # none. The live marker is written after this message, or at once if `start` is after this
-    # message. None: the stream has no live marker.
+    # message. None: the stream gets no live marker.
     live_after: int | None = None
 
 
@@ -71,7 +71,7 @@ async def with_live_marker(
 
 
 async def start_from_now(bus: Bus, shard: int = 0) -> StartPosition:
-    """Return the position in EVENTS of a shard of the next message that will be stored.
+    """Return the position of the next message that will be stored in a shard's EVENTS.
 
     Raises:
         BusError: the stream cannot be read now.
@@ -108,7 +108,7 @@ async def start_after(
 
 
 async def start_since(bus: Bus, since: datetime, shard: int = 0) -> StartPosition:
-    """Return the position of the first message of EVENTS that was stored at this time or later."""
+    """Return the position of the first message of EVENTS that was stored at `since` or later."""
     stream = streams.events_of(shard)
     found = await bus.since(stream, since)
     if found is None:
@@ -121,8 +121,8 @@ async def start_since(bus: Bus, since: datetime, shard: int = 0) -> StartPositio
 
 
 def _start_from(sequence: int) -> StartPosition:
-    # The ring may still get messages before this sequence. Because of the cursor, the client does
-    # not get these messages.
+    # The hub's ring may still get messages before this sequence. Because of the cursor `after`,
+    # they are not written to this client.
     after = Cursor(sequence - 1, LAST_FRAME) if sequence > 1 else None
     return StartPosition(sequence, sequence, after)
 
@@ -134,7 +134,7 @@ async def record_of(bus: Bus, run_id: str) -> RunRecord:
         Problem: 404 if there is no such run.
         BusError: KV cannot be read now.
     """
-    known_as = run_id.lower()  # a UUID in capital letters is the same UUID
+    known_as = run_id.lower()  # a UUID in capital letters is the same id
     entry = await bus.bucket("runs").get(known_as) if subjects.is_run_id(known_as) else None
     if entry is None or entry.value is None:
         raise Problem(404, f"there is no run {run_id[:64]}")
@@ -142,7 +142,7 @@ async def record_of(bus: Bus, run_id: str) -> RunRecord:
 
 
 async def is_below(bus: Bus, run_id: str, root: str) -> bool:
-    """Return whether a run is the run of a step of the workflow's run `root`, at any depth.
+    """Return whether a run was started by a step of the workflow's run `root`, at any depth.
 
     Raises:
         BusError: KV cannot be read now.
@@ -151,7 +151,8 @@ async def is_below(bus: Bus, run_id: str, root: str) -> bool:
 
 
 async def ancestors_of(bus: Bus, run_id: str) -> list[RunRecord]:
-    """Return the records of a run and of the workflows' runs that it is inside of, outermost last.
+    """Return the records of a run, its parent, the parent's parent and so on; the outermost is
+    last.
 
     Raises:
         BusError: KV cannot be read now.
@@ -171,7 +172,7 @@ async def ancestors_of(bus: Bus, run_id: str) -> list[RunRecord]:
 async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
     """Return the run's newest lifecycle event; None if no lifecycle event is stored.
 
-    If the run has ended, this is the terminal event, because no lifecycle event follows it.
+    If the run has ended, the result is the terminal event, because no lifecycle event follows it.
 
     Raises:
         BusError: the stream cannot be read now.
@@ -202,13 +203,13 @@ async def locate(
     if after is None:
         return position
     # The run's record is kept for longer than the run's events. So the sequence of the first event
-    # is known even if this event has expired.
+    # is known even after this event has expired.
     begun = record.first_event or position.events_start
     truncated = await _check(bus, view, begun, after)
     start = position.start if view.reads_from is ReadFrom.START or truncated else after.sequence
     if position.ended and lifecycle is not None and not view.reads_frames:
-        # Some events may follow the terminal event. Even if the cursor belongs to such an event,
-        # the terminal event must be read: otherwise the stream would not end.
+        # Some events may follow the terminal event, and the cursor may belong to such an event. The
+        # terminal event must be read even then, because only it ends the stream.
         start = min(start, lifecycle.sequence)
     return replace(position, start=start, after=after, truncated=truncated)
 
@@ -217,7 +218,7 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
     begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
     ended = type_of(lifecycle) in TERMINAL
     if lifecycle.sequence == begun and not view.reads_frames:
-        found = [lifecycle]  # the run's first event, as for most open runs
+        found = [lifecycle]  # the run's first event; this is so for most runs that have not ended
     else:
         found = await _first_from(bus, view, 1 if view.reads_frames else begun)
     if not found and ended:
@@ -225,7 +226,8 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
     truncated = bool(found) and not _is_first(found[0])
     start = found[0].sequence if found else await _end(bus, view.followed.stream)
     if truncated and view.reads_tree:
-        start = begun  # events of other runs may come before the root's first stored event
+        # Events of other runs of the tree may come before the root's first stored event.
+        start = begun
     return StartPosition(
         start=start,
         events_start=lifecycle.sequence if view.reads_frames else begun,
@@ -235,9 +237,9 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
 
 
 async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
-    """Return the first message from `start` on; an empty list if there is none.
+    """Return a list with the first message from `start` on; an empty list if there is none.
 
-    A replica that lags behind is asked again.
+    If a replica lags behind, this function asks again.
     """
     stream, pattern = view.followed.stream, view.followed.pattern
     while True:
@@ -249,7 +251,7 @@ async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
 
 
 async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
-    """Return the position in a run of which no lifecycle event is stored.
+    """Return the start position in a run of which no lifecycle event is stored.
 
     Such a run is queued, or its events have expired or are lost.
 
@@ -270,7 +272,7 @@ async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
     position = await start_of_new_run(
         bus, subjects.shard_of(record.run_id), frames=view.reads_frames
     )
-    # The run may have begun meanwhile.
+    # The run may have begun since the first look for a lifecycle event.
     lifecycle = await lifecycle_of(bus, record.run_id)
     if lifecycle is not None:
         begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
@@ -288,7 +290,7 @@ def _is_first(stored: Stored) -> bool:
 
 
 async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
-    """Check a cursor of a run; return whether some of the messages after the cursor have expired.
+    """Check a cursor of a run; return whether messages after the cursor have expired.
 
     Raises:
         Problem: 400 if the cursor is not of this run; 410 if NATS has lost the cursor's message.
@@ -297,15 +299,15 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
     found, _ = await read(bus, stream, pattern, after.sequence, 1)
     if found and found[0].sequence == after.sequence:
         return False
-    # A replica that lags behind may not have the message yet. So the leader is asked before the
-    # edge answers 400: a client does not repeat a request after 400.
+    # A replica that lags behind may not have the message yet. A client does not repeat a request
+    # after 400, so the leader is asked before the edge answers 400.
     stored = await bus.at(stream, after.sequence)
     if stored is not None:
         run_id = subjects.run_id_of(stored.subject)
         if run_id == view.run_id or (view.reads_tree and await is_below(bus, run_id, view.run_id)):
             return False
     info = await bus.api(f"STREAM.INFO.{stream}")
-    # In a view of source frames, the sequence of the terminal event is one more than the sequence
+    # A view of source frames gives the terminal event a sequence that is one more than the sequence
     # of the last source frame.
     beyond = after.sequence > info["state"]["last_seq"] + view.reads_frames
     if beyond or bus.continuity.covers(stream, after.sequence):
@@ -319,7 +321,7 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
 async def _end(bus: Bus, stream: str) -> int:
     """Return one more than the stream's last sequence.
 
-    Every message that is stored later has this sequence or a greater sequence.
+    Every message that is stored later has this sequence or a greater one.
     """
     info = await bus.api(f"STREAM.INFO.{stream}")
     return int(info["state"]["last_seq"]) + 1

@@ -1,4 +1,4 @@
-"""Views over many runs, with the events of chosen types or with all events of a session's runs."""
+"""Makes views over many runs: the events of chosen types, or all events of a session's runs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from penstock_edge.views.items import Encoding, Item, Render, UnchangedEncoding,
 from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.view import Deliver, ManyRuns, ReadFrom, Source, View
 
-# The number of runs whose encoders are kept. For any other run, a new encoder is made, and the
-# earlier events of the run are folded into this encoder.
+# The number of runs whose encoders are kept. If another run has an event, a new encoder is made for
+# the run, and the run's earlier events are folded into it.
 OPEN_RUNS: Final = 1000
 
 
@@ -43,11 +43,11 @@ class ManyEncoding(Encoding):
     _encoders: OrderedDict[str, Encoder] = field(default_factory=OrderedDict)
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether no earlier event of the run must be folded before this event."""
+        """Return whether `feed` can encode this event without folding earlier events of the run."""
         return self.missing_from(stored) is None
 
     def missing_from(self, stored: Stored) -> StreamSequence | None:
-        """Return the sequence of the run's first event if the run has no encoder here.
+        """Return the sequence of the run's first event if the run has no encoder.
 
         The result is None if the run has an encoder, or if the dialect has no state.
         """
@@ -60,7 +60,7 @@ class ManyEncoding(Encoding):
         return StreamSequence(int(first)) if first else None
 
     def fold(self, stored: Stored) -> None:
-        """Encode an event whose frames no client gets.
+        """Encode an event only for the encoder's state; drop the frames.
 
         Raises:
             ValueError, KeyError, TypeError: the body is not an event.
@@ -77,7 +77,7 @@ class ManyEncoding(Encoding):
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
     def interruption(self) -> list[bytes]:
-        """Return nothing: a client reconnects with its cursor."""
+        """Return no frames, because a client can reconnect with its cursor."""
         return []
 
     def _of(self, stored: Stored) -> Encoder:
@@ -92,7 +92,10 @@ class ManyEncoding(Encoding):
 
 
 class FilteredSource(Source, ABC):
-    """Delivers the feed's messages that `keep` accepts. `keep` may have to read records in KV."""
+    """Delivers the messages of the feed that `keep` accepts.
+
+    `keep` is asynchronous, because it may have to read records in KV.
+    """
 
     session_id: str | None = None
 
@@ -106,7 +109,7 @@ class FilteredSource(Source, ABC):
 
     @abstractmethod
     def wants(self, type: str) -> bool:
-        """Return whether the source needs the events of this `category.action`."""
+        """Return whether the source needs events of this type, a `category.action`."""
 
     @abstractmethod
     def patterns(self) -> Collection[str]:
@@ -114,7 +117,7 @@ class FilteredSource(Source, ABC):
 
     @abstractmethod
     async def keep(self, stored: Stored) -> bool:
-        """Return whether the message is delivered."""
+        """Return whether the source delivers this message."""
 
     @abstractmethod
     async def prepare(self) -> None:
@@ -149,7 +152,7 @@ class FilteredSource(Source, ABC):
         self._wake.set()
 
     def _on_work_ended(self, task: asyncio.Task[None]) -> None:
-        # If the failure were not reported, clients would wait for events that never come.
+        # If the failure were not reported, clients would wait for ever for further events.
         if not task.cancelled() and (error := task.exception()) is not None:
             self.on_failure(error)
 
@@ -163,7 +166,7 @@ class FilteredSource(Source, ABC):
 
 
 class TypesSource(FilteredSource):
-    """Delivers the events of some types, of all runs or of some owners' runs."""
+    """Delivers the events of some types, of all runs or of the runs of some owners."""
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class TypesSource(FilteredSource):
         self._owners = owners
 
     def wants(self, type: str) -> bool:
-        """Return whether one of the source's types matches this `category.action`."""
+        """Return whether one of the source's types matches this type, a `category.action`."""
         category, _, action = type.partition(".")
         return any(own[0] in ("*", category) and own[1] in ("*", action) for own in self._types)
 
@@ -196,7 +199,7 @@ class TypesSource(FilteredSource):
         return record is not None and record.user_id in self._owners
 
     async def prepare(self) -> None:
-        """Do nothing: the patterns are known from the beginning."""
+        """Do nothing, because the patterns are known from the beginning."""
 
 
 class SessionSource(FilteredSource):
@@ -210,7 +213,7 @@ class SessionSource(FilteredSource):
         self._bus = bus
         self._records = records
         self._session = session
-        self._runs: dict[str, bool] = {}  # maps run ids to whether the run is in the session
+        self._runs: dict[str, bool] = {}  # maps a run id to whether the run is in the session
         self._patterns: dict[str, None] = {}
 
     def wants(self, type: str) -> bool:
@@ -232,8 +235,9 @@ class SessionSource(FilteredSource):
     async def has_cursor(self, stored: Stored) -> bool:
         """Return whether a client of the session may have the cursor of this message.
 
-        The response to a request that starts a workflow also has the events of the runs of its
-        steps, which may be in sessions of their own.
+        The response to a request that starts a workflow also has the events of the runs that the
+        workflow's steps have started. These runs may be in other sessions, but the client has their
+        cursors.
         """
         if await self.keep(stored):
             return True
@@ -258,7 +262,7 @@ class SessionSource(FilteredSource):
 
 @dataclass(frozen=True, slots=True)
 class ManyRunViews:
-    """Makes the views over many runs."""
+    """Makes sources and views over many runs."""
 
     bus: Bus
     feeds: Feeds
@@ -269,7 +273,7 @@ class ManyRunViews:
     ) -> TypesSource:
         """Make a source of a shard's events whose types match these `category.action` patterns.
 
-        With `owners`, only events of these owners' runs are delivered.
+        If `owners` is given, only events of these owners' runs are delivered.
         """
         return TypesSource(self.feeds.of(shard), self.records, types, owners, deliver)
 
@@ -286,12 +290,12 @@ class ManyRunViews:
     ) -> View:
         """Make a view of a shard's canonical events that match these `category.action` patterns.
 
-        With `owners`, the view has only events of these owners' runs.
+        If `owners` is given, the view has only events of these owners' runs.
         """
         chosen = sorted(set(types))
-        # A user's id may have any character. The ids are encoded as JSON, so that different owners
-        # have different keys. With the same key, clients of different owners would share a hub, and
-        # would see each other's events.
+        # Clients whose views have the same key share a hub, and so would see each other's events. A
+        # user's id may have any character, so joined ids of different owners could be the same
+        # text. As JSON, different owners always have different keys.
         owner_key = "*" if owners is None else orjson.dumps(sorted(owners)).decode()
         key = ("types", f"{shard}", owner_key, *chosen)
         return _view(

@@ -26,9 +26,9 @@ async def read_run(
 ) -> list[dict[str, Any]]:
     """Return the run's events in order; only the first events if the allowance does not suffice.
 
-    Each batch is read within one of the caller's turns, so that other users do not wait for long.
-    If `take` is given, the returned list is empty. Instead, `take` is called with the type and the
-    body of each event, also within the turn.
+    Each batch is read within one `turn`, so that other users do not wait for long. If `take` is
+    given, the returned list is empty, and `take` is called with the type and the body of each
+    event, also within the turn.
 
     Raises:
         BusError: the stream cannot be read now.

@@ -1,8 +1,8 @@
-"""Lists runs by an index in memory, the newest first.
+"""Lists runs, the newest first, by an index in memory.
 
-Run ids begin with the time, so the order of the ids is the order in which the runs were created. A
-page begins after a run id, so pages stay complete and without repetitions while runs are created
-and change.
+A run id begins with the time, so the order of the ids is the order in which the runs were created.
+A page begins after a run id. So pages have each run once, even if runs are created or change
+between two requests.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The part of a run's record by which runs are listed.
+    """The fields of a run's record that the index of runs has.
 
-    `updated`: Unix milliseconds. `parent`: the number of the parent's run id; 0 without a parent.
+    `updated` is in Unix milliseconds. `owner`, `agent`, `session` and `parent` are numbers that
+    `number_of` makes of the names; `parent` is 0 for a run without a parent.
     """
 
     key: bytes
@@ -57,7 +58,7 @@ class Row:
 
 
 class RunRows(IndexRows):
-    """The rows of all runs. The key is the run id as 16 bytes, in the order of the ids."""
+    """The index's rows of all runs. The key is the run id as 16 bytes, in the order of the ids."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -70,11 +71,12 @@ class RunRows(IndexRows):
             "CREATE INDEX runs_by_status ON runs(owner, status, key, agent)",
             "CREATE INDEX runs_by_parent ON runs(parent, key) WHERE parent != 0",
         )
-        # These functions get the rows of each batch, after the batch was taken over.
+        # Functions that are called with the rows of each batch after the batch was stored.
         self.on_rows: list[Callable[[Sequence[Row]], None]] = []
 
     def put(self, changes: Sequence[Change]) -> None:
-        """Take over the changes; report values that are no records of runs, and drop their rows."""
+        """Store the rows of the changed records; log values that are no records, and drop their
+        rows."""
         rows, gone = [], []
         for change in changes:
             row = _row(change) if change.value is not None else None
@@ -94,22 +96,23 @@ class RunRows(IndexRows):
             follow(rows)
 
     def drop(self, key: str, sequence: int) -> None:
-        """Drop the row of a run, unless the row is of a later sequence."""
+        """Drop the row of a run, unless the row has a later sequence."""
         self.write("DELETE FROM runs WHERE key = ? AND seq < ?", [(packed(key), sequence)])
 
     def slice(
         self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int
     ) -> tuple[list[bytes], bytes | None]:
-        """Look through some rows before a key; return the keys that fit, the newest first.
+        """Look through some rows before a key; return the keys of fitting rows, the newest first.
 
-        Also returns the key from which to continue, or None if no more rows fit.
+        Also returns the key from which to continue, or None if no more rows can fit.
         """
         index, by = _index(owner, wanted)
         others = dict(wanted) if owner is None else {"user_id": owner, **wanted}
         given = [_code(name, others.pop(name)) for name in by]
         base = "".join(f"{_COLUMNS[name]} = ? AND " for name in by)
         if "parent_run_id" in by:
-            base += "parent != 0 AND "  # without it, SQLite could not use the partial index
+            # SQLite uses the partial index only for a query with this condition.
+            base += "parent != 0 AND "
         floor = None
         if others:
             sql = f"SELECT key FROM runs {index} WHERE {base}key < ? ORDER BY key DESC"
@@ -141,14 +144,15 @@ _COLUMNS: Final = {
 
 
 def _index(owner: str | None, wanted: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Return the index with the fewest rows to look through, and the fields that it finds."""
+    """Return the index for which the fewest rows must be looked at, and the fields that it
+    covers."""
     if "parent_run_id" in wanted:
         return "INDEXED BY runs_by_parent", ("parent_run_id",)
     if "session_id" in wanted:
         return "INDEXED BY runs_by_session", ("session_id",)
     if owner is None:
         return "", ()
-    # Most runs are completed.
+    # Most runs are completed, so the index by status finds too many rows for this status.
     if "status" in wanted and not ("agent" in wanted and wanted["status"] == "completed"):
         return "INDEXED BY runs_by_status", ("user_id", "status")
     if "agent" in wanted:
@@ -157,7 +161,7 @@ def _index(owner: str | None, wanted: Mapping[str, str]) -> tuple[str, tuple[str
 
 
 class RunList:
-    """The list of runs of one edge."""
+    """Lists the runs of all users, in one edge."""
 
     def __init__(self, bus: Bus) -> None:
         self.rows = RunRows()
@@ -175,12 +179,12 @@ class RunList:
 
         Args:
             owners: the owners of the runs; None for the runs of all owners.
-            sees: whether the caller may see the runs of an owner. The function decides by the
-                record that is shown, so an error of the index cannot show a foreign run.
-            wanted: what the runs' records have in `agent`, `session_id`, `status` and
-                `parent_run_id`.
+            sees: whether the caller may see the runs of an owner. It is called with the owner in
+                the record that is shown, so an error of the index cannot show a foreign run.
+            wanted: the values that the runs' records must have in `agent`, `session_id`, `status`
+                and `parent_run_id`.
             before: a run id; only older runs are returned.
-            limit: how many runs are returned at most.
+            limit: the greatest number of runs to return.
 
         Raises:
             BusError: the runs cannot be read now.
@@ -205,7 +209,7 @@ class RunList:
         return found[:limit], len(found) > limit
 
     async def records(self, run_ids: Sequence[str]) -> dict[str, RunRecord]:
-        """Return the records of those runs that have a readable one, by run id.
+        """Return the records of these runs by run id; leave out runs without a readable record.
 
         Raises:
             BusError: the records cannot be read now.
@@ -234,12 +238,13 @@ class RunList:
         while place is not None and len(keys) < limit:
             some, place = self.rows.slice(owner, wanted, place, limit - len(keys))
             keys += some
-            await asyncio.sleep(0)  # a filter that nothing fits looks through all rows
+            # Other tasks run in between: a filter that no run fits looks through all rows.
+            await asyncio.sleep(0)
         return keys
 
 
 def _row(change: Change) -> Row | None:
-    """Return the row of a record; report a value that is no record, and return None."""
+    """Return the row of a run's record; None for a value that is no record, which is logged."""
     record = _record(change.value or b"")
     if record is None or not is_run_id(change.key):
         telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
@@ -275,18 +280,18 @@ def _code(name: str, value: str) -> int:
 
 
 def packed(run_id: str) -> bytes:
-    """Return a run id as 16 bytes, in the order of run ids."""
+    """Return a run id as 16 bytes; the bytes have the same order as the ids."""
     return bytes.fromhex(run_id.replace("-", ""))
 
 
 def run_id_of(key: bytes) -> str:
-    """Return the run id of 16 bytes."""
+    """Return the run id that `packed` has turned into these 16 bytes."""
     text = key.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def unix_ms(timestamp: object) -> int:
-    """Return the time in Unix milliseconds; 0 for a value that is no time of RFC 3339."""
+    """Return the time in Unix milliseconds; 0 if the value is no time of RFC 3339."""
     try:
         return int(datetime.fromisoformat(str(timestamp)).timestamp() * 1000)
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Makes the source of a view: a run's events, a run's source frames, or the events of many runs."""
+"""Makes the source that a view reads: events or source frames of a run, or events of many runs."""
 
 from __future__ import annotations
 
@@ -80,8 +80,9 @@ class EventsOfRun(Source):
 class FramesUntilEnd(Source):
     """Delivers a run's source frames, and after the last frame the run's terminal event.
 
-    RAW does not show whether a run has ended, because a leg may also end with a pause. So the run's
-    events are followed, too. When the terminal event comes, RAW has all frames of the run.
+    RAW does not show whether a run has ended, because a leg may also end with a pause. So this
+    source follows the run's events, too. When the terminal event is published, RAW has all frames
+    of the run.
     """
 
     def __init__(
@@ -145,8 +146,8 @@ class FramesUntilEnd(Source):
             self._bus, raw_for(self._run_id), subjects.raw_stored(self._run_id, UPSTREAM)
         )
         # The other messages of this source have sequences of RAW, but the terminal event has a
-        # sequence of EVENTS. So the terminal event gets the sequence after the last frame:
-        # otherwise the cursors of the client's stream might not increase.
+        # sequence of EVENTS. With that sequence, the cursors of the client's stream might decrease.
+        # So the terminal event gets the sequence after the last frame.
         end = max(last.sequence if last else 0, self._at) + 1
         self._terminal = replace(event, sequence=end)
         self._finish()

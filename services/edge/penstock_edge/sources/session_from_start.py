@@ -1,4 +1,7 @@
-"""Delivers all events of a session, for dialects whose frames depend on all earlier events."""
+"""Delivers all events of a session from its start.
+
+Some dialects need this, because their frames depend on all earlier events.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ class SessionFromStart(Source):
         self._turn = partial(turns.of, session.owner)
         self._deliver = deliver
         self._live = many.session(session, self._on_live)
-        # The live events that wait until all stored events are delivered; None after that.
+        # The live events that wait until all stored events are delivered; None once these are
+        # delivered.
         self._held: list[Stored] | None = []
 
     async def start(self) -> int:

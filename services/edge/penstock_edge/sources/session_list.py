@@ -1,8 +1,9 @@
 """Lists the sessions of a user by an index in memory.
 
-A record names its session's owner since release 0.2; the key of an older record is a hash that
-includes the owner. The owner of an older record is learned from the session's runs. If these have
-expired, the record is compared with each user who lists, once in each process.
+Since release 0.2, a session's record names its owner. The key of an older record is a hash that
+includes the owner, but the record does not name the owner. For an older record, the owner is taken
+from the session's runs. If the runs have expired, the key is compared with the keys that each user
+who lists sessions would have. This is done once for each user in each process.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from penstock_edge.sources.run_list import Row, RunList, RunRows, packed, run_id
 log = logging.getLogger(__name__)
 
 BUCKET: Final = "sessions"
-COMPARED: Final = 500  # records that are compared with a user in one go, in 2 ms
-READ_AT_ONCE: Final = 100  # sessions whose records and runs are read by one request
+# the number of records that are compared with a user without a pause; this takes 2 ms
+COMPARED: Final = 500
+READ_AT_ONCE: Final = 100  # the number of sessions whose records and runs are read by one request
 KNOWN_USERS: Final = 10_000
 _PUT: Final = (
     "INSERT INTO sessions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
@@ -49,10 +51,10 @@ SortedBy = Literal["created", "updated"]
 
 
 class SessionRows(IndexRows):
-    """The rows of all sessions, beside the rows of all runs.
+    """The index's rows of all sessions; they are in one database with the rows of all runs.
 
-    `updated` is when the session's last run changed, in Unix milliseconds. `owner` is NULL if it is
-    not known. Only then are `agent_id` and `session_id` used.
+    `updated` is the time when the session's last run changed, in Unix milliseconds. `owner` is NULL
+    if the owner is not known. Only then do `agent_id` and `session_id` have values.
     """
 
     def __init__(self, runs: RunRows) -> None:
@@ -65,7 +67,7 @@ class SessionRows(IndexRows):
             "CREATE INDEX sessions_by_updated ON sessions(owner, updated, n, agent)",
             "CREATE INDEX sessions_by_last ON sessions(last)",
             "CREATE INDEX sessions_without_owner ON sessions(n) WHERE owner IS NULL",
-            # how many sessions an owner has with an agent, so that no request has to count rows
+            # The number of an owner's sessions with an agent. So no request has to count rows.
             "CREATE TABLE session_counts(owner INT, agent INT, count INT,"
             " PRIMARY KEY (owner, agent)) WITHOUT ROWID",
             f"CREATE TRIGGER sessions_added AFTER INSERT ON sessions BEGIN {_COUNT_NEW} END",
@@ -75,12 +77,12 @@ class SessionRows(IndexRows):
             f" BEGIN {_COUNT_OLD} {_COUNT_NEW} END",
             beside=runs,
         )
-        # AUTOINCREMENT: a new row never gets the number of a deleted row, which may have been
-        # compared with a user already (`assign`).
+        # With AUTOINCREMENT, a new row never gets the number of a deleted row. `assign` skips the
+        # numbers that were compared with a user already, and would skip such a row.
         runs.on_rows.append(self._on_runs)
 
     def put(self, changes: Sequence[Change]) -> None:
-        """Take over the changes; report values that are no records of sessions."""
+        """Store the rows of the changed records; log values that are no records of sessions."""
         rows, gone = [], []
         for change in changes:
             row = self._row(change) if change.value is not None else None
@@ -92,7 +94,7 @@ class SessionRows(IndexRows):
         self.write(_PUT, rows)
 
     def drop(self, key: str, sequence: int) -> None:
-        """Drop the row of a session, unless the row is of a later sequence."""
+        """Drop the row of a session, unless the row has a later sequence."""
         self.write("DELETE FROM sessions WHERE key = ? AND seq < ?", [(_key(key), sequence)])
 
     def of(
@@ -105,7 +107,8 @@ class SessionRows(IndexRows):
         first: int = 0,
         limit: int = -1,
     ) -> list[tuple[str, str | None, str | None]]:
-        """Return sessions in order as (key, first run, last run); a limit of -1 means no limit."""
+        """Return sessions in order as (key, first run, last run); with a `limit` of -1, all of
+        them."""
         order = "DESC" if descending else "ASC"
         found = self.rows(
             f"SELECT key, first, last FROM sessions {_BY[sort_by]} WHERE {_of_agents(agents)}"
@@ -122,9 +125,10 @@ class SessionRows(IndexRows):
         return int(self.rows(sql, (number_of(owner), *map(number_of, agents)))[0][0] or 0)
 
     def assign(self, user_id: str, after: int) -> int | None:
-        """Compare some rows without an owner with this user; return the number of the last one.
+        """Compare some rows without an owner with this user; return the number of the last row.
 
-        `after` is the result of the call before. Returns None if there are no more rows.
+        `after` is the result of the last call, at first 0. The result is None if there are no more
+        rows.
         """
         some = self.rows(
             "SELECT n, key, agent_id, session_id FROM sessions INDEXED BY sessions_without_owner"
@@ -172,7 +176,7 @@ class SessionRows(IndexRows):
         return (key, owner, number, *ids, created, updated, *ends, change.sequence)
 
     def _run(self, key: bytes) -> tuple[int, int] | None:
-        """Return the owner of a run, and when the run changed; None if the run has no row."""
+        """Return the owner of a run and the time of its last change; None if the run has no row."""
         found = self.rows("SELECT owner, updated FROM runs WHERE key = ?", (key,))
         return (int(found[0][0]), int(found[0][1])) if found else None
 
@@ -185,20 +189,21 @@ _BY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A session with the records of its first and its last run, as far as these are kept."""
+    """A session, with the records of its first and its last run if these records still exist."""
 
     record: SessionRecord
     ends: tuple[RunRecord, ...]
 
 
 class SessionList:
-    """The lists of sessions of one edge."""
+    """Lists the sessions of users, in one edge."""
 
     def __init__(self, bus: Bus, runs: RunList) -> None:
         self._runs = runs
         self.rows = SessionRows(runs.rows)
         self.index = BucketIndex(bus, BUCKET, self.rows)
-        self._compared: dict[str, int] = {}  # the last row that was compared with each user
+        # the number of the last row that was compared, for each user
+        self._compared: dict[str, int] = {}
 
     async def page(
         self,
@@ -210,9 +215,11 @@ class SessionList:
         first: int = 0,
         limit: int = -1,
     ) -> tuple[list[Listed], int]:
-        """Return a page of the owner's sessions with these agents, and how many there are in all.
+        """Return a page of the owner's sessions with these agents, and the number of all such
+        sessions.
 
-        `first` is the number of sessions before the page. A limit of -1 means no limit.
+        `first` is the number of sessions before the page. With a `limit` of -1, the page has no
+        limit.
 
         Raises:
             BusError: the sessions cannot be read now.
@@ -237,9 +244,9 @@ class SessionList:
         first: int,
         limit: int,
     ) -> tuple[list[Listed], int]:
-        """Return the same as `page`, for sessions whose first message contains this text.
+        """Return the same as `page`, but only for sessions whose first message contains `name`.
 
-        The first run of each session of the owner is read, so this takes longer.
+        This takes longer than `page`, because the first run of each session of the owner is read.
 
         Raises:
             BusError: the sessions cannot be read now.
@@ -272,9 +279,11 @@ class SessionList:
     async def _read(
         self, owner: str, found: Sequence[tuple[str, str | None, str | None]]
     ) -> list[Listed] | None:
-        """Read the records; None if some are gone, so that the rows must be looked up again."""
+        """Read the sessions' records; None if records were deleted since the rows were looked
+        up."""
         shown: list[Listed] = []
-        # ADK's list has all sessions of a user. Other requests are handled between the reads.
+        # ADK's list has all sessions of a user. They are read in parts, so that the process can
+        # handle other requests in between.
         for begin in range(0, len(found), READ_AT_ONCE):
             some = found[begin : begin + READ_AT_ONCE]
             values = await self.index.values([key for key, *_ in some])
@@ -283,8 +292,8 @@ class SessionList:
             ends = await self._ends(some)
             for (key, *_), runs in zip(some, ends, strict=True):
                 record = _readable(key, values[key].value)
-                # The key decides who may see the session: rows may have wrong owners, and a record
-                # of an older version does not name its owner.
+                # The record's key decides whether the user may see the session. A row may have a
+                # wrong owner, and a record of an older version does not name its owner.
                 if record and key == session_key(owner, record.agent, record.session_id):
                     shown.append(Listed(record, runs))
         return shown
@@ -326,7 +335,7 @@ def _readable(key: str, value: bytes) -> SessionRecord | None:
 
 
 def _key(key: str) -> bytes | None:
-    """Return the key as bytes; None if it is no key of a session."""
+    """Return the key as bytes; None if it is not the key of a session."""
     try:
         return bytes.fromhex(key)
     except ValueError:
@@ -334,5 +343,5 @@ def _key(key: str) -> bytes | None:
 
 
 def _time_ms(run: bytes) -> int:
-    """Return when a run was created: the first 48 bits of its id are Unix milliseconds."""
+    """Return the time when a run was created: the first 48 bits of its id are Unix milliseconds."""
     return int.from_bytes(run[:6])

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 RETRY_S: Final = 0.5
 NEWEST: Final = 20
 KNOWN_OWNERS: Final = 20_000
-# The connector keeps this many runs in a session's record, and drops the oldest ones.
+# The connector keeps this many runs in a session's record, and drops the oldest.
 LISTED: Final = 1000
 
 _AT_REST: Final = TERMINAL | {"lifecycle.paused"}
@@ -43,7 +43,7 @@ class Session:
     session_id: str
     agents: tuple[str, ...]
     any_agent: bool
-    shard: int = 0  # of all runs of the session; see `SessionShards`
+    shard: int = 0  # the shard of all runs of the session; see `SessionShards`
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -67,9 +67,10 @@ class RunRecords:
         self._known: dict[str, RunRecord] = {}
 
     async def of(self, run_id: str) -> RunRecord | None:
-        """Return the run's record; None if there is none, or if it cannot be read.
+        """Return the run's record; None if there is none, or if the record cannot be read.
 
-        The status in the record may be outdated. If the bus does not answer, the method waits.
+        The status in the record may be outdated. If the bus does not answer, the method waits and
+        tries again.
         """
         known = self._known.get(run_id)
         while known is None:
@@ -132,10 +133,10 @@ async def _is_run_cut(bus: Bus, run_id: str) -> bool:
         if first is None:
             lifecycle = await lifecycle_of(bus, run_id)
             if lifecycle is None:
-                return False  # the run has not begun
+                return False  # the run has not begun, so no event can have expired
             first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
-        # A read from the stream's beginning would take the server 20 ms and more: it counts how
-        # many events of the run follow.
+        # For a read from the stream's beginning, the server counts the events of the run that
+        # follow, which takes 20 ms and more. So the read begins at the run's first event.
         begun = first
     found, _ = await read(bus, events_for(run_id), events_of_run(run_id), begun, 1)
     return not found or found[0].headers[SEQUENCE] != "1"
@@ -144,9 +145,9 @@ async def _is_run_cut(bus: Bus, run_id: str) -> bool:
 async def idle_since(bus: Bus, session: Session) -> int | None:
     """Return the stream sequence of the last event that ended or paused a run of the session.
 
-    The result is None while a leg of the session is active or queued, and 0 if the session is idle
-    but has no such event. A client that has read up to this event has all events until the next
-    start or decision. A paused run counts as idle, because it waits for a person.
+    The result is None while a leg of the session is active or queued. The result is 0 if the
+    session is idle but has no such event. A client that has read up to this event has all events
+    until the next start or decision. A paused run counts as idle, because it waits for a person.
 
     Raises:
         BusError: KV or the stream cannot be read now.
@@ -155,8 +156,8 @@ async def idle_since(bus: Bus, session: Session) -> int | None:
     if any(record.queue for record in records):
         return None
     newest = [run_id for record in records for run_id in record.runs[-NEWEST:]]
-    # This check is cheap, so the check comes before the look-ups below. A stream that waits for a
-    # queued run makes this check twice a second.
+    # A stream that waits for a queued run makes this check twice a second. The check is cheap, so
+    # it comes before the look-ups below.
     if await _is_queued(bus, session, set(newest)):
         return None
     last = await asyncio.gather(*(lifecycle_of(bus, run_id) for run_id in newest))
@@ -169,7 +170,7 @@ async def idle_since(bus: Bus, session: Session) -> int | None:
 
 
 async def _is_decided(bus: Bus, lifecycle: Stored) -> bool:
-    """Return whether the run's pause is decided, so that the run's next leg is about to begin."""
+    """Return whether the run is paused but decided, so that its next leg is about to begin."""
     if type_of(lifecycle) != "lifecycle.paused":
         return False
     try:
@@ -183,7 +184,7 @@ async def _is_decided(bus: Bus, lifecycle: Stored) -> bool:
 
 
 async def _is_queued(bus: Bus, session: Session, known: set[str]) -> bool:
-    """Return whether the session has a started run that no connector has claimed yet."""
+    """Return whether the session has a started run that is not in the session's record yet."""
     return any(
         record.run_id not in known and session.has(record) for record in await active_runs(bus)
     )

@@ -1,8 +1,8 @@
 """Delivers the events of a run tree: first the stored events, then the live events.
 
-The live events come from the feed, which follows the whole stream without gaps. So an event is
-delivered only when all events before it have come, whatever runs they are of, and a quiet run of
-the tree holds up nothing.
+The live events come from the feed, which follows the whole stream without gaps. So when an event is
+delivered, all earlier events of the tree have been delivered. An event never waits for a run of the
+tree that has no events.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ RETRY_S: Final = 0.5
 class TreeSource(Source, Watcher):
     """Delivers the events of a tree from the stream sequence `start` on.
 
-    `start` must not be after the root's first stored event: otherwise runs of the tree are unknown.
+    `start` must not be after the root's first stored event. Otherwise the source would not know the
+    runs that earlier events have added to the tree.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class TreeSource(Source, Watcher):
         return self._members.patterns()
 
     async def keep(self, stored: Stored) -> bool:
-        """Return True: the readers of stored events know the runs by themselves."""
+        """Return True, because the readers of stored events know the tree's runs by themselves."""
         return True
 
     async def stop(self) -> None:
@@ -115,7 +116,7 @@ class TreeSource(Source, Watcher):
             self._deliver(batch)
 
     def _go_live(self, feed: Feed, floor: int) -> None:
-        """Deliver what the feed remembers, and all further events as they come.
+        """Deliver the events that the feed remembers, and from then on each event of the feed.
 
         If there were an `await` between these lines, an event could be missed.
         """
@@ -127,7 +128,7 @@ class TreeSource(Source, Watcher):
                 self.take(stored)
 
     def _on_caught_up(self, task: asyncio.Task[None]) -> None:
-        # If the failure were not reported, clients would wait for events that never come.
+        # If the failure were not reported, clients would wait for ever for further events.
         if not task.cancelled() and (error := task.exception()) is not None:
             self.on_failure(error)
 
@@ -142,7 +143,7 @@ class Trees:
     def source(
         self, root: str, known: Sequence[Child] = ()
     ) -> Callable[[int, Deliver], TreeSource]:
-        """Return a function that makes the tree's source from a position and `deliver`."""
+        """Return a function that makes the tree's source from a start position and `deliver`."""
         feed = self.feeds.of(subjects.shard_of(root))
         return partial(self._open, feed, root, known)
 

@@ -249,7 +249,7 @@ class Client:
         return None
 
     def read_for(self, who: Identity) -> None:
-        """Count this client's reads from NATS as reads of this caller, for the `ReadScheduler`."""
+        """Let each read from NATS wait for a turn of this caller (see `ReadScheduler`)."""
         self._turn = self._turns.named(who)
 
     def begin_write(self) -> None:
@@ -301,8 +301,7 @@ class Client:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The newest position that was written to the connection; the start position before
-        that."""
+        """The newest position that was written to the connection; None if there is none."""
         next_ = self._next
         if self._phase is STEPPING:
             next_ = max(next_, self.hub.in_step.next_of(self))

@@ -26,8 +26,8 @@ FULL_RATE: Final = 10_000  # deliveries a second at which `join_s` reaches `JOIN
 # 0.6 ms.
 SLICE: Final = 100
 REPORT_S: Final = 0.1  # seconds between two updates of the metrics; an update takes 1.5 µs
-# A hub that is due this many seconds after a timer is flushed with it. So one timer serves several
-# hubs.
+# When a timer ends, it also flushes the hubs that are due up to this many seconds later. So one
+# timer serves several hubs.
 EARLY_S: Final = 0.001
 
 

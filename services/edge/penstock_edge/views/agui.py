@@ -1,4 +1,5 @@
-"""Views for AG-UI clients: a leg, a whole run, or a thread's runs one after another. Pure."""
+"""Views for AG-UI clients: one leg, a whole run, or the runs of a thread one after another.
+Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from penstock_edge.views.view import Deliver, Delivery, ManyRuns, ReadFrom, RunE
 log = logging.getLogger(__name__)
 
 CUT: Final = "stream_interrupted"
-# The framing of the POST's response. The clients ignore event names, so the frames have no names.
-# The frames have cursors, because a client of the POST can continue on the thread's stream.
+# The framing of the response to a POST. The clients ignore event names, so the frames have none.
+# The frames have cursors, because a client can continue the POST's stream on the thread's stream.
 UNNAMED: Final = Sse(named=False)
 
 Event = dict[str, Any]
@@ -36,7 +37,7 @@ _BEGIN_A_LEG: Final = frozenset({"lifecycle.started", "lifecycle.resumed"})
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """The clients of one profile that declare the same version of the protocol."""
+    """The clients of one profile that declare the same version of the AG-UI protocol."""
 
     profile: Profile = STRICT
     protocol_version: str | None = None
@@ -45,7 +46,8 @@ class Audience:
     def key(self) -> tuple[str, str]:
         """The audience's part of a view's key.
 
-        The version changes the frames only if the version changes the result of `is_modern`.
+        Two versions of the protocol have the same key if `is_modern` returns the same for both,
+        because their frames are then equal.
         """
         return self.profile.name, f"modern={is_modern(self.protocol_version)}"
 
@@ -70,23 +72,23 @@ def default_name(run_id: str, leg: int) -> str:
     return run_id if leg == 1 else f"{run_id}-{leg}"
 
 
-# The number of ended runs whose ids a reading remembers. For some seconds, events may follow the
-# end of a run. Because of the remembered id, these events do not get a new encoder.
+# The number of ended runs whose ids a `RunEncoders` remembers. For some seconds after its end, a
+# run may have further events. Because its id is remembered, they do not get a new encoder.
 ENDED_RUNS: Final = 10_000
 
 
 @dataclass(slots=True)
 class RunEncoders:
-    """The encoders of one reading, one for each run.
+    """The encoders of one stream or page, one for each run.
 
-    The encoder of an ended run can be dropped (`forget`), because the run has no more frames.
+    `forget` drops the encoder of an ended run, because the run has no more frames.
     """
 
     names: LegNames
     audience: Audience
     _encoders: dict[str, AguiEncoder] = field(default_factory=dict)
     _names: dict[tuple[str, int], str] = field(default_factory=dict)
-    _ended: dict[str, None] = field(default_factory=dict)  # the oldest first
+    _ended: dict[str, None] = field(default_factory=dict)  # ids of ended runs, the oldest first
 
     def __len__(self) -> int:
         """Return the number of encoders that are kept."""
@@ -109,7 +111,7 @@ class RunEncoders:
             await self.look_up(run_id, orjson.loads(stored.payload)["leg"])
 
     async def begin(self, run_id: str) -> None:
-        """Make the encoder of a run, unless it is there; wait if the bus does not answer."""
+        """Make the encoder of a run, unless it exists; wait if the bus does not answer."""
         if run_id not in self._encoders:
             self._encoders[run_id] = AguiEncoder(
                 self.audience.profile,
@@ -137,7 +139,8 @@ class RunEncoders:
     def forget(self, run_id: str) -> None:
         """Drop the encoder of a run that has ended.
 
-        Otherwise the reading of a thread would keep one encoder for each run.
+        If the encoder were kept, the stream of a thread would have one encoder for each run of the
+        thread.
         """
         del self._encoders[run_id]
         for key in [key for key in self._names if key[0] == run_id]:
@@ -147,9 +150,9 @@ class RunEncoders:
             del self._ended[next(iter(self._ended))]
 
     def interrupted(self) -> list[Frame]:
-        """Return the frames of an error, for a stream that ends before its run.
+        """Return the frames of an error, for a stream that ends before its run does.
 
-        Without an error, a client would conclude that the run has succeeded.
+        If there were no error, a client would conclude that the run has succeeded.
         """
         open_ = [each for each in self._encoders.values() if each.phase is Phase.RUNNING]
         encoder = open_[0] if open_ else AguiEncoder(self.audience.profile, "", lambda leg: "")
@@ -158,9 +161,10 @@ class RunEncoders:
 
 @dataclass(slots=True)
 class RunEncoder(Encoder):
-    """An encoder of one run that uses the run's encoder in `encoders`.
+    """Encodes one run with the encoder that `encoders` has for this run.
 
-    The run's encoder exists only after `RunEncoders.prepare` was called for a message of the run.
+    `RunEncoders.prepare` makes this encoder. So `prepare` must be called with a message of the run
+    before `feed` is called.
     """
 
     encoders: RunEncoders
@@ -171,16 +175,16 @@ class RunEncoder(Encoder):
         return self.encoders.of(self.run_id).feed(event)
 
     def interrupted(self) -> list[bytes]:
-        """Return an error that ends the stream of a leg.
+        """Return the frames of an error, for the stream of a leg that ends too early.
 
-        The client of such a stream does not reconnect by itself.
+        A client of such a stream does not reconnect by itself.
         """
         return [sse.encode(each.data) for each in self.encoders.interrupted()]
 
 
 @dataclass(slots=True)
 class AguiRun(EventEncoding):
-    """Encodes a whole run with its pauses."""
+    """Encodes a whole run with its pauses for AG-UI clients."""
 
     encoders: RunEncoders
 
@@ -195,7 +199,7 @@ class AguiRun(EventEncoding):
 
 @dataclass(slots=True)
 class AguiLeg(EncodedLeg):
-    """Encodes one leg of a run."""
+    """Encodes one leg of a run for AG-UI clients."""
 
     encoders: RunEncoders
 
@@ -212,20 +216,21 @@ class AguiLeg(EncodedLeg):
 class RunsInTurn:
     """Encodes the runs of a thread one after another.
 
-    AG-UI clients cannot process two runs at once. So events of another run are held until the open
-    run ends or pauses. `feed_event` encodes one event with the encoder of the event's run.
+    AG-UI clients cannot process two runs at once. So while one run is open, the events of all other
+    runs are held until this run ends or pauses. `feed_event` encodes one event with the encoder of
+    the event's run.
     """
 
     encoders: RunEncoders
     feed_event: FeedEvent = AguiEncoder.feed
-    current: AguiEncoder | None = None  # the encoder of the newest encoded event
+    current: AguiEncoder | None = None  # the encoder of the event that was encoded last
     _held: list[tuple[str, Event]] = field(default_factory=list)  # events, each with its run id
     _open: str | None = None
 
     def feed(self, run_id: str, event: Event) -> list[Frame]:
         """Return the frames of this event, and of the held events that can follow now.
 
-        The result is empty if this event is held.
+        If this event is held, the result is empty.
 
         Raises:
             ValueError, KeyError, TypeError: the body is not an event.
@@ -259,7 +264,8 @@ class RunsInTurn:
 
 @dataclass(slots=True)
 class ThreadEncoding(Encoding):
-    """Encodes all runs of a thread, which must be read from its start; the stream has no end."""
+    """Encodes all runs of a thread. The thread must be read from its start; the stream has no
+    end."""
 
     turns: RunsInTurn
     render: Render
@@ -283,7 +289,7 @@ class ThreadEncoding(Encoding):
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
     def interruption(self) -> list[bytes]:
-        """Return nothing: a client reconnects with its cursor."""
+        """Return no frames, because a client can reconnect with its cursor."""
         return []
 
 
@@ -294,7 +300,7 @@ class AguiViews:
     names: LegNames
 
     def encoders(self, audience: Audience) -> RunEncoders:
-        """Make the encoders of one reading for these clients."""
+        """Make the encoders of one stream or page for these clients."""
         return RunEncoders(self.names, audience)
 
     def of_run(self, run_id: str, dialect: str, framing: Framing) -> View:
@@ -367,8 +373,8 @@ class AguiViews:
 def notices(framing: Framing) -> Callable[[str, str], bytes]:
     """Return the function that writes the edge's notices in this framing.
 
-    A notice in a stream is a comment, because no event may come before RUN_STARTED. A notice on a
-    page is a CUSTOM event, because a page may begin with any event.
+    In a stream, a notice is a comment, because no event may come before RUN_STARTED. On a page, a
+    notice is a CUSTOM event, because a page may begin with any event.
     """
 
     def comment(code: str, message: str) -> bytes:

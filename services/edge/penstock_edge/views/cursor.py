@@ -1,4 +1,4 @@
-"""The cursor of a client: the `id:` of the last frame that the client has."""
+"""The cursor of a client: the `id:` of the last frame that the client has received."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-# The greatest frame index. A cursor with this index is after all frames of the message.
+# The greatest frame index. A cursor with this index stands for all frames of the message.
 LAST_FRAME = 999_999_999
 
 _FORM = re.compile(r"([1-9][0-9]{0,17})-([0-9]{1,9})")
@@ -16,7 +16,7 @@ _FORM = re.compile(r"([1-9][0-9]{0,17})-([0-9]{1,9})")
 class Cursor:
     """A cursor `<stream sequence>-<frame index>`.
 
-    The stream sequence is the sequence of the message in JetStream, whatever the dialect is.
+    In every dialect, the stream sequence is the sequence of the message in JetStream.
     """
 
     sequence: int
@@ -27,7 +27,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a cursor from the text that `str` returns for a cursor.
+        """Return the cursor for a text that `str` has made of a cursor.
 
         Raises:
             ValueError: the text is not a cursor.

@@ -38,7 +38,8 @@ class RunViews:
     ) -> View:
         """Make the view of the run in this dialect.
 
-        With `types`, the view has only frames of these types, if frames of the dialect have types.
+        If `types` is given and the dialect's frames have types, the view has only frames of these
+        types.
         """
         if dialect in PROFILES:
             return self.agui.of_run(run_id, dialect, framing)
@@ -53,8 +54,8 @@ def run_view(
 ) -> View:
     """Make the view of a whole run.
 
-    The view has the run's events in a dialect of `CLIENT_DIALECTS`, or the upstream's own frames if
-    the dialect is `RAW_DIALECT`.
+    If the dialect is one of `CLIENT_DIALECTS`, the view has the run's events in this dialect. If it
+    is `RAW_DIALECT`, the view has the agent server's own frames.
     """
     if dialect == RAW_DIALECT:
         return _raw_view(run_id)
@@ -80,7 +81,7 @@ def run_view(
 
 
 def _raw_view(run_id: str) -> View:
-    """Make the view of the upstream's own frames.
+    """Make the view of the agent server's own frames.
 
     A frame may be split over several messages, so the messages are read from the run's start.
     """
@@ -89,8 +90,8 @@ def _raw_view(run_id: str) -> View:
         RAW_DIALECT,
         RunFrames(run_id),
         RawEncoding,
-        # A notice is a comment. If a notice were an event, a client could not distinguish the
-        # notice from the upstream's events.
+        # A notice is a comment. If a notice were an event, a client could not distinguish it from
+        # the agent server's events.
         lambda code, message: sse.comment(f"{code}: {message}"),
         ReadFrom.START,
     )
@@ -99,7 +100,8 @@ def _raw_view(run_id: str) -> View:
 def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str, ...] = ()) -> View:
     """Make the view of one leg's body, byte for byte.
 
-    The error frame names the agent's timeout `timeout_s`, and must not name the agent's `hosts`.
+    If the leg fails, an error frame is added. This frame names the timeout `timeout_s`, and must
+    not name the agent server's `hosts`.
     """
     return View(
         (run_id, "leg", str(leg)),
@@ -114,7 +116,8 @@ def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str,
 
 
 def reads_from_of(dialect: str) -> ReadFrom:
-    """Return whether this dialect of `CLIENT_DIALECTS` is read from the cursor or the start."""
+    """Return whether a dialect of `CLIENT_DIALECTS` is read from the cursor or from the run's
+    start."""
     return ReadFrom.START if CLIENT_DIALECTS[dialect].stateful else ReadFrom.CURSOR
 
 
@@ -123,8 +126,8 @@ def notices(
 ) -> Callable[[str, str], bytes]:
     """Return the function that writes the edge's notices in this dialect.
 
-    If the dialect has no event for a notice, the notice is an SSE comment. If the framing has no
-    comments either, the notice is empty.
+    If the dialect has no event for a notice, the notice is an SSE comment. If the framing also has
+    no comments, the notice is empty.
     """
     known = CLIENT_DIALECTS[dialect]
     if not known.has_warnings:
@@ -138,7 +141,7 @@ def notices(
 def rendering(framing: Framing, types: frozenset[str] | None) -> Render:
     """Return the function that writes a dialect's frames in this framing.
 
-    With `types`, frames of other types are written as no bytes.
+    If `types` is given, the function returns no bytes for frames of other types.
     """
     if types is None:
         return framing.event

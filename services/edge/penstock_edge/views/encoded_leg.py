@@ -20,11 +20,12 @@ PAUSED = "lifecycle.paused"
 class EncodedLeg(Encoding):
     """Encodes the canonical events of one leg, up to the leg's pause or the run's end.
 
-    Events of earlier legs are folded into the encoder, and no frames are written for these events.
-    If a policy decides at once, the run does not pause, so the stream continues with the next leg.
+    Events of earlier legs change only the encoder's state; their frames are not written. If a
+    policy decides at once, the run does not pause, so the stream continues with the next leg.
 
-    `interrupted` returns the frames for a stream that ends too early. The clients of such streams
-    do not reconnect. Without these frames, a client would conclude that the run has succeeded.
+    `interrupted` returns the frames for a stream that ends before its leg does. The clients of such
+    streams do not reconnect. If these frames were missing, a client would conclude that the run has
+    succeeded.
     """
 
     encoder: Encoder
@@ -46,14 +47,14 @@ class EncodedLeg(Encoding):
         return Item(stored.sequence, body, last=ends_leg(stored))
 
     def interruption(self) -> list[bytes]:
-        """Return the frames for a stream that ends before its leg."""
+        """Return the frames for a stream that ends before its leg does."""
         return self.interrupted()
 
 
 def is_before(event: dict[str, Any], stored: Stored, leg: int) -> bool:
     """Return whether the event belongs to an earlier leg.
 
-    The result is False for the run's terminal event, because a run may end before this leg opens.
+    The result is False for the run's terminal event, because a run may end before this leg begins.
     """
     return type_of(stored) not in TERMINAL and bool(event["leg"] < leg)
 

@@ -1,4 +1,5 @@
-"""Three types of positions. With separate types, mypy finds a position of the wrong type."""
+"""Three types of positions. Because the types are different, mypy finds a position of the wrong
+type."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import NewType
 # The sequence of a message in its JetStream stream (EVENTS or RAW).
 StreamSequence = NewType("StreamSequence", int)
 
-# The number of an item among all items that a hub has encoded: 0, 1, 2 …
+# The number of an item among all items that a hub has encoded; the first item has the number 0.
 RingPosition = NewType("RingPosition", int)
 
-# The number of bytes of the items that a hub has encoded before some position.
+# The number of bytes of all items that a hub has encoded before some position.
 ByteOffset = NewType("ByteOffset", int)

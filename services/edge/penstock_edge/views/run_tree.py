@@ -1,8 +1,9 @@
-"""The runs of a run tree: a workflow's run, and the runs of its steps at any depth. Pure.
+"""Knows the runs of a run tree: a workflow's run, and the runs that its steps start at any depth.
+Pure.
 
-A step's run is in the shard of its workflow's run, and starts only when the workflow's event
-`workflow.step_started` is stored. So the order of one stream EVENTS orders all events of the tree,
-and a reader knows each run before the run's first event comes.
+The run of a step is in the shard of the workflow's run. It starts only after the workflow's event
+`workflow.step_started` is stored. So all events of the tree are ordered by one stream EVENTS, and a
+reader knows each run before the run's first event comes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from penstock_edge.views.items import type_of
 
 STEP_STARTED: Final = "workflow.step_started"
 FINISHED: Final = "dispatch.finished"
-# The number of runs in one tree. A workflow has at most 1,000 runs of steps, but its steps may be
-# workflows, too. The runs of further steps are left out of the tree.
+# The greatest number of runs in one tree. A workflow has at most 1,000 runs of steps, but its steps
+# may be workflows, too. If a tree is full, the runs of further steps are left out.
 MAX_RUNS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A run below the root, its agent, its parent, and the step that the run carries out."""
+    """A run below the root, with its parent, its agent, and the step that has started it."""
 
     run_id: str
     parent: str
@@ -35,10 +36,10 @@ class Child:
 
 
 def child_of(parent: str, data: dict[str, Any]) -> str | None:
-    """Return the id of the run that this `workflow.step_started` of `parent` names.
+    """Return the id of the run that an event `workflow.step_started` of `parent` names.
 
-    The result is None if the event names no run, or a run of another shard, whose events have no
-    common order with the events of `parent`.
+    The result is None if the event names no run. It is also None for a run of another shard,
+    because its events have no common order with the events of `parent`.
     """
     child = data.get("child_run_id")
     if not isinstance(child, str) or not subjects.is_run_id(child):
@@ -49,8 +50,8 @@ def child_of(parent: str, data: dict[str, Any]) -> str | None:
 class Family:
     """The runs that are in a tree at one position of the stream, each with its parent.
 
-    A run below the root leaves the tree with its terminal event, or when its parent says that the
-    run has finished, whichever comes first. The runs below it leave with it.
+    A run below the root leaves the tree with its terminal event, or when its parent reports that
+    the run has finished, whichever comes first. All runs below it leave the tree, too.
     """
 
     def __init__(self, root: str, known: Sequence[Child] = ()) -> None:
@@ -63,11 +64,11 @@ class Family:
 
     @property
     def is_full(self) -> bool:
-        """Whether the tree takes no more runs."""
+        """Whether no more runs can be added to the tree."""
         return len(self._seen) >= MAX_RUNS
 
     def add(self, child: str, parent: str) -> bool:
-        """Add a run; return False if the tree is full, or if the run was in the tree before."""
+        """Add a run; return False if the tree is full, or if the run was added before."""
         if child in self._seen or self.is_full:
             return False
         self._seen.add(child)
@@ -78,13 +79,14 @@ class Family:
     def finish(self, child: Any, parent: str) -> list[str]:
         """Remove a child that `parent` reports as finished; return all removed runs.
 
-        Only the parent of a run can remove the run. Otherwise an agent server, which chooses the
-        ids of its own inner runs, could name and remove another run.
+        Only a run's parent can remove the run. An agent server chooses the ids of its own inner
+        runs. If any run's report counted, an agent server could remove other runs by naming them.
         """
         return self.end(child) if self._parents.get(child) == parent else []
 
     def end(self, run_id: str) -> list[str]:
-        """Remove a run with the runs below it; return the removed runs. The root stays."""
+        """Remove a run and the runs below it; return the removed runs. The root is never
+        removed."""
         if self._parents.pop(run_id, None) is None:
             return []
         removed = [run_id]
@@ -94,10 +96,10 @@ class Family:
 
 
 class Members:
-    """The patterns of the events of a tree's runs, at one position of the stream.
+    """The runs of a tree at one position of the stream, with the patterns of their events.
 
     A reader must pass all events of these runs to `learn`, in the stream's order. `known` are runs
-    below the root whose `workflow.step_started` may have expired.
+    below the root whose event `workflow.step_started` may have expired.
     """
 
     def __init__(self, root: str, known: Sequence[Child] = ()) -> None:
@@ -107,19 +109,19 @@ class Members:
         self._patterns = {run: subjects.events_of_run(run) for run in runs}
 
     def __contains__(self, run_id: str) -> bool:
-        """Return whether events of the run are in the tree at this position."""
+        """Return whether the run is in the tree at this position."""
         return run_id in self._patterns
 
     def runs(self) -> Collection[str]:
-        """Return the runs whose events are read now."""
+        """Return the runs that are in the tree at this position."""
         return self._patterns.keys()
 
     def patterns(self) -> Collection[str]:
-        """Return the patterns of the events that are read now."""
+        """Return the patterns of the events of these runs."""
         return self._patterns.values()
 
     def learn(self, stored: Stored) -> Sequence[str]:
-        """Take the next event of a member; return the runs that have become members, or are none.
+        """Take the next event of a member; return the runs that it adds to the tree or removes.
 
         The result is empty if the members stay the same.
         """
@@ -135,7 +137,7 @@ class Members:
                 return self._without(self._family.finish(data.get("subrun_id"), run_id))
             child = child_of(run_id, data)
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            return ()  # the encoding reports an event that cannot be read
+            return ()  # the encoding reports the event that cannot be read
         if child is None or not self._family.add(child, run_id):
             return ()
         self._patterns[child] = subjects.events_of_run(child)

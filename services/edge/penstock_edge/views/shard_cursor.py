@@ -1,4 +1,4 @@
-"""The cursor of a stream over all shards: a cursor for each shard. Pure."""
+"""The cursor of a stream over all shards: it has one cursor for each shard. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from penstock_edge.views.cursor import Cursor
 
-# The cursor in a shard of which the client has no frame.
+# The cursor in a shard of which the client has received no frame.
 BEFORE_ALL: Final = Cursor(0, 0)
 
 _BETWEEN: Final = "."
@@ -19,9 +19,9 @@ _ID: Final = re.compile(rb"^id: ([0-9]+-[0-9]+)$", re.MULTILINE)
 class ShardCursor:
     """The position of a client in each shard, shard 0 first.
 
-    The text has the shards' cursors, separated by dots. With one shard, it is the cursor itself.
-    If a cursor is older than a shard, it has no position in this shard, because the client has
-    none of the shard's frames.
+    The text of the cursor is the shards' cursors, separated by dots. With one shard, the text is
+    this shard's cursor. A cursor that is older than a shard has no position in this shard, because
+    the client has received none of the shard's frames.
     """
 
     positions: list[Cursor] = field(default_factory=list)
@@ -48,10 +48,11 @@ class ShardCursor:
         return self.positions[shard] if shard < len(self.positions) else BEFORE_ALL
 
     def advance(self, shard: int, body: bytes) -> bytes:
-        """Move on to the last frame of `body`, and return the body with cursors of all shards.
+        """Set the position to the last frame of `body`, and return the body with cursors of all
+        shards.
 
-        `body` has SSE frames of one shard, each with a cursor in this shard as its id. JSON has no
-        newlines, so a line that begins with `id:` is no part of a frame's data.
+        `body` has SSE frames of one shard; the id of each frame is a cursor in this shard. JSON has
+        no newlines, so a line that begins with `id:` is never part of a frame's data.
         """
 
         def id_line(match: re.Match[bytes]) -> bytes:

@@ -18,7 +18,7 @@ from penstock_edge.views.tree_fold import TreeFold
 
 @dataclass(slots=True)
 class TreeEncoding(Encoding):
-    """Encodes a whole tree, up to the root's terminal event."""
+    """Encodes the events of a whole tree, up to the root's terminal event."""
 
     tree: TreeFold
     encoder: Encoder
@@ -37,19 +37,21 @@ class TreeEncoding(Encoding):
         return Item(stored.sequence, written, is_last)
 
     def interruption(self) -> list[bytes]:
-        """Return nothing: a client reconnects with its cursor."""
+        """Return no frames, because a client can reconnect with its cursor."""
         return []
 
 
 @dataclass(slots=True)
 class TreeLeg(Encoding):
-    """Encodes a tree up to the root's next pause or its terminal event.
+    """Encodes the events of a tree up to the root's next pause or its terminal event.
 
-    Events up to the stream sequence `after` are folded, and no frames are written for them. Later,
-    the leg does not end at a pause for the approvals `answered` alone.
+    Events up to the stream sequence `after` change only the encoder's state; their frames are not
+    written. After these events, a pause that waits only for the approvals in `answered` does not
+    end the leg.
 
-    `interrupted` returns the frames for a stream that ends too early. The clients of such streams
-    do not reconnect. Without these frames, a client would conclude that the run has succeeded.
+    `interrupted` returns the frames for a stream that ends before its leg does. The clients of such
+    streams do not reconnect. If these frames were missing, a client would conclude that the run has
+    succeeded.
     """
 
     tree: TreeFold
@@ -77,7 +79,7 @@ class TreeLeg(Encoding):
         return Item(stored.sequence, body, last=last)
 
     def interruption(self) -> list[bytes]:
-        """Return the frames for a stream that ends before its leg."""
+        """Return the frames for a stream that ends before its leg does."""
         return self.interrupted()
 
 

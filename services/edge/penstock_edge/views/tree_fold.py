@@ -1,12 +1,13 @@
-"""Turns the events of a run tree into the events of one run, before any dialect. Pure.
+"""Turns the events of a run tree into the events of one run, before a dialect encodes them. Pure.
 
-The result has the root's run id, session id and leg, and counts its events from 1. The event of a
-step's run names this run in `subrun`. Ids that are unique only within their run, such as message
-ids, begin with the id of the run. Otherwise clients would join texts of different runs.
+The resulting events have the root's run id, session id and leg, and are numbered from 1. An event
+of a step's run has the id of this run in `subrun`. Some ids are unique only within their run, for
+example message ids. These get the id of their run as a prefix. If they did not, clients would join
+texts of different runs.
 
-The events about the start, the pauses and the end of a step's run are left out: `workflow.step_*`,
-`dispatch.*` and the root's own pauses report them. So `lifecycle.*` is always about the root.
-docs/workflow-events.md has the rules for users.
+The events about the start, the pauses and the end of a step's run are left out, because
+`workflow.step_*`, `dispatch.*` and the root's own pauses report the same. So every `lifecycle.*`
+event is about the root. docs/workflow-events.md has the rules for users.
 """
 
 from __future__ import annotations
@@ -31,58 +32,63 @@ Event = dict[str, Any]
 WORKER: Final = "worker"
 LEFT_OUT: Final = "children_left_out"
 
-# The types of the events that end an approval: no decision is possible after them.
+# The types of events after which an approval can no longer be decided.
 _SETTLED: Final = frozenset({"approval.decided", "approval.expired", "approval.withdrawn"})
 _STARTED: Final = "lifecycle.started"
 _PAUSED: Final = "lifecycle.paused"
 _RESUMED: Final = "lifecycle.resumed"
 _OF_THE_ROOT_ALONE: Final = TERMINAL | {_STARTED, _PAUSED, _RESUMED}
 _DISPATCHES: Final = frozenset({"dispatch.team", "dispatch.worker"})
-# The fields of `data` whose ids are unique only within the run of the event.
+# The fields of `data` that have ids which are unique only within the event's run.
 _IDS: Final = (
     *("message_id", "parent_message_id", "reasoning_id", "tool_call_id", "parent_tool_call_id"),
     *("step_id", "parent_step_id"),
 )
 _INNER_RUNS: Final = ("subrun_id", "parent_subrun_id")
-# The fields with such ids in the value of an event that an AG-UI server has sent.
+# The fields that have such ids in `value`, in an event that comes from an AG-UI server.
 _AGUI_IDS: Final = ("messageId", "entityId")
 
 
 @dataclass(slots=True)
 class _Place:
-    """The place of a run in the tree."""
+    """A run of the tree, with its place in the tree."""
 
     run_id: str
     parent: _Place | None = None
-    step: str | None = None  # the step of the parent that this run carries out
-    role: str = WORKER  # what the run's agent is in the tree
+    step: str | None = None  # the step of the parent that has started this run
+    role: str = WORKER  # the `agent_type` of the run's agent in the tree
     team: str | None = None  # the name of the team in which the run's agent works
     name: str = ""  # the id of the run's agent
     paused: bool = False
 
     def qualified(self, id: Any) -> Any:
-        """Return an id of this run as it is unique in the tree."""
+        """Return an id of this run in the form that is unique in the tree."""
         if self.parent is None or not isinstance(id, str) or not id:
             return id
         return f"{self.run_id}/{id}"
 
     def inner_run(self, id: Any) -> Any:
-        """Return the id of an inner run as it is unique in the tree. A run id is unique already."""
+        """Return the id of an inner run in the form that is unique in the tree.
+
+        A run id is unique already.
+        """
         return id if isinstance(id, str) and subjects.is_run_id(id) else self.qualified(id)
 
     def step_id(self, given: Any) -> Any:
-        """Return the step id of an event of this run that has the step id `given`.
+        """Return the step id, in the tree, of an event of this run that has the step id `given`.
 
-        The events of a run without steps have the id of the parent's step.
+        If the event has no step id, the result is the id of the parent's step that has started the
+        run.
         """
         if self.parent is not None and given in (None, self.step):
             return self.parent.qualified(self.step)
         return self.qualified(given)
 
     def shown_source(self, source: Event | None) -> Event | None:
-        """Return the source of an event of this run, with the agent's place in the tree.
+        """Return the source of an event of this run, with the role and team of the agent in the
+        tree.
 
-        A worker inside the agent server stays a worker.
+        If the event comes from a worker inside the agent server, its type stays `worker`.
         """
         if source is None or self.parent is None:
             return source
@@ -94,9 +100,10 @@ class _Place:
         }
 
     def subrun(self, own: Event | None = None) -> Event | None:
-        """Return the inner run of an event of this run; None for the root's own events.
+        """Return the inner run that an event of this run gets in the tree; None for the root's own
+        events.
 
-        `own` is the event's inner run as the run itself has it.
+        `own` is the inner run that the event names, or None.
         """
         if self.parent is None:
             return own
@@ -113,19 +120,18 @@ class _Place:
 class TreeFold:
     """Folds the events of one tree, which must come in the order of their stream.
 
-    With `one_state`, the clients of the dialect know one state, the root's. So the fold renames the
-    `state.*` events of the runs below the root to `state.child_*`.
-
-    `known` are runs below the root whose `workflow.step_started` may have expired, parents first.
-    `answered` are the ids of approvals that the reader has decided: from now on, a pause of the
-    root that waits only for these is left out.
+    With `one_state`, the clients of the dialect know only the root's state. So the fold renames the
+    `state.*` events of the other runs to `state.child_*`. `known` are runs below the root whose
+    event `workflow.step_started` may have expired, parents first. `answered` are the ids of
+    approvals that the reader has decided. Once it is set, the view leaves out a pause of the root
+    that waits only for these approvals.
     """
 
     root: str
     one_state: bool = False
     known: Sequence[Child] = ()
-    waits: bool = field(default=False, init=False)  # the view has a pause that has not ended
-    # the root has a pause that the view leaves out
+    waits: bool = field(default=False, init=False)  # the view shows a pause that has not ended
+    # The root is in a pause that the view leaves out.
     passes: bool = field(default=False, init=False)
     answered: Collection[str] = field(default=(), init=False)
     _family: Family = field(init=False)
@@ -134,9 +140,10 @@ class TreeFold:
     _leg: int = 1
     _session_id: str | None = None
     _latest: str = ""  # the greatest timestamp so far
-    _is_full: bool = False  # a run was left out
-    _requested: set[str] = field(default_factory=set)  # ids of all approvals so far
-    _open: set[str] = field(default_factory=set)  # ids of the approvals without a decision
+    _is_full: bool = False  # whether a run was left out
+    # ids of all approvals that were requested so far
+    _requested: set[str] = field(default_factory=set)
+    _open: set[str] = field(default_factory=set)  # ids of the approvals that have no decision yet
 
     def __post_init__(self) -> None:
         self._family = Family(self.root, self.known)
@@ -148,11 +155,11 @@ class TreeFold:
 
     @property
     def leg(self) -> int:
-        """The number of the root's leg: 1, and one more for each `lifecycle.resumed` so far."""
+        """The number of the root's leg: 1, plus one for each leg that has begun after a pause."""
         return self._leg
 
     def feed(self, run_id: str, event: Event) -> list[Event]:
-        """Return the events of the view for this event of a run; an empty list for none.
+        """Return the events that the view shows for this event of a run; an empty list for none.
 
         Raises:
             KeyError, TypeError: the body is not an event.
@@ -179,7 +186,8 @@ class TreeFold:
         if type in TERMINAL:
             self.passes = False
         if type == _RESUMED and self.passes:
-            # The pause that was left out ends a leg, too: legs count stored `lifecycle.resumed`.
+            # The pause that was left out has ended a leg, too, because the leg's number counts
+            # every stored `lifecycle.resumed`.
             self.passes = False
             self._leg += 1
             return []
@@ -196,10 +204,11 @@ class TreeFold:
             self._open.discard(approval_id)
 
     def _is_answered(self, paused: Event) -> bool:
-        """Return whether a pause of the root waits only for approvals that have an answer.
+        """Return whether a pause of the root waits only for approvals that the reader has answered.
 
-        A client may answer several approvals at once. The root then resumes after the first answer,
-        and pauses again until the second answer arrives. This second pause asks for nothing.
+        A client may answer several approvals at once. The root then resumes after the first
+        decision, and pauses again until the second decision arrives. This second pause needs no
+        answer of the client.
         """
         return paused.get("approval_id") in self._requested and self._open <= set(self.answered)
 
@@ -219,8 +228,9 @@ class TreeFold:
     def _resumed(self, data: Event) -> Event:
         """Return the event that ends the view's pause.
 
-        A step's run may go on before its workflow's run says so, and clients leave out what comes
-        during a pause. So the first event of a run that goes on ends the pause of the view.
+        The run of a step may continue before the workflow's run reports that it resumes. Clients
+        ignore events during a pause. So the first event of a run that continues ends the view's
+        pause.
         """
         self.waits = False
         self._leg += 1
@@ -245,7 +255,7 @@ class TreeFold:
         return shown
 
     def _of_root(self, place: _Place, event: Event) -> Event:
-        """Return the envelope of an event of the tree, as an event of the root."""
+        """Return an event of the tree with the envelope of an event of the root."""
         shown = {
             **event,
             "run_id": self.root,
@@ -264,7 +274,8 @@ class TreeFold:
         return shown
 
     def _learn(self, place: _Place, type: str, event: Event) -> Iterator[Event]:
-        """Keep which runs are in the tree from now on; return a warning if a run is left out."""
+        """Add or remove the runs that this event adds or removes; yield a warning if a run is
+        left out."""
         data = event["data"]
         if type == STEP_STARTED and (child := child_of(place.run_id, data)) is not None:
             if self._family.add(child, place.run_id):
@@ -301,18 +312,19 @@ class TreeFold:
 
 
 def _names_parent(place: _Place, event: Event) -> bool:
-    """Return whether the event is of the run of this place.
+    """Return whether the event belongs to the run of this place.
 
-    The normalizer writes the parent's id, with which the run was started, into each event. So no
-    event `workflow.step_started` can add a run to a tree to which the run does not belong.
+    The normalizer writes the id of the parent that has started a run into each event of the run. So
+    a forged event `workflow.step_started` cannot add a run to a tree to which the run does not
+    belong.
     """
     return place.parent is None or event.get("parent_run_id") == place.parent.run_id
 
 
 def _unique_data(place: _Place, type: str, data: Event) -> Event:
-    """Return the data of an event of this run with ids that are unique in the tree.
+    """Return the data of an event of this run, with ids that are unique in the tree.
 
-    The ids of an approval's items stay as they are, because decisions name them.
+    The item ids of an approval are not changed, because decisions name them.
     """
     unique: Event = {key: place.qualified(data[key]) for key in _IDS if key in data}
     unique |= {key: place.inner_run(data[key]) for key in _INNER_RUNS if key in data}

@@ -20,11 +20,11 @@ from penstock_edge.views.tree_encoding import TreeEncoding, TreeLeg
 from penstock_edge.views.tree_fold import TreeFold
 from penstock_edge.views.view import Deliver, Delivery, ReadFrom, RunTree, Source, View
 
-# The dialects of agent protocols, whose clients know one state (see `TreeFold.one_state`).
+# The dialects of agent protocols. Their clients know only one state (see `TreeFold.one_state`).
 AGENT_PROTOCOLS: Final = frozenset({"agno", "adk", *PROFILES})
-# The dialects that show a workflow's run with the runs of its steps, unless a request says
-# otherwise. `canonical` is the stored events, and `raw` the upstream's bytes, which a workflow has
-# not.
+# The dialects that show a workflow's run with the runs of its steps, unless the request has
+# `include`. The dialect `canonical` is not one of them, because it shows the stored events. Neither
+# is `raw`, because it shows an agent server's bytes, and a workflow has no agent server.
 BY_DEFAULT: Final = frozenset({"executions", "unified", "legacy", *AGENT_PROTOCOLS})
 
 OpenTree = Callable[[int, Deliver], Source]
@@ -46,7 +46,7 @@ class TreeViews:
     def whole(self, dialect: str, framing: Framing, types: frozenset[str] | None = None) -> View:
         """Make the view of the whole tree in a dialect of `CLIENT_DIALECTS` or `PROFILES`.
 
-        With `types`, the view has only frames of these types.
+        If `types` is given, the view has only frames of these types.
         """
         if dialect in PROFILES:
             return self._agui(Audience(PROFILES[dialect]), framing)
@@ -62,7 +62,7 @@ class TreeViews:
         notice: Callable[[str, str], bytes],
         types: frozenset[str] | None = None,
     ) -> View:
-        """Make the view of the whole tree with encoders that `encoder` makes."""
+        """Make the view of the whole tree; `encoder` makes the encoder of each stream or page."""
         render = rendering(framing, types)
         return self.view(
             (dialect, framing.key, *sorted(types or ())),
@@ -84,8 +84,8 @@ class TreeViews:
     ) -> View:
         """Make the view of the tree up to the root's next pause, for the response to a POST.
 
-        Frames of events up to the stream sequence `after` are not written. `key` distinguishes
-        views of different encoders.
+        Frames of events up to the stream sequence `after` are not written. `key` must be different
+        for views with different encoders.
         """
         return self.view(
             (dialect, "leg", f"{after}", *key),
@@ -113,7 +113,7 @@ class TreeViews:
         return self.view(key, name, encoding, notices(UNNAMED), UNNAMED, Delivery.ONCE)
 
     def fold(self, dialect: str) -> TreeFold:
-        """Make the fold of one reading for this dialect."""
+        """Make the fold of one stream or page for this dialect."""
         return TreeFold(self.root, dialect in AGENT_PROTOCOLS, self.known)
 
     def _agui(self, audience: Audience, framing: Framing) -> View:
@@ -137,7 +137,7 @@ class TreeViews:
         framing: Framing,
         delivery: Delivery = Delivery.RESUMABLE,
     ) -> View:
-        """Make a view of the tree; `key` distinguishes it from all other views of the tree."""
+        """Make a view of the tree; each view of the tree must have another `key`."""
         known = subjects.key_of(*(child.run_id for child in self.known)) if self.known else ""
         return View(
             (self.root, "tree", known, *sorted(self.answered), *key),
@@ -145,7 +145,8 @@ class TreeViews:
             RunTree(self.root, self.open, self.known),
             encoding,
             notice,
-            # The number and the source of an event depend on all earlier events of the tree.
+            # Each shown event has a number and a source that depend on all earlier events of the
+            # tree.
             ReadFrom.START,
             framing,
             delivery,
@@ -153,7 +154,7 @@ class TreeViews:
 
 
 def _is_ready(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> bool:
-    # The next event may begin a leg. The id of this leg must be known before.
+    # The next event may begin a leg of the root, and its encoder needs the AG-UI id of this leg.
     return encoders.has(tree.root) and not tree.waits and not _begins(tree, stored)
 
 
@@ -161,7 +162,8 @@ async def _prepare(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> Non
     """Look up the AG-UI ids of the root and its next leg; wait if the bus does not answer."""
     await encoders.begin(tree.root)
     if tree.waits or _begins(tree, stored):
-        # All stored events of a workflow's run have the leg 1. The fold counts the legs.
+        # All stored events of a workflow's run have the leg 1, so the legs that the fold counts are
+        # used.
         await encoders.look_up(tree.root, tree.leg + tree.waits)
 
 
@@ -171,7 +173,7 @@ def _begins(tree: TreeFold, stored: Stored) -> bool:
 
 @dataclass(slots=True)
 class AguiTree(TreeEncoding):
-    """Encodes a whole tree for AG-UI clients."""
+    """Encodes the events of a whole tree for AG-UI clients."""
 
     encoders: RunEncoders
 
@@ -186,7 +188,7 @@ class AguiTree(TreeEncoding):
 
 @dataclass(slots=True)
 class AguiTreeLeg(TreeLeg):
-    """Encodes a tree up to the root's next pause for AG-UI clients."""
+    """Encodes the events of a tree up to the root's next pause for AG-UI clients."""
 
     encoders: RunEncoders
 

@@ -1,4 +1,5 @@
-"""Encodes the upstream's own frames, unchanged for `/run_sse` or with cursors for `raw`. Pure."""
+"""Encodes an agent server's own frames: unchanged for `/run_sse`, or with cursors for `raw`.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +16,16 @@ from penstock.bus.messages import RawFrame, now, raw_frame
 from penstock.redaction import redacted_value
 from penstock_edge.views.items import Encoding, Item, type_of
 
-# Matches the beginning of an ADK error frame. The whole frame may not be JSON, because ADK up to
-# 1.22 does not escape the text of an error frame. So only the beginning is compared.
+# Matches the beginning of an ADK error frame. ADK up to 1.22 does not escape the text of an error
+# frame, so the whole frame may not be valid JSON. So only the beginning is compared.
 _UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
 
 INTERRUPTED = "The stream was interrupted; the run goes on"
 
 
 def is_raw(stored: Stored) -> bool:
-    """Return True for a source frame, False for the run's terminal event after all frames."""
+    """Return True for a source frame, False for the run's terminal event, which follows all
+    frames."""
     return stored.subject.startswith("rawp.")
 
 
@@ -31,8 +33,8 @@ def is_raw(stored: Stored) -> bool:
 class RawEncoding(Encoding):
     """Encodes the frames of all legs, each with `id: <RAW sequence>-<n>`.
 
-    If the upstream was lost, a comment gives the reason. A frame may be split over several
-    messages, so the messages must be read from the run's start.
+    If the connection to the agent server was lost, a comment gives the reason. A frame may be split
+    over several messages, so the messages must be read from the run's start.
     """
 
     _parser: sse.Parser = field(default_factory=sse.Parser)
@@ -48,7 +50,8 @@ class RawEncoding(Encoding):
             return Item(stored.sequence, [], last=True)
         raw = raw_frame(stored)
         if raw.connection != self._connection:
-            # The earlier connection may have ended inside a frame. The unfinished frame is dropped.
+            # The earlier connection may have ended inside a frame. This incomplete frame is
+            # dropped.
             self._parser, self._connection = sse.Parser(), raw.connection
         frames: list[bytes] = []
         if raw.is_body:
@@ -63,7 +66,7 @@ class RawEncoding(Encoding):
         return Item(raw.sequence, frames)
 
     def interruption(self) -> list[bytes]:
-        """Return nothing: a client reconnects with its cursor."""
+        """Return no frames, because a client can reconnect with its cursor."""
         return []
 
     def _frames(self, payload: bytes) -> list[sse.Frame]:
@@ -82,9 +85,9 @@ def _name(frame: sse.Frame) -> str | None:
 class LegEncoding(Encoding):
     """Relays the body of one leg byte for byte, and adds at most one error frame at the end.
 
-    adk-streaming.md allows no other additions, such as ids or comments. The error frame gives the
-    reason why the leg was interrupted, and begins at a frame boundary. If the upstream's last frame
-    is an error frame already, the edge adds no error frame.
+    adk-streaming.md allows no other additions, such as ids or comments. The error frame tells why
+    the leg was interrupted, and begins at a frame boundary. If the agent server's last frame is an
+    error frame already, the edge adds no error frame.
     """
 
     leg: int
@@ -121,8 +124,8 @@ class LegEncoding(Encoding):
     def interruption(self) -> list[bytes]:
         """Return an error frame.
 
-        The client has no cursor. Without an error frame, it would conclude that the run has
-        succeeded.
+        The client has no cursor to continue with. If there were no error frame, the client would
+        conclude that the run has succeeded.
         """
         return self._error(_stream_error(INTERRUPTED), now())
 
@@ -132,7 +135,8 @@ class LegEncoding(Encoding):
         return []
 
     def _ended(self, stored: Stored) -> Item:
-        """Return the last item of a leg that no source frame has ended before the run's end."""
+        """Return the last item of a leg that had no end among the source frames when the run
+        ended."""
         event = orjson.loads(stored.payload)
         error = {
             "lifecycle.failed": event["data"].get("error", "The run failed"),
@@ -142,7 +146,7 @@ class LegEncoding(Encoding):
         return Item(stored.sequence, frames, last=True)
 
     def _boundary(self, connection: str) -> bytes:
-        """Return an empty line if the leg's earlier connection broke inside a frame."""
+        """Return an empty line if an earlier connection of the leg broke inside a frame."""
         if connection == self._connection:
             return b""
         is_half = self._connection and self._parser is not None and not self._parser.at_boundary
@@ -153,7 +157,7 @@ class LegEncoding(Encoding):
         return b"\n\n"
 
     def _follow(self, payload: bytes) -> None:
-        """Keep track of the frame boundaries and of the last frame."""
+        """Record the last frame, and whether the body is at a frame boundary."""
         if self._parser is None:
             return
         try:
@@ -174,7 +178,7 @@ class LegEncoding(Encoding):
 
 
 def _error_of(lost: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Return the error of adk-streaming.md that says why the connector has lost the upstream."""
+    """Return the error of adk-streaming.md for the reason why the leg's connection was lost."""
     match lost.get("code"):
         case "timeout":
             text = f"Request timeout after {timeout_s:g} seconds"

@@ -22,8 +22,8 @@ Deliver = Callable[[list[Stored]], None]
 class Source(Protocol):
     """Delivers messages in order, each once, until it is stopped."""
 
-    # The source calls this function once if an error ends the delivery. Without the call, the
-    # clients would wait for messages that never come.
+    # The source calls this function once if an error ends the delivery. If the source did not call
+    # it, clients would wait for ever for further messages.
     on_failure: Callable[[BaseException], None]
 
     async def start(self) -> int:
@@ -37,14 +37,14 @@ class Source(Protocol):
     def patterns(self) -> Collection[str]:
         """Return the subject patterns under which the source's messages are stored.
 
-        Clients use these patterns to replay the messages that are stored before the first delivered
-        message. Before `start`, some patterns may be missing. A pattern may also match messages of
-        other sources, which `keep` refuses.
+        Clients use these patterns to replay the messages that were stored before the first message
+        that the source delivers. Before `start`, some patterns may be missing. A pattern may also
+        match messages that the source does not deliver; `keep` refuses them.
         """
         ...
 
     async def keep(self, stored: Stored) -> bool:
-        """Return whether the source would deliver this message, which matches a pattern."""
+        """Return whether the source delivers this message, which matches a pattern."""
         ...
 
     async def stop(self) -> None:
@@ -82,11 +82,11 @@ class ManyRuns:
 
     open: Callable[[Deliver], Source]
     shard: int = 0  # all the runs are in this shard
-    run_id: str = ""  # a response over many runs names no run
+    run_id: str = ""  # empty, because a response over many runs names no run
 
     @property
     def followed(self) -> Followed:
-        """All of EVENTS. The feed finds gaps in EVENTS, so the hub does not look for gaps."""
+        """The whole stream EVENTS. The feed finds gaps in it, so the hub does not look for gaps."""
         return Followed(events_of(self.shard), ">", "live.>", lambda before, after: True)
 
 
@@ -95,7 +95,7 @@ class RunTree:
     """The events of a workflow's run and of the runs of its steps, in EVENTS (see `run_tree`).
 
     `open` makes the source that delivers these events from a stream sequence on. `known` are runs
-    below the root whose `workflow.step_started` may have expired.
+    below the root whose event `workflow.step_started` may have expired.
     """
 
     run_id: str
@@ -117,7 +117,7 @@ class ReadFrom(Enum):
 
 
 class Delivery(Enum):
-    """Whether a client can continue after its stream has ended too early."""
+    """Whether a client can continue after its stream has ended before the run."""
 
     RESUMABLE = "resumable"  # the client can reconnect and continue
     ONCE = "once"  # the client cannot continue, so the last frame must be an error
@@ -125,7 +125,7 @@ class Delivery(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One run, or many runs, in the form that clients read.
+    """One run, or many runs, in the dialect and framing that clients read.
 
     Clients whose views have the same `key` share one hub.
     """
@@ -133,7 +133,7 @@ class View:
     key: tuple[str, ...]
     dialect: str
     reads: RunEvents | RunFrames | ManyRuns | RunTree
-    encoding: Callable[[], Encoding]  # makes a new encoding for each reading
+    encoding: Callable[[], Encoding]  # makes the encoding of each stream or page
     notice: Callable[[str, str], bytes]  # writes a code and a message as a notice without a cursor
     reads_from: ReadFrom = ReadFrom.CURSOR
     framing: Framing = field(default_factory=Sse)

@@ -1,7 +1,5 @@
 """Reads events as JSON pages, for clients that do not stream.
 
-Reads events as JSON pages, for clients that do not stream.
-
 A page is read in batches, within an allowance. If the allowance is spent before the page is full,
 the page has the events found until then, and `next` is the position that the reading has reached.
 So a client that continues with `next` reaches the end, even if few of the events that are read are

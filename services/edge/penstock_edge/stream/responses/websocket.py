@@ -1,7 +1,5 @@
 """Writes a client's stream to a WebSocket: a text message for each event, and then a close code.
 
-Writes a client's stream to a WebSocket: a text message for each event, and then a close code.
-
 The close code tells why the stream ends:
 - 1000: the stream is complete (`until=idle`);
 - 1001: the connection was open for the maximum time;
