@@ -1,1 +1,1 @@
-"""Surfaces: the HTTP interfaces of the edge, one folder for each contract."""
+"""Surfaces are the edge's HTTP interfaces: one folder for each contract."""

@@ -1,4 +1,4 @@
-"""Find the agent that a client names by an id in the configuration or by an upstream name."""
+"""Finds the agent that a client names, by an id in the configuration or by an upstream name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def agent_by_id(config: Config, id: str) -> AgentConfig:
 def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
     """Return the agent, team or workflow with this id in the configuration.
 
-    If no agent of this kind has the id, the agent whose upstream has this name is returned.
+    If no agent of this kind has the id, the result is the agent that has this name at its agent
+    server.
 
     Raises:
-        Problem: 404 if no agent of this kind has the id or the upstream name.
+        Problem: 404 if no agent of this kind has this id or this name.
     """
     agents = [each for each in config.agents if each.kind == kind]
     found = [each for each in agents if each.id == name] or [
@@ -39,9 +40,9 @@ def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
 def agent_of_app(config: Config, name: str) -> AgentConfig:
     """Return the agent that ADK's clients call by this `appName`.
 
-    The `appName` of an ADK agent is always the name of its upstream, because requests are relayed
-    to the ADK server unchanged. The `appName` of any other agent is its id in the configuration,
-    or the name of its upstream if no agent has this id.
+    The `appName` of an ADK agent is always its name at the ADK server, because requests are relayed
+    to that server unchanged. The `appName` of any other agent is its id in the configuration, or
+    its name at its agent server if no agent has this id.
 
     Raises:
         Problem: 404 if there is no such agent.

@@ -1,4 +1,4 @@
-"""Read the decisions from the function responses that an ADK client sends. Pure."""
+"""Reads the decisions from the function responses that an ADK client sends. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.web.bodies import has_many_values, is_deep
 from penstock_edge.surfaces.adk.request import FUNCTION_RESPONSE, RunAgentRequest, path_of_part
 from penstock_edge.surfaces.errors import invalid
 
-# Clients of ADK get items of these kinds as calls of `adk_request_confirmation`.
+# The kinds of items that ADK's clients get as calls of `adk_request_confirmation`.
 CONFIRMED: Final = frozenset({"confirmation", "review"})
 
 _RESPONSE: Final = ("newMessage", "parts", "functionResponse", "response")
@@ -47,8 +47,8 @@ class Confirmation(BaseModel):
 def answers_of(request: RunAgentRequest) -> list[Answer]:
     """Return every functionResponse in the message, in camelCase or in snake_case.
 
-    If the edge overlooked a function response, the answer would reach the ADK server although
-    nobody has decided the request.
+    None may be overlooked. An overlooked answer would reach the ADK server although nobody has
+    decided the request.
 
     Raises:
         InvalidBody: a functionResponse is not an object.
@@ -66,17 +66,17 @@ def answers_of(request: RunAgentRequest) -> list[Answer]:
 
 
 def decided(response: Any, item_id: str, asked: dict[str, Any], *, for_adk_server: bool) -> Decided:
-    """Read a function response as the decision on an item.
+    """Return the decision on an item that a function response contains.
 
-    `asked` is the item with this id in the approval.
+    `asked` is the item with the id `item_id` in the approval.
 
-    ADK requires an object as the response, so ADK's clients send any other value as
-    `{"result": …}`. An ADK server unwraps this object itself. So for an ADK server the value is
-    unwrapped here only if the schema of the item excludes objects: the wrapped value would not fit
-    such a schema. For any other agent server, the value is always unwrapped here.
+    ADK requires an object as the response, so ADK's clients send any other value as `{"result":
+    …}`. An ADK server unwraps this object itself. So for an ADK server, this function unwraps the
+    value only if the item's schema excludes objects, because the wrapped value would not fit the
+    schema. For any other agent server, this function always unwraps the value.
 
     Raises:
-        InvalidBody: a confirmation lacks `confirmed`, or has unknown keys.
+        InvalidBody: a confirmation has no `confirmed`, or has unknown keys.
     """
     response = _unwrapped(response)
     if asked.get("kind", "confirmation") in CONFIRMED:
@@ -103,7 +103,7 @@ def _confirmed(response: Any, item_id: str) -> Decided:
 
 
 def _excludes_objects(schema: Any) -> bool:
-    """Return whether a JSON Schema names types, and `object` is not among these types."""
+    """Return whether a JSON Schema allows only certain types, and `object` is not one of them."""
     types = schema.get("type") if isinstance(schema, dict) else None
     if isinstance(types, str):
         return types != "object"
@@ -111,9 +111,9 @@ def _excludes_objects(schema: Any) -> bool:
 
 
 def _result(response: Any, schema: Any) -> Any:
-    """Return the value in `{"result": …}`; any other response unchanged.
+    """Return the value in `{"result": …}`; return any other response unchanged.
 
-    If the schema has a field `result`, the response is not wrapped, so it is returned unchanged.
+    If the schema has a field `result`, the object is the value itself, so it is returned unchanged.
     """
     if not isinstance(response, dict) or set(response) != {"result"}:
         return response
@@ -122,7 +122,7 @@ def _result(response: Any, schema: Any) -> Any:
 
 
 def _unwrapped(response: Any) -> Any:
-    """Return the value of `{"response": "<JSON text>"}`; any other response unchanged.
+    """Return the value in `{"response": "<JSON text>"}`; return any other response unchanged.
 
     ADK accepts an answer in this form, too.
     """

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 DISTRIBUTION: Final = "penstock-edge"
 
-# FastAPI reads these texts as a bool in a query.
+# The texts in a query that FastAPI reads as a bool.
 _BOOL: Final = {
     **dict.fromkeys(("true", "1", "on", "yes", "t", "y"), True),
     **dict.fromkeys(("false", "0", "off", "no", "f", "n"), False),
@@ -50,7 +50,7 @@ _operation = partial(Operation, method="GET", tag="adk", scopes=("read",), error
 
 
 class AppList:
-    """Handlers of /list-apps and /version."""
+    """Has the handlers of /list-apps and /version."""
 
     def __init__(self, edge: Edge, servers: AdkServers) -> None:
         self._edge = edge
@@ -66,7 +66,8 @@ class AppList:
     async def version(self, request: Request) -> ASGIApp:
         """Respond with Penstock's version.
 
-        The ADK servers behind Penstock may have different versions, so no ADK version is shown.
+        The response has no version of ADK, because the ADK servers behind Penstock may have
+        different versions.
         """
         return json_response(
             {
@@ -106,7 +107,7 @@ class AppList:
     async def _described(self, agent: AdkAgent) -> dict[str, dict[str, Any]]:
         """Map app names to the descriptions that this agent's ADK server gives.
 
-        The result is empty if the ADK server cannot be asked.
+        The result is empty if the ADK server does not answer.
         """
         try:
             apps = await self._servers.described(agent)
@@ -122,7 +123,7 @@ def _name(agent: AgentConfig) -> str:
 
 
 def _known(name: str, agent: AgentConfig) -> dict[str, Any]:
-    """Describe an app from the configuration alone, in the shape of ADK's AppInfo."""
+    """Return an app's description from the configuration alone, in the shape of ADK's AppInfo."""
     return {
         "name": name,
         "rootAgentName": agent.name or name,

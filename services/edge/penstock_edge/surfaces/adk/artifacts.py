@@ -1,7 +1,7 @@
-"""Endpoints that relay the artifacts of ADK sessions from the ADK server. They are read only.
+"""Relays the artifacts of ADK sessions from the ADK server; clients can only read them.
 
-Agents of other protocols have no artifacts. Requests about the sessions of these agents get the
-responses that an ADK server gives for a session without artifacts.
+Agents of other protocols have no artifacts. A request about a session of such an agent gets the
+response that an ADK server gives for a session without artifacts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SEPARATORS: Final = re.compile(r"[/\\]")
 
 
 class Artifacts:
-    """Handlers of a session's artifacts: the list, one artifact, the versions of an artifact."""
+    """Has the handlers for a session's artifacts: the list, one artifact, and its versions."""
 
     def __init__(self, edge: Edge, servers: AdkServers) -> None:
         self._edge = edge
@@ -63,7 +63,8 @@ class Artifacts:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """Respond with an artifact, one of its versions, or its versions' list or metadata."""
+        """Respond with an artifact, one of its versions, or the list or metadata of its
+        versions."""
         path = request.path_params["artifact"]
         if any(part in (".", "..") for part in _SEPARATORS.split(path)):
             # A server or a proxy could resolve `..` to the path of another user's session.

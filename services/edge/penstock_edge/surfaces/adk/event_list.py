@@ -1,4 +1,4 @@
-"""Collect the frames of a leg into one list of ADK's events, the body of /run. Pure."""
+"""Collects the frames of a leg into one list of ADK's events, the body of /run. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN_CHARACTERS: Final = 2000
 
 
 class EventList(Body):
-    """A response body that lists the leg's events as JSON, or an error if the leg failed."""
+    """A response body that lists the leg's events as JSON; if the leg failed, it is an error."""
 
     def __init__(self) -> None:
         self._parser = Parser()
@@ -37,7 +37,7 @@ class EventList(Body):
         """Return the response with the list.
 
         Raises:
-            Problem: the same as `listed` raises.
+            Problem: every problem that `listed` raises.
         """
         return Response(listed(self._frames), media_type="application/json")
 
@@ -45,18 +45,19 @@ class EventList(Body):
 def listed(frames: Iterable[Frame]) -> bytes:
     """Return the frames' events, unchanged, as a JSON list.
 
-    Partial events are left out, because a complete event repeats the content of partial events.
+    Partial events are left out, because a later complete event has their content.
 
     Raises:
-        Problem: the leg ended with an error frame of adk-streaming.md: 504 for a timeout, 502 if
-            the upstream refused the request, 500 for every other error, as ADK answers.
+        Problem: the leg ended with an error frame of adk-streaming.md. The statuses are ADK's: 504
+            for a timeout, 502 if the agent server refused the request, 500 for every other error.
     """
     events = []
     for frame in frames:
         try:
             event = orjson.loads(frame.data)
         except orjson.JSONDecodeError:
-            # ADK up to 1.22 does not escape the text of an error frame, so the frame is not JSON.
+            # ADK up to 1.22 does not escape the text of an error frame, so such a frame is not
+            # JSON.
             text = frame.data.decode(errors="replace")
             raise Problem(500, text[:SHOWN_CHARACTERS]) from None
         if isinstance(event, dict) and "error" in event and "author" not in event:

@@ -1,8 +1,9 @@
-"""adk-streaming.md, "Legacy Pattern": a POST that starts a run, and a GET that streams the run.
+"""Serves adk-streaming.md, "Legacy Pattern": a POST starts a run, and a GET streams the run.
 
 The GET replays the session's latest run, with its pauses, from the run's first event. If the
 session has no run, the GET waits for a run. A client that reconnects with a cursor gets the rest of
-the run to which the cursor belongs. If the client has the whole run, the client gets the next run.
+the run to which the cursor belongs. If the client has all events of this run, the client gets the
+session's next run.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _operation = partial(
 
 
 class Legacy:
-    """Handlers of the legacy pair. The contract's flag does not disable these endpoints."""
+    """Has the two handlers of the legacy pattern; the contract's flag does not disable them."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -90,7 +91,8 @@ class Legacy:
             Start(named.agent, asked.query, named.id, named.user_id, roles=roles)
         )
         run_id = started.record.run_id
-        # If this were written after the response, the client's next GET could get an earlier run.
+        # The run is added before the response. If it were added after the response, the client's
+        # GET could get an earlier run.
         await self._sessions.add_run(named, run_id)
         response: Response = json_response({"success": True, "sessionId": named.id})
         response.headers["penstock-run-id"] = run_id
@@ -107,7 +109,8 @@ class Legacy:
         )
     )
     async def stream(self, request: Request) -> ASGIApp:
-        """Stream the session's latest run; with a cursor, the rest of the cursor's run."""
+        """Stream the session's latest run; if there is a cursor, stream the rest of the cursor's
+        run."""
         named = named_by(self._edge, request)
         if (grant := identity_of(request).grant) is not None:
             grant.check_session(named.id)
@@ -140,7 +143,7 @@ class Legacy:
         return await edge.stream(view, await locate(edge.bus, view, after, record))
 
     async def _run_of(self, named: Named, after: Cursor | None) -> tuple[str, Cursor | None] | None:
-        """Return the run to stream, and the client's cursor in this run (None: from its start).
+        """Return the run to stream, and the cursor in this run, or None to stream from its start.
 
         The result is None while the session has no run.
         """
@@ -159,12 +162,14 @@ class Legacy:
         return seen, after
 
     async def _run_at(self, named: Named, sequence: int) -> str | None:
-        """Return the run whose stream has the event with this sequence; None if it has expired."""
+        """Return the run whose stream has the event with this sequence; None if the event has
+        expired."""
         shard = await self._edge.shards.of(named.user_id, named.id)
         found, _ = await read(self._edge.bus, events_of(shard), ">", sequence, 1)
         if not found or found[0].sequence != sequence:
             return None
         run_id = run_id_of(found[0].subject)
         above = await ancestors_of(self._edge.bus, run_id)
-        # The stream of a workflow's run has the events of the runs of its steps, too.
+        # The stream of a workflow's run also has the events of the runs of its steps. So the
+        # outermost run is the one whose stream has the event.
         return above[-1].run_id if above else run_id

@@ -1,4 +1,4 @@
-"""Open the leg that a RunAgentRequest asks for.
+"""Opens the leg that a RunAgentRequest asks for.
 
 This is the first leg of a new run, or the leg after the pause that the request answers.
 """
@@ -65,9 +65,9 @@ class Alias:
     item_id: str
 
 
-# A workflow has no agent server whose timeout an error frame could name.
+# The timeout in the legs of a workflow's run: a workflow has no agent server, and so no timeout.
 NO_TIMEOUT_S: Final = 0.0
-# The number of a session's newest runs of a workflow whose pauses are read.
+# The number of the session's newest runs of a workflow that are searched for a pause.
 NEWEST: Final = 20
 
 
@@ -75,8 +75,8 @@ NEWEST: Final = 20
 class OpenedLeg:
     """The leg that a request has opened, and the position from which the leg is read.
 
-    A leg of a workflow's run is read from `tree`, and has the events after the stream sequence
-    `after`.
+    For a workflow's run, `tree` makes the leg's view, and the leg has the events after the stream
+    sequence `after`.
     """
 
     agent: AgentConfig
@@ -110,13 +110,13 @@ class Legs:
     async def open(self, request: Request) -> tuple[RunAgentRequest, OpenedLeg]:
         """Open the leg that the request asks for; return the parsed body and the leg.
 
-        A new run needs the scope `start`. The answer to a pause needs the scope `decide`. For an
-        ADK agent, the caller also needs the scope `raw`, because the bytes of the ADK server are
+        A new run needs the scope `start`, and the answer to a pause needs the scope `decide`. For
+        an ADK agent, the caller also needs the scope `raw`, because the bytes of the ADK server are
         relayed.
 
         Raises:
-            Problem: the request is invalid or is not allowed, or it has an answer to which no
-                pending request belongs.
+            Problem: the request is invalid or not allowed, or one of its answers has no pending
+                request.
         """
         who = identity_of(request)
         self._edge.streams.require_room(request.scope)
@@ -158,7 +158,8 @@ class Legs:
             asked.session_id,
             asked.user_id,
             roles=who.roles_of(asked.user_id),
-            # A workflow has no state: the field in which ADK's clients send data has its input.
+            # A workflow has no state, so the input of a workflow comes in `stateDelta`, the field
+            # in which ADK's clients send data.
             input=asked.state_delta if isinstance(agent, WorkflowAgent) else None,
             body=body.decode() if native else None,
             shard=shard,
@@ -177,8 +178,8 @@ class Legs:
     ) -> list[Alias]:
         """Return one pending request for each answer; an empty list if there are no answers.
 
-        A pending request is found by the id of the function call alone, whatever the name of the
-        function is.
+        A pending request is found only by the id of the function call, whatever the function's name
+        is.
 
         Raises:
             Problem: 404 if an answer has no pending request: an ADK server that got such an answer
@@ -208,9 +209,9 @@ class Legs:
         asked: RunAgentRequest,
         answers: Sequence[Answer],
     ) -> list[Alias | None]:
-        """Return the pending request of each answer.
+        """Return the pending request of each answer, in the order of the answers.
 
-        An entry is None if the request is unknown or belongs to another user.
+        An element is None if the request is unknown or belongs to another user.
         """
 
         async def alias_of(answer: Answer) -> Alias | None:
@@ -236,7 +237,7 @@ class Legs:
         answers: Sequence[Answer],
         aliases: Sequence[Alias],
     ) -> OpenedLeg:
-        """Pass the decision to the approvals service, and return the run's next leg."""
+        """Send the decision to the approvals service, and return the run's next leg."""
         edge = self._edge
         approval_id, run_id = aliases[0].approval_id, aliases[0].run_id
         items = await self._items(approval_id)
@@ -247,8 +248,8 @@ class Legs:
             )
             for answer, alias in zip(answers, aliases, strict=True)
         ]
-        # Clients of any other agent get an invocation id of Penstock, which the agent server does
-        # not know.
+        # If the agent is no ADK agent, its clients get an invocation id from Penstock. The agent
+        # server does not know this id, so it is not sent.
         invocation_id = asked.invocation_id if native else None
         if invocation_id is not None:
             await self._check_invocation(run_id, approval_id, invocation_id)
@@ -269,7 +270,8 @@ class Legs:
         asked: RunAgentRequest,
         answers: Sequence[Answer],
     ) -> OpenedLeg:
-        """Decide open approvals of the session's paused workflow, and return its next leg.
+        """Decide open approvals of the session's paused workflow, and return the workflow's next
+        leg.
 
         Raises:
             Problem: 404 if an answer has no pending request, 422 if the answers come with other
@@ -330,17 +332,19 @@ class Legs:
         return found
 
     async def _check_invocation(self, run_id: str, approval_id: str, invocation_id: str) -> None:
-        """Raise Problem 422 if the paused run waits for an answer to another invocation."""
+        """Raise Problem 422 if the request belongs to another invocation than the paused run."""
         pause = await kept_pause(self._edge.bus, run_id)
         if pause is None or pause.approval_id != approval_id:
-            return  # the pause is decided already, so the approvals service refuses the answer
+            # another request has decided the pause, so the approvals service refuses the answer
+            return
         own = pause.resume.get("invocation_id")
         if own and own != invocation_id:
             text = f"invocationId: the answered request belongs to the invocation {own}"
             raise Problem(422, f"{text}: send that one, or none")
 
     async def _items(self, approval_id: str) -> dict[str, dict[str, Any]]:
-        """Map item ids to the items of the approval."""
+        """Map the ids of an approval's items to the items. Raises Problem 404 if there is no
+        approval."""
         record = await self._approval(approval_id)
         if record is None:
             raise Problem(404, f"there is no approval {approval_id}")

@@ -17,7 +17,7 @@ NOT_ENABLED: Final = (
 )
 
 
-# Statuses that ADK servers answer with; the edge relays them.
+# The statuses of ADK servers' errors that the edge relays.
 UPSTREAM: Final = (404, 409, 502, 504)
 RAW: Final = "where the agent is an ADK agent, because its server's bytes are relayed"
 operation = partial(Operation, tag="adk", errors=DETAIL, sometimes={"raw": RAW})
@@ -38,6 +38,6 @@ leg_operation = partial(
 
 
 def require_enabled(edge: Edge) -> None:
-    """Raise Problem 501 unless the flag of adk-streaming.md is set."""
+    """Raise Problem 501 if the flag of adk-streaming.md is not set."""
     if not edge.settings.enable_adk_canonical_stream:
         raise Problem(501, NOT_ENABLED)

@@ -12,9 +12,9 @@ from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid, invalid_body
 
 MAX_ID_CHARACTERS: Final = 512
-# The two spellings of one key; ADK reads both. A part of a message with this key answers a request.
+# The two spellings of one key; ADK reads both. A part with this key answers a request.
 FUNCTION_RESPONSE: Final = ("functionResponse", "function_response")
-# Agents of every protocol accept parts of a message with these keys.
+# The keys of message parts that agents of every protocol accept.
 PORTABLE: Final = frozenset({"text", *FUNCTION_RESPONSE})
 
 
@@ -70,11 +70,11 @@ class QueryRequest(BaseModel):
 
 
 def parse(body: bytes) -> RunAgentRequest:
-    """Parse the body of /run_sse or /run.
+    """Return the request in a body of /run_sse or /run.
 
     Raises:
-        InvalidBody: the body is not JSON or is nested too deeply, a field is missing, wrong or
-            given in both spellings, or the message is only blank text.
+        InvalidBody: the body is not JSON or is nested too deeply; a field is missing, wrong or
+            given in both spellings; or the message has only blank text.
     """
     try:
         document = orjson.loads(body)
@@ -101,10 +101,9 @@ def text_of(request: RunAgentRequest) -> str:
 
 
 def require_portable(request: RunAgentRequest, *, takes_state: bool) -> None:
-    """Refuse the parts and the state that only an ADK agent accepts.
+    """Refuse message parts and a state that only an ADK agent would get.
 
-    An agent of another protocol would never get these parts and this state. `takes_state`: the
-    agent gets the state in another form.
+    `takes_state` is True if this agent gets the state in another form, as a workflow does.
 
     Raises:
         InvalidBody: the request has such parts or a state; the errors name each of them.
@@ -123,14 +122,14 @@ def require_portable(request: RunAgentRequest, *, takes_state: bool) -> None:
 
 
 def path_of_part(index: int, key: str) -> tuple[str | int, ...]:
-    """Return the path of a part's key in the body."""
+    """Return the path in the body of a key of a message part."""
     return ("newMessage", "parts", index, key)
 
 
 def _require_one_spelling(document: dict[str, Any]) -> None:
     """Raise InvalidBody if a field is given in both spellings.
 
-    The edge would check one of the two values, and the ADK server could read the other value.
+    The edge checks only one of the two values, and the ADK server could read the other value.
     """
     for name, field in RunAgentRequest.model_fields.items():
         alias = field.alias or name

@@ -15,7 +15,7 @@ from penstock_edge.surfaces.surface import Surface
 
 
 class Adk(Surface):
-    """The handlers for apps, runs, sessions and artifacts, for agents of every protocol.
+    """Has the handlers for apps, runs, sessions and artifacts, for agents of every protocol.
 
     All handlers share one HTTP client for requests to ADK servers.
     """

@@ -1,4 +1,4 @@
-"""adk-streaming.md: start a run or answer a pause, and get the leg as a stream or as one list."""
+"""Serves adk-streaming.md: starts a run or answers a pause, and returns the leg."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock_edge.surfaces.described import STREAMED
 
 
 class Runs:
-    """Handlers of /run_sse and /run."""
+    """Has the handlers of /run_sse and /run."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -33,7 +33,7 @@ class Runs:
     async def stream(self, request: Request) -> ASGIApp:
         """Open the leg, and stream it.
 
-        The bytes of an ADK upstream are relayed. The events of any other upstream are encoded as
+        The bytes of an ADK server are relayed. The events of any other agent server are encoded as
         ADK's events.
         """
         require_enabled(self._edge)
@@ -49,7 +49,8 @@ class Runs:
         )
     )
     async def collect(self, request: Request) -> ASGIApp:
-        """Open the leg; when it has ended, respond with the events of /run_sse.
+        """Open the leg; when it has ended, respond with a list of the events that /run_sse would
+        stream.
 
         Partial events are left out.
         """

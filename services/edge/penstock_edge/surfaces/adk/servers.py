@@ -1,6 +1,6 @@
-"""Send requests about apps, sessions and artifacts to ADK servers.
+"""Sends requests about apps, sessions and artifacts to ADK servers.
 
-The creation of a session never replaces an existing session.
+Creating a session never replaces an existing session.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 30.0
 # The timeout in seconds of a request for a server's descriptions of its apps. The timeout is short,
-# so that a server that hangs does not delay the list of all apps.
+# because the list of all apps waits for each server's answer.
 DESCRIBED_S: Final = 3.0
 SHOWN_CHARACTERS: Final = 2000
-# The size of the largest answer that is relayed. The edge checks an answer, so the edge keeps the
-# whole answer in memory. Artifacts may have any size: without a limit, a few requests could take
-# all memory of the edge.
+# The size of the largest answer that is relayed, in bytes. The edge keeps the whole answer in
+# memory to check it. Artifacts may have any size, so without a limit a few requests could take all
+# memory of the edge.
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """The whole answer of an ADK server; `host` is the name of the server's host."""
+    """The whole answer of an ADK server; `host` is the server's host name."""
 
     status: int
     content: bytes
@@ -55,8 +55,9 @@ class ServerAnswer:
 class AdkServers:
     """Sends requests to ADK servers, with one HTTP client for all servers.
 
-    Every method that sends a request raises Problem 502 if the server cannot be reached or its
-    answer is larger than `MAX_ANSWER_BYTES`, and 504 if the server has not answered in time.
+    Every method that sends a request raises Problem 502 if the server cannot be reached, or if its
+    answer is larger than `MAX_ANSWER_BYTES`. It raises Problem 504 if the server has not answered
+    in time.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class AdkServers:
         """Send a request about a user's sessions, or about one session; return the answer.
 
         Raises:
-            Problem: 502 and 504, as the class says.
+            Problem: 502 and 504, as the class explains.
         """
         parts = ["apps", agent.agent, "users", user_id, "sessions"]
         parts += [session_id] if session_id is not None else []
@@ -91,10 +92,10 @@ class AdkServers:
         below: Sequence[str],
         query: Mapping[str, str],
     ) -> ServerAnswer:
-        """Request a session's artifacts; `below` is the path after `artifacts`, as segments.
+        """Request a session's artifacts; `below` has the segments of the path after `artifacts`.
 
         Raises:
-            Problem: 502 and 504, as the class says.
+            Problem: 502 and 504, as the class explains.
         """
         parts = ["apps", agent.agent, "users", user_id, "sessions", session_id, "artifacts"]
         return await self._send("GET", agent, [*parts, *below], query=query)
@@ -103,8 +104,7 @@ class AdkServers:
         """Return the server's descriptions of its apps; empty if an older server has only names.
 
         Raises:
-            Problem: 502 and 504, as for all methods of the class. The time limit is only
-                `DESCRIBED_S` here.
+            Problem: 502 and 504, as the class explains; the timeout is `DESCRIBED_S`.
         """
         query = {"detailed": "true"}
         answer = await self._send("GET", agent, ["list-apps"], query=query, timeout_s=DESCRIBED_S)
@@ -145,14 +145,14 @@ class AdkServers:
     ) -> ServerAnswer:
         """Create a session, and return the server's answer; `given` is the body without the id.
 
-        If the id comes in the body, ADK 1.16 replaces an existing session. If the id comes in the
-        path, ADK 1.16 refuses to replace the session, but accepts nothing besides a state. So the
-        id goes into the path. If the body has more than a state, the id goes into the body, and
-        this method first checks that there is no such session.
+        If the id comes in the path, ADK 1.16 refuses to replace an existing session, but accepts no
+        field besides a state. If the id comes in the body, ADK 1.16 replaces an existing session.
+        So the id goes into the path if `given` has at most a state. Otherwise the id goes into the
+        body, and this method first checks that there is no such session.
 
         Raises:
             Problem: 409 if the session exists, 422 if an id cannot be part of a path of the server,
-                502 and 504, as the class says.
+                502 and 504, as the class explains.
         """
         require_reachable(agent, user_id, session_id)
         if given.keys() <= {"state"}:
@@ -163,7 +163,8 @@ class AdkServers:
             body = {**given, "sessionId": session_id}
             answer = await self.ask("POST", agent, user_id, body=body)
         if answer.status == httpx.codes.BAD_REQUEST:
-            # ADK 1.16 answers 400 if the session exists, but also for every other mistake.
+            # ADK 1.16 answers 400 if the session exists, but also for other errors. This check
+            # tells them apart.
             await self._check_missing(agent, user_id, session_id)
         return answer
 
@@ -179,9 +180,9 @@ def relayed(answer: ServerAnswer) -> Response:
     Credentials and internal addresses are removed from errors.
 
     Raises:
-        Problem: with the server's status and text, if the answer is an error that is not JSON or
-            does not have the shape of ADK's errors; 502 if any other answer is not JSON or its
-            status is not 2xx.
+        Problem: 502 if an answer without an error status is not JSON, or if its status is not 2xx.
+            If an error is not JSON, or does not have the shape of ADK's errors, the Problem has the
+            server's status and text.
     """
     hosts = (answer.host,)
     try:
@@ -199,7 +200,7 @@ def relayed(answer: ServerAnswer) -> Response:
 
 
 async def _whole_body(answer: httpx.Response) -> bytes:
-    """Read the whole body; raise Problem 502, without reading on, if the body is too large."""
+    """Return the whole body; stop reading and raise Problem 502 if the body is too large."""
     body = bytearray()
     async for piece in answer.aiter_bytes():
         body += piece
@@ -214,5 +215,5 @@ async def _whole_body(answer: httpx.Response) -> bytes:
 
 
 def _segment(text: str) -> str:
-    """Quote a client's id as one segment of a path, so that `..` does not lead to another path."""
+    """Quote a client's id as one segment of a path, so that `..` cannot lead to another path."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")

@@ -1,8 +1,8 @@
-"""Sessions in ADK's shape for agents that are not ADK agents.
+"""Reads and writes sessions in ADK's shape, for agents that are not ADK agents.
 
-A session is made from its record in KV `sessions` and from the events of its runs, as long as these
-events are kept. The session has no state. The upstream's own memory of the session is neither read
-nor deleted.
+A session is made from its record in KV `sessions`, and from the events of its runs while these
+events are kept. The session has no state. The agent server's own memory of the session is neither
+read nor deleted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from penstock_edge.sources.session_list import SessionList
 from penstock_edge.sources.sessions import LISTED, Session, idle_since
 from penstock_edge.views.items import type_of
 
-# The limits for the response that shows a session. ADK's API has no pages for a session. So only
-# the session's last runs are read, the newest first, until one of these limits is reached.
+# The limits of the response that shows a session. ADK's API has no pages for a session. So only the
+# session's last runs are read, the newest first, until one of these limits is reached.
 RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
@@ -43,7 +43,7 @@ _NAMESPACE: Final = uuid.UUID("0f1b0f6e-4a1f-5a0d-8f57-3c8f0f9f2c11")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The session that the path of a request names; `agent` is the agent of the app."""
+    """The session that a request's path names; `agent` is the agent of the app."""
 
     agent: AgentConfig
     app: str
@@ -57,7 +57,7 @@ class Named:
 
 
 class SessionStore:
-    """Reads and writes the records of sessions."""
+    """Reads and writes the records of sessions in KV."""
 
     def __init__(self, bus: Bus, sessions: SessionList) -> None:
         self._bus = bus
@@ -100,7 +100,7 @@ class SessionStore:
         for run in reversed(runs):
             events = await self._events(run, allowance, turn)
             if allowance.spent and read:
-                break  # the run was read in part only, so the run is left out
+                break  # only a part of this run's events was read, so the run is left out
             read.append(events)
         shown["events"] = [event for events in reversed(read) for event in events]
         return shown
@@ -108,7 +108,7 @@ class SessionStore:
     async def index(
         self, agent: AgentConfig, app: str, user_id: str, turn: Turn
     ) -> list[dict[str, Any]]:
-        """Return the user's sessions with the agent, without events, as ADK lists sessions."""
+        """Return the user's sessions with the agent in ADK's shape, without their events."""
         async with turn():
             listed, _ = await self._sessions.page(user_id, [agent.id])
         return [
@@ -117,7 +117,7 @@ class SessionStore:
         ]
 
     async def add_run(self, named: Named, run_id: str) -> None:
-        """Add a run that no connector has claimed yet, and wake the clients that wait for a run."""
+        """Add a new run to the session's record, and wake the clients that wait for a run."""
         while True:
             entry = await self._bucket.get(named.key)
             record = (
@@ -149,7 +149,8 @@ class SessionStore:
             )
 
     async def forget(self, named: Named) -> None:
-        """Delete the session's record, unless its queue has a run; the runs themselves are kept."""
+        """Delete the session's record, unless runs are queued in it; the runs themselves are
+        kept."""
         entry = await self._bucket.get(named.key)
         if entry is not None and not SessionRecord.model_validate_json(entry.value).queue:
             await self._bucket.delete(named.key, entry.revision)
@@ -168,12 +169,12 @@ class SessionStore:
             encoded.extend(orjson.loads(frame.data) for frame in encoder.feed(event))
 
         await read_run(self._bus, run, allowance, turn, take)
-        # Error frames have no author. They are not part of a session.
+        # Error frames have no author, and ADK does not keep them in a session.
         return [event for event in encoded if "author" in event]
 
 
 def _shown(named: Named, record: SessionRecord, last: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return the session without events; `last` is the record of its last run, if it is kept."""
+    """Return the session without events; `last` has the record of its last run, if it exists."""
     at = last[0].updated_at if last else getattr(record, CREATED_AT, None)
     return {
         "id": named.id,
@@ -186,7 +187,7 @@ def _shown(named: Named, record: SessionRecord, last: Sequence[RunRecord]) -> di
 
 
 def _users_event(started: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the event with the user's message, which ADK keeps in a session but does not stream.
+    """Return the event with the user's message: ADK keeps it in a session but does not stream it.
 
     The result is empty if the run has no message.
     """

@@ -1,4 +1,4 @@
-"""ADK's session endpoints, under /apps/{app}/users/{user}/sessions."""
+"""Serves ADK's session endpoints, under /apps/{app}/users/{user}/sessions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _of_session = partial(
 
 
 class Sessions:
-    """Handlers of the session endpoints."""
+    """Has the handlers of the session endpoints."""
 
     def __init__(self, edge: Edge, servers: AdkServers) -> None:
         self._edge = edge
@@ -99,7 +99,7 @@ class Sessions:
         )
     )
     async def create(self, request: Request) -> ASGIApp:
-        """Create a session with the id in the body, or with a new id if the body has none."""
+        """Create a session with the id in the body; if the body has no id, with a new id."""
         named = named_by(self._edge, request)
         document = await self._document(request)
         try:
@@ -125,7 +125,7 @@ class Sessions:
         )
     )
     async def create_named(self, request: Request) -> ASGIApp:
-        """Create a session with the id in the path; the body is its state, as in ADK."""
+        """Create a session with the id in the path; as in ADK, the body is the session's state."""
         named = named_by(self._edge, request)
         state = await self._document(request)
         return await self._create(named, named.id, {"state": state} if state else {})
@@ -144,12 +144,12 @@ class Sessions:
         """Change the state of an ADK session without a run; respond with the whole session.
 
         A `stateDelta` may change the same keys here as at the start of a run, because the next run
-        reads the state in either case.
+        reads the state in both cases.
 
         Raises:
             Problem: 409 if a run of the session is active or paused. If the state could change
-                then, an approved tool could run in another state than the state that the person
-                saw.
+                during a pause, an approved tool could run with another state than the state that
+                the person saw.
         """
         named = named_by(self._edge, request)
         if named.agent.protocol == ADK:
@@ -172,7 +172,7 @@ class Sessions:
         )
     )
     async def delete(self, request: Request) -> ASGIApp:
-        """Delete the session, and respond with `null`, even if there is no such session.
+        """Delete the session; the response is `null`, even if there is no such session.
 
         Raises:
             Problem: 409 if a run of the session is active, queued or paused.
@@ -202,7 +202,7 @@ class Sessions:
         return json_response(await self._sessions.create(session))
 
     async def _document(self, request: Request) -> dict[str, Any]:
-        """Return the object in the body.
+        """Return the object in the request's body.
 
         As in ADK, an empty body and `null` count as an empty object.
 
@@ -227,7 +227,7 @@ class Sessions:
 def named_by(edge: Edge, request: Request) -> Named:
     """Return the session that the path names.
 
-    The id of the session is empty if the path names a user's sessions, but no single session.
+    If the path names only a user's sessions, the id of the result is empty.
 
     Raises:
         Problem: 403 if the caller may not act for the user in the path, 404 if the app is unknown.
@@ -246,7 +246,8 @@ def readable_by(edge: Edge, request: Request) -> Named:
     The session of an ADK agent is relayed byte for byte, so the caller needs the scope `raw`.
 
     Raises:
-        Problem: the same as `named_by` raises, and 403 if the caller lacks the scope.
+        Problem: every problem that `named_by` raises, and 403 if the caller does not have the
+            scope.
     """
     named = named_by(edge, request)
     if named.agent.protocol == ADK:

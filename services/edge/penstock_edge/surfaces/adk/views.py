@@ -1,4 +1,4 @@
-"""Views for clients of ADK: one leg in ADK's events, or a whole run in the legacy events.
+"""Makes the views for ADK's clients: one leg in ADK's events, or a whole run in the legacy events.
 
 The agent may have any protocol.
 """
@@ -26,7 +26,7 @@ from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, View
 def encoded_leg(leg: int, timeout_s: float, *, streaming: bool) -> EncodedLeg:
     """Return the encoding of one leg.
 
-    `timeout_s` is the timeout of the agent, which the text of an error frame names.
+    `timeout_s` is the agent's timeout, which the text of an error frame names.
     """
     return EncodedLeg(
         AdkEncoder(streaming, timeout_s), leg, _without_id, partial(_interrupted, timeout_s)
@@ -36,7 +36,7 @@ def encoded_leg(leg: int, timeout_s: float, *, streaming: bool) -> EncodedLeg:
 def encoded_leg_view(run_id: str, leg: int, timeout_s: float, *, streaming: bool) -> View:
     """Return the view of one leg of an agent that is not an ADK agent.
 
-    `streaming` is the field of the client's request.
+    `streaming` is the field `streaming` of the client's request.
     """
     return View(
         (run_id, "adk", str(leg), f"streaming={streaming}"),
@@ -44,7 +44,7 @@ def encoded_leg_view(run_id: str, leg: int, timeout_s: float, *, streaming: bool
         RunEvents(run_id),
         partial(encoded_leg, leg, timeout_s, streaming=streaming),
         lambda code, message: b"",
-        ReadFrom.START,  # the ids and the state in the frames depend on the earlier events
+        ReadFrom.START,  # the ids and the state in the frames depend on earlier events
         VERBATIM_SSE,
         Delivery.ONCE,
     )
@@ -71,7 +71,7 @@ def legacy_tree_view(trees: TreeViews) -> View:
 
 
 def legacy_view(run_id: str) -> View:
-    """Return the view of a whole run in the three event types of the legacy pair.
+    """Return the view of a whole run in the three event types of the legacy pattern.
 
     Each frame has a cursor.
     """
@@ -87,7 +87,7 @@ def legacy_view(run_id: str) -> View:
 
 
 def _without_id(frame: Frame, id: str) -> bytes:
-    """Encode the frame without an id, because adk-streaming.md has no ids."""
+    """Encode the frame without an id, because frames of adk-streaming.md have no ids."""
     return sse.encode(frame.data)
 
 

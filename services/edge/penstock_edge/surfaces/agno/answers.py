@@ -1,7 +1,8 @@
-"""Read the decisions from the objects that an Agno client sends back after a pause. Pure.
+"""Reads the decisions from the objects that an Agno client sends back after a pause. Pure.
 
-A client repeats the objects of the pause with the answers filled in. If the tool call in an object
-differs from the tool call of the pause, the object is refused: only the calls of the pause may run.
+A client sends the objects of the pause back, with the answers filled in. If the tool call in an
+object differs from the tool call of the pause, the object is refused, because only the calls of the
+pause may run.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ Where = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The fields that a client may fill in, in an object of any kind."""
+    """The fields that a client may fill in, whatever the kind of the object is."""
 
     confirmed: Json
     note: str | None
-    entered: JsonObject  # the values of `user_input_schema` and of `user_input`, by field name
+    entered: JsonObject  # the values in `user_input_schema` and `user_input`, by field name
     answered: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """A tool, alone or in a requirement, with a client's answer.
+    """A tool with a client's answer; the tool may be inside a requirement.
 
-    Each of `ids` may name the item that the client answers; the most specific id comes first.
+    Each of `ids` may name the item that the client answers. The most specific id comes first.
     """
 
     where: Where
@@ -45,13 +46,13 @@ class ToolAnswer:
     tool_args: Json
     result: Json
     runs_at_client: bool
-    chosen: JsonObject  # the selected options of `user_feedback_schema`, by question
+    chosen: JsonObject  # the options that were selected in `user_feedback_schema`, by question
 
     id_field = "tool_call_id"
 
     @property
     def ran_before(self) -> bool:
-        """Whether the tool ran before the pause; clients send such tools back as well."""
+        """Whether the tool ran before the pause; clients send such tools back, too."""
         return self.result is not None and not self.runs_at_client
 
 
@@ -72,9 +73,9 @@ Answer = ToolAnswer | StepAnswer
 
 
 def answers(section: str, given: Sequence[JsonObject]) -> list[Answer]:
-    """Return the answers in a client's list; `section` is the name of the list.
+    """Return the answers in a client's list.
 
-    The names are `tools`, `requirements` and `step_requirements`.
+    `section` is the name of the list: `tools`, `requirements` or `step_requirements`.
 
     Raises:
         InvalidBody: a requirement contradicts itself.
@@ -92,15 +93,14 @@ def known(items: Sequence[JsonObject], shown: Mapping[str, str], given: Iterable
 def decided(
     items: Sequence[JsonObject], shown: Mapping[str, str], given: Sequence[Answer]
 ) -> list[Decided]:
-    """Return the decisions that the answers make on the items of approval.requested.
+    """Return the decisions that the answers make on the items of the event `approval.requested`.
 
-    `shown` maps ids of the upstream to ids of items, if the two ids differ. This function does not
-    check that every item is decided: the approvals service does.
+    `shown` maps the agent server's ids to item ids, where the two ids differ. This function does
+    not check that every item is decided, because the approvals service checks it.
 
     Raises:
         InvalidBody: an answer belongs to no item, or to an item that another answer decides; the
-            tool call in an answer differs from the call of the item; or an answer lacks the
-            decision.
+            tool call in an answer differs from the call of the item; or an answer has no decision.
     """
     names = _names(items, shown)
     decisions: dict[str, Decided] = {}
@@ -120,7 +120,8 @@ def decided(
 
 
 def all_known(approvals: Sequence[OpenApproval], given: Sequence[Answer]) -> bool:
-    """Return whether every answer belongs to one of these approvals, or to a tool that ran."""
+    """Return whether every answer belongs to one of these approvals, or to a tool that ran
+    before."""
     return all(each.ran_before or approval_of(approvals, each.ids) for each in given)
 
 
@@ -130,7 +131,7 @@ def decided_by_approval(
     """Return the approvals that the answers decide, each with the decisions on its items.
 
     Raises:
-        InvalidBody: as `decided`.
+        InvalidBody: for the same reasons as in `decided`.
     """
     answers: dict[str, list[Answer]] = {}
     for answer in given:
@@ -144,7 +145,7 @@ def decided_by_approval(
     return [(each, items) for each, items in decisions if items]
 
 
-# --- reading the objects
+# --- Reading the objects
 
 
 def _tools(where: Where, tool: JsonObject) -> list[Answer]:
@@ -190,7 +191,7 @@ _SECTIONS: Final[Mapping[str, Callable[[Where, JsonObject], list[Answer]]]] = {
     "requirements": _requirements,
     "step_requirements": _steps,
 }
-# Maps each field of a requirement to the field of its `tool_execution` with the same meaning.
+# Maps each field of a requirement to the field of its `tool_execution` that means the same.
 _OF_REQUIREMENT: Final = {
     "confirmation": "confirmed",
     "confirmation_note": "confirmation_note",
@@ -198,8 +199,8 @@ _OF_REQUIREMENT: Final = {
 }
 _INPUT: Final = ("user_input_schema", "name", "value")
 _FEEDBACK: Final = ("user_feedback_schema", "question", "selected_options")
-# Each tuple has the field of a schema, the key that names an entry, and the key that the client
-# fills in.
+# Each tuple has the name of a schema, the key that names one of its entries, and the key that the
+# client fills in.
 _SCHEMAS: Final = (_INPUT, _FEEDBACK)
 
 
@@ -230,7 +231,7 @@ def _filled(given: JsonObject, note: Json) -> Filled:
 
 
 def _values(given: JsonObject, field: str, key: str, value: str) -> JsonObject:
-    """Map the names of a schema's entries to the values that the client filled in."""
+    """Map the names of a schema's entries to the values that the client has filled in."""
     return {
         each[key]: each[value]
         for each in _objects(given.get(field))
@@ -239,9 +240,10 @@ def _values(given: JsonObject, field: str, key: str, value: str) -> JsonObject:
 
 
 def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]:
-    """Merge the entries of a schema that both a requirement (`outer`) and its tool (`nested`) have.
+    """Return the entries of a schema that both a requirement (`outer`) and its tool (`nested`)
+    have.
 
-    If the client filled in an entry of the tool, this entry replaces the requirement's entry.
+    If the client has filled in an entry of the tool, this entry replaces the requirement's entry.
     """
     filled = {each[key]: each for each in _objects(outer) if isinstance(each.get(key), str)}
     filled |= {
@@ -252,13 +254,13 @@ def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]
     return list(filled.values()) or _objects(nested)
 
 
-# --- the item that an answer belongs to
+# --- Finding the item of an answer
 
 
 def _names(items: Sequence[JsonObject], shown: Mapping[str, str]) -> Mapping[str, list[JsonObject]]:
-    """Map each name that clients see to the items that the name stands for.
+    """Map each name that clients see to the items with this name.
 
-    A name may stand for several items, because two members of a team may use the same call id.
+    Several items may have the same name, because two members of a team may use the same call id.
     """
     names: dict[str, list[JsonObject]] = {}
     by_id = {item["item_id"]: item for item in items}
@@ -286,7 +288,7 @@ def _found(names: Mapping[str, list[JsonObject]], answer: Answer) -> JsonObject 
 def _require_same_call(item: JsonObject, answer: Answer) -> None:
     """Raise InvalidBody if the answer's tool call differs from the item's call.
 
-    A person approves the call of the item alone.
+    A person approves only the call of the item.
     """
     if isinstance(answer, StepAnswer):
         return
@@ -296,7 +298,7 @@ def _require_same_call(item: JsonObject, answer: Answer) -> None:
             raise _refusal(answer, field, "differs from the call of the pause; nothing has run")
 
 
-# --- the decision in an answer
+# --- Making the decision of an answer
 
 
 def _confirmation(item: JsonObject, answer: Answer) -> Decided:
@@ -312,7 +314,7 @@ def _input(item: JsonObject, answer: Answer) -> Decided:
     entered = answer.filled.entered
     value: Json = entered or ({} if answer.filled.answered else None)
     if not _has_properties(item) and set(entered) == {"value"}:
-        # If an input is not an object, clients see the input as one field named `value`.
+        # If the input is not an object, clients see it as one field with the name `value`.
         value = entered["value"]
     return _approved(item, value)
 

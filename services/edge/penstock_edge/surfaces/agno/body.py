@@ -1,4 +1,5 @@
-"""Read the fields of a request body on the Agno surface: a form of either encoding, or JSON."""
+"""Reads the fields of a request body on the Agno surface: a form in one of two encodings, or
+JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ MAX_FIELDS: Final = 1000
 async def fields_of(request: Request, limit_bytes: int) -> Mapping[str, Any]:
     """Return the fields of the body by name.
 
-    The fields of a form are texts, and its empty fields are left out.
+    The fields of a form are texts; empty fields of a form are left out.
 
     Raises:
         Problem: 415 for another media type, 413 for a body over the limit, 400 for a broken
@@ -84,7 +85,8 @@ async def _multipart(headers: Headers, body: bytes, limit_bytes: int) -> Mapping
 def _once(given: Iterable[tuple[str, str]]) -> Mapping[str, str]:
     """Return the fields by name; raise InvalidBody if a name is given twice.
 
-    The edge could check one of the two values, and the upstream could read the other value.
+    The edge would check only one of the two values, and the agent server could read the other
+    value.
     """
     fields: dict[str, str] = {}
     for name, value in given:

@@ -1,4 +1,5 @@
-"""Models of the bodies of agno-events.md, a start and a continue, with FastAPI's errors. Pure."""
+"""Models of the two bodies in agno-events.md, a start and a continue, with FastAPI's errors.
+Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from penstock_edge.surfaces.errors import InvalidBody, body_error, shortened
 
 JsonObject = dict[str, Any]
 
-# Fields that the edge or the connector sets. If a client's own values reached the upstream, the
-# upstream could send a stream that the connector cannot read.
+# Fields that the edge or the connector sets. If a client's values of these fields reached the agent
+# server, it could send a stream that the connector cannot read.
 RESERVED: Final = frozenset(
     {"message", "stream", "stream_events", "background", "session_id", "user_id", "run_id"}
 )
-# Fields with the media of a message. Only an Agno agent accepts media.
+# The fields with the media of a message. Only Agno agents accept media.
 MEDIA: Final = ("images", "audio", "videos", "input_files")
-# Maps the kind of the agent to the fields that may answer a pause. Agno itself reads only the first
+# Maps the agent's kind to the fields that may answer a pause. Agno itself reads only the first
 # field of each kind.
 ANSWER_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "agent": ("tools", "requirements"),
@@ -36,14 +37,14 @@ KINDS: Final = tuple(ANSWER_FIELDS)
 def error(type: str, loc: Sequence[str | int], msg: str, input: Any = None) -> JsonObject:
     """Return an error in FastAPI's form; `loc` is the path of the field in the body.
 
-    The error shows only the beginning of `input`, and null if `input` is not a text.
+    The error shows only the beginning of `input`; it shows null if `input` is not a text.
     """
     shown = shortened(input) if isinstance(input, str) else None
     return {**body_error(type, loc, msg), "input": shown}
 
 
 def _absent(text: Any) -> Any:
-    """Return None for an empty text, as FastAPI treats an empty field of a form as missing."""
+    """Return None for an empty text, because FastAPI treats an empty field of a form as missing."""
     return None if text == "" else text
 
 
@@ -59,16 +60,16 @@ class RunRequest(BaseModel):
 
     message: Annotated[str, Field(min_length=1), AfterValidator(not_blank)]
     stream: bool = False
-    # If `stream` is false, `background` means that the response does not wait for the end of the
-    # run. If `stream` is true, `background` has no effect: every run continues after its client has
-    # left.
+    # If `background` is true and `stream` is false, the response does not wait for the end of the
+    # run. If `stream` is true, `background` has no effect, because every run continues after its
+    # client has left.
     background: bool = False
     session_id: Name
     user_id: Name
 
     @property
     def returns_at_once(self) -> bool:
-        """Whether the response is 202 at once, before the run is over."""
+        """Whether the response is 202 and is sent before the run has ended."""
         return self.background and not self.stream
 
     def forwarded(self) -> JsonObject:
@@ -98,7 +99,7 @@ class ContinueRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class AnswerList:
-    """The name of the field that answers the pause, and the objects in this field."""
+    """The name of the field that answers the pause, and the list of objects in this field."""
 
     field: str
     objects: list[JsonObject]
@@ -108,7 +109,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(fields: Mapping[str, Any], model: type[Model]) -> Model:
-    """Validate the fields as this model.
+    """Return the fields as an object of this model.
 
     Raises:
         InvalidBody: fields are missing, wrong or nested too deeply.
@@ -133,7 +134,7 @@ def parse(fields: Mapping[str, Any], model: type[Model]) -> Model:
 
 
 def require_portable(request: RunRequest) -> None:
-    """Refuse media, because only an Agno agent would get the media of a message.
+    """Refuse a message with media, because an agent that is no Agno agent would not get the media.
 
     Raises:
         InvalidBody: the message has media.
@@ -152,7 +153,7 @@ def answers_of(request: ContinueRequest, kind: str) -> AnswerList:
     """Return the list of answers in the body of a continue, for an agent of this kind.
 
     Raises:
-        InvalidBody: the body has no such list, or more than one list.
+        InvalidBody: the body has no such list, or more than one.
         Problem: 400, as in Agno, if the field is not a JSON list of objects.
     """
     extra = request.model_extra or {}

@@ -9,6 +9,6 @@ from penstock_edge.surfaces.surface import Surface
 
 
 class Agno(Surface):
-    """The handlers for agents, teams, workflows, runs and sessions."""
+    """Has the handlers for agents, teams, workflows, runs and sessions."""
 
     handlers = (Runs, Sessions, ServerInfo)

@@ -1,4 +1,4 @@
-"""agno-events.md: start, continue and cancel the runs of agents of every protocol."""
+"""Serves agno-events.md: starts, continues and cancels the runs of agents of every protocol."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ _LEG: Final = {200: Answer("The leg as a stream, or the run", {SSE: STREAM, JSON
 
 
 def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
-    """Declare the same operation for agents, teams and workflows.
+    """Declare the same operation once for each kind: agents, teams and workflows.
 
-    The handler finds the kind in the path parameter `kind`.
+    The handler gets the kind in the path parameter `kind`.
     """
     return [
         Operation(
@@ -81,7 +81,7 @@ def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
 
 
 class Runs:
-    """Handlers of /agents, /teams and /workflows."""
+    """Has the handlers of /agents, /teams and /workflows."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -170,7 +170,8 @@ class Runs:
                 asked.session_id,
                 user_id,
                 roles=who.roles_of(user_id),
-                # For an agent of another protocol, `given` is empty: its input has other fields.
+                # For an agent of another protocol, `given` is empty, because the fields of its
+                # input are other fields.
                 input=given or None,
                 shard=shard,
             )
@@ -203,7 +204,7 @@ class Runs:
         )
     )
     async def go_on(self, request: Request) -> ASGIApp:
-        """Decide the items of a paused run; the response is the leg that follows."""
+        """Decide the items of a paused run; the response is the leg that the decision begins."""
         edge, who = self._edge, identity_of(request)
         agent = self._agent(request)
         record = await self._run(who, agent, request)
@@ -234,7 +235,8 @@ class Runs:
         decision = DecideRequest(
             by=user_id,
             decider=decider_of(who, "agno", user_id),
-            # The client has only seen the event, so send the digest of the request before any edit.
+            # The client has only seen the event. So the digest of the request is sent, not the
+            # digest after an edit.
             digest=approval.requested_digest or approval.digest,
             items=items,
         )
@@ -253,7 +255,7 @@ class Runs:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """Cancel the run; the response is `{}`, even if the cancellation is not confirmed yet."""
+        """Cancel the run; the response is `{}`, even if the run has not ended yet."""
         who = identity_of(request)
         agent = self._agent(request)
         record = await self._run(who, agent, request)
@@ -269,7 +271,8 @@ class Runs:
         """Decide the open approvals of a workflow's run that the answers name; return their ids.
 
         Raises:
-            Problem: 409 if no approval is open; otherwise as `agno_answers.decided`.
+            Problem: 409 if no approval is open; also every problem of
+                `agno_answers.decided_by_approval`.
         """
         bus = self._edge.bus
         open_ = await open_approvals(bus, root, partial(agno_answers.all_known, given=answers))
@@ -307,7 +310,7 @@ class Runs:
         *,
         stream: bool,
     ) -> ASGIApp:
-        """Respond with this leg of a workflow's run; `answered` as in `Edge.tree`."""
+        """Respond with this leg of a workflow's run; for `answered`, see `Edge.tree`."""
         edge = self._edge
         trees, place, after = edge.tree(root, leg.known, answered), leg.position, leg.after
         if stream:
@@ -322,7 +325,7 @@ class Runs:
         """Return the record of the run that the path names.
 
         Raises:
-            Problem: 404 if this agent has no such run; any other problem that `run_of` raises.
+            Problem: 404 if this agent has no such run; also any other problem of `run_of`.
         """
         run_id = request.path_params["run_id"]
         try:
@@ -337,9 +340,9 @@ class Runs:
 
 
 def _require_raw(who: Identity, agent: AgentConfig, asked: RunRequest | ContinueRequest) -> None:
-    """Raise Problem 403 if the caller lacks the scope `raw`, and the response needs this scope.
+    """Raise Problem 403 if the response needs the scope `raw` and the caller does not have it.
 
-    The stream of an Agno agent needs the scope, because the bytes of the Agno server are relayed.
+    The stream of an Agno agent needs this scope, because the bytes of the Agno server are relayed.
     """
     if asked.stream and is_native(agent):
         require(who, "raw")

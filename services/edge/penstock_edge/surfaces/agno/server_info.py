@@ -1,4 +1,4 @@
-"""The endpoints that Agno's `AgentOSClient` calls first: the server's health, and its agents."""
+"""Serves the endpoints that Agno's `AgentOSClient` calls first: the server's health and agents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _operation = partial(Operation, method="GET", tag="agno", scopes=("read",), erro
 
 
 class ServerInfo:
-    """Handlers of /config and /health."""
+    """Has the handlers of /config and /health."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -57,8 +57,8 @@ class ServerInfo:
         )
     )
     async def health(self, request: Request) -> ASGIApp:
-        """Respond with 200, which shows that this edge answers.
+        """Respond with 200, which shows that this edge answers requests.
 
-        The response does not show whether the edge can serve runs: `/readyz` does.
+        The response does not show whether the edge can serve runs; `/readyz` shows this.
         """
         return json_response({"status": "ok", "instantiated_at": self._since})

@@ -1,6 +1,6 @@
-"""Write sessions and their runs in the shapes that Agno's clients read. Pure.
+"""Writes sessions and their runs in the shapes that Agno's clients read. Pure.
 
-An Agno server also keeps names, states and summaries of sessions. Penstock does not have these.
+An Agno server also keeps names, states and summaries of sessions. Penstock has none of these.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_THE_OUTPUT: Final = ("reasoning_content", "metrics", "tools", "messages")
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A session as lists show it.
+    """A session with the fields that lists of sessions show.
 
     `created_at` and `updated_at` are times of RFC 3339, or "" if the time is unknown.
     """
@@ -45,7 +45,7 @@ class Kept:
     updated_at: str
 
     def listed(self) -> JsonObject:
-        """Return the session as Agno's SessionSchema."""
+        """Return the session in the shape of Agno's SessionSchema."""
         return _without_nothing(
             {
                 "session_id": self.session_id,
@@ -59,9 +59,10 @@ class Kept:
         )
 
     def shown(self, runs: Sequence[JsonObject]) -> JsonObject:
-        """Return the session as Agno's AgentSessionDetailSchema; `runs` are the runs' outputs.
+        """Return the session in the shape of Agno's AgentSessionDetailSchema.
 
-        The session of a team or a workflow has the team's or the workflow's schema instead.
+        `runs` are the outputs of the session's runs. For a team or a workflow, the shape is Agno's
+        schema for sessions of teams or workflows.
         """
         kind = self.agent.kind
         shape = {name: value for name, value in self.listed().items() if name != "session_type"}
@@ -76,7 +77,10 @@ class Kept:
 
 
 def page_of(sessions: Sequence[Kept], count: int, *, page: int, limit: int) -> JsonObject:
-    """Return one page as Agno's PaginatedResponse; `count` is how many sessions all pages have."""
+    """Return one page in the shape of Agno's PaginatedResponse.
+
+    `count` is the number of sessions on all pages.
+    """
     return {
         "data": [each.listed() for each in sessions],
         "meta": {
@@ -90,11 +94,11 @@ def page_of(sessions: Sequence[Kept], count: int, *, page: int, limit: int) -> J
 
 
 def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) -> JsonObject:
-    """Return a run as Agno's RunSchema, TeamRunSchema or WorkflowRunSchema.
+    """Return a run in the shape of Agno's RunSchema, TeamRunSchema or WorkflowRunSchema.
 
     `output` is the run as one object. It is None if the run's events have expired, or are too many
-    to be read for this request. The record then provides the first 200 characters of the message,
-    and the answer.
+    to read for this request. In this case, the record provides the first 200 characters of the
+    message, and the answer.
     """
     run = output or {}
     content = run.get("content", _summary(record))
@@ -107,7 +111,7 @@ def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) 
         "user_id": record.user_id,
         "status": run.get("status") or STATUSES[record.status],
         "run_input": message if message is not None else record.message,
-        # Agno's clients accept only a text or an object here.
+        # Agno's clients accept only a text or an object as `content`.
         "content": content if isinstance(content, str | dict) else orjson.dumps(content).decode(),
         "created_at": record.created_at,
         **{name: run[name] for name in _OF_THE_OUTPUT if name in run},
@@ -118,7 +122,7 @@ def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) 
 
 
 def preview_of(record: RunRecord, agent: AgentConfig) -> JsonObject:
-    """Return a run as Agno's SessionRunPreviewSchema."""
+    """Return a run in the shape of Agno's SessionRunPreviewSchema."""
     return {
         "run_id": record.run_id,
         f"{agent.kind}_id": agent.id,
@@ -131,13 +135,13 @@ def preview_of(record: RunRecord, agent: AgentConfig) -> JsonObject:
 
 
 def created_s(record: RunRecord) -> float:
-    """Return the time of the run's start, in seconds since 1970."""
+    """Return the time at which the run was created, in Unix seconds."""
     at = datetime.fromisoformat(record.created_at)
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def _summary(record: RunRecord) -> str:
-    """Return the text of the run's answer, else the run's error, else an empty text."""
+    """Return the text of the run's answer; without an answer, the run's error or an empty text."""
     return record.summary or record.error or ""
 
 

@@ -1,4 +1,4 @@
-"""Agno's endpoints for sessions, for agents of every protocol. They are read only.
+"""Serves Agno's endpoints for sessions, for agents of every protocol; clients can only read.
 
 A session is made from KV `sessions` and from the events of its runs. A request finds only the
 sessions of one user.
@@ -58,12 +58,12 @@ SORTED_BY: Final[Mapping[str, SortedBy]] = {"created_at": "created", "updated_at
 LISTED: Final = 20
 MAX_LISTED: Final = 1000
 MAX_PAGE: Final = 1_000_000
-# One request reads the events of a session's last runs, up to these limits.
+# The limits of one request: it reads the events of a session's last runs until one is reached.
 RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
 READ_S: Final = 20.0
-AT_ONCE: Final = 100  # records that one request reads at the same time
+AT_ONCE: Final = 100  # the number of records that one request reads at the same time
 
 Run = tuple[RunRecord, AgentConfig]
 Thing = TypeVar("Thing")
@@ -95,7 +95,7 @@ _refused = partial(Operation, tag="agno", errors=DETAIL, answers={}, scopes=(), 
 
 
 class Sessions:
-    """Handlers of /sessions."""
+    """Has the handlers of /sessions."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -124,7 +124,7 @@ class Sessions:
         ),
     )
     async def refuse(self, request: Request) -> ASGIApp:
-        """Refuse a write with 405, whether the session exists or not."""
+        """Refuse a write with 405, whether or not the session exists."""
         await ignore_body(request)
         raise Problem(405, READ_ONLY)
 
@@ -139,7 +139,7 @@ class Sessions:
     async def index(self, request: Request) -> ASGIApp:
         """Respond with a page of the user's sessions, in the order that the query asks for.
 
-        Without an order in the query, the newest session is first.
+        If the query has no order, the newest session comes first.
         """
         who, owner, agents = self._asked(request)
         if who.grant is not None:
@@ -173,7 +173,8 @@ class Sessions:
     async def show(self, request: Request) -> ASGIApp:
         """Respond with one session and its conversation.
 
-        If several agents have a session with this id, the response is the session that ran last.
+        If several agents have a session with this id, the response is the session that changed
+        last.
         """
         who, owner, agents = self._asked(request)
         session_id = request.path_params["session_id"]
@@ -200,7 +201,7 @@ class Sessions:
     async def runs(self, request: Request) -> ASGIApp:
         """Respond with the session's runs in order.
 
-        The last runs of the session have their messages and tool calls.
+        Only the last runs of the session have their messages and tool calls.
         """
         who, runs = await self._chosen(request)
         outputs = await self._outputs(who, runs)
@@ -217,7 +218,7 @@ class Sessions:
         )
     )
     async def previews(self, request: Request) -> ASGIApp:
-        """Respond with the session's runs in order; only the records of the runs are read."""
+        """Respond with the session's runs in order, from the records of the runs alone."""
         _, runs = await self._chosen(request)
         return json_response([preview_of(record, agent) for record, agent in runs])
 
@@ -247,7 +248,7 @@ class Sessions:
         return json_response(run_shown(record, agent, outputs.get(run_id)))
 
     def _asked(self, request: Request) -> tuple[Identity, str, list[AgentConfig]]:
-        """Return the caller, the owner of the sessions, and the agents of the kind in the query.
+        """Return the caller, the owner of the sessions, and the agents whose kind the query names.
 
         Raises:
             Problem: 403 if the caller may not act for the owner, 422 if the kind is unknown, 404 if
@@ -269,7 +270,7 @@ class Sessions:
 
         Raises:
             Problem: 400 for an unknown status, 404 for an unknown session, 422 for a malformed
-                time, and the problems of `_asked`.
+                time; also every problem of `_asked`.
         """
         who, owner, agents = self._asked(request)
         query = request.query_params
@@ -295,7 +296,7 @@ class Sessions:
     async def _records(
         self, who: Identity, owner: str, session_id: str, agents: Sequence[AgentConfig]
     ) -> list[tuple[AgentConfig, SessionRecord]]:
-        """Return the records of the session, one for each agent that has a session of this id."""
+        """Return the session's records: one for each agent that has a session with this id."""
         if who.grant is not None:
             who.grant.check_session(session_id)
         bucket = self._edge.bus.bucket("sessions")
@@ -309,9 +310,9 @@ class Sessions:
         ]
 
     async def _runs(self, records: Sequence[tuple[AgentConfig, SessionRecord]]) -> list[Run]:
-        """Return the runs of these sessions in the order of their starts.
+        """Return the runs of these sessions in the order in which they were created.
 
-        Run ids begin with the time, so the order of the ids is the order of the starts.
+        Run ids begin with the time of creation, so the ids are sorted.
         """
         agents = {run_id: agent for agent, record in records for run_id in record.runs}
         found = await _some_at_once(sorted(agents), self._record)
@@ -331,7 +332,7 @@ class Sessions:
         page: int,
         limit: int,
     ) -> tuple[list[Listed], int]:
-        """Return a page of the owner's sessions, and how many sessions there are in all."""
+        """Return a page of the owner's sessions, and the number of sessions on all pages."""
         sessions, by = self._edge.session_list, SORTED_BY[sort_by]
         descending, first = order == "desc", (max(page, 1) - 1) * limit
         if name:
@@ -352,9 +353,10 @@ class Sessions:
         return Listed(record, tuple(ends))
 
     async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-        """Map run ids to the last runs as Agno's objects, the newest first, within the limits.
+        """Map ids of the last runs to the runs as Agno's objects.
 
-        A run is left out if not all of its events could be read.
+        The newest run is read first, until a limit is reached. A run is left out if not all of its
+        events could be read.
         """
         allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
         turn = self._edge.turns.named(who)
@@ -363,8 +365,8 @@ class Sessions:
             events = await read_run(self._edge.bus, record, allowance, turn)
             if allowance.spent:
                 break
-            # If the run's first events have expired, the run is left out: the run's record shows
-            # more than the remaining events.
+            # If the run's first events have expired, the run is left out, because the run's record
+            # shows more than the remaining events do.
             if events and events[0]["sequence"] == 1:
                 encoder = EdgeFrames(agent, record.run_id).encoder()
                 outputs[record.run_id] = run_output(events, encoder)
@@ -372,7 +374,7 @@ class Sessions:
 
 
 def _kept(agent: AgentConfig, owner: str, listed: Listed) -> Kept:
-    """Return the session; its first run and its last run provide the name and the times."""
+    """Return the session; the records of its first and last run give the name and the times."""
     record, ends = listed.record, listed.ends
     begun = ends[0].created_at if ends else getattr(record, "created_at", "")
     return Kept(
