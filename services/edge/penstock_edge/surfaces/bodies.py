@@ -1,4 +1,4 @@
-"""Field types that the request bodies of several surfaces use."""
+"""Field types for the request bodies of several surfaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import AfterValidator
 
 
 def not_blank(text: str) -> str:
-    """Return the text; raise ValueError if the text is empty or only white space."""
+    """Return the text; raise ValueError if the text is empty or has only white space."""
     if not text.strip():
         raise ValueError("must not be empty or only white space")
     return text

@@ -1,4 +1,5 @@
-"""The wrapper of the edge's handlers: it enters the trace context and answers errors of the bus."""
+"""Wraps the edge's handlers: enters the trace context, and turns errors of the bus into
+responses."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ log = logging.getLogger(__name__)
 
 
 def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
-    """Return a function that wraps the handlers that use this bus.
+    """Return a function that wraps a handler that uses this bus.
 
-    If the client of a GET leaves, the handler is cancelled. Handlers of other methods run to their
-    end in any case. If the bus does not answer, the response is 503. If a payload in the object
-    store has expired, the response is 410.
+    If the client of a GET leaves, its handler is cancelled. A handler of another method always runs
+    to its end. If the bus does not answer, the response is 503. If a payload in the object store
+    has expired, the response is 410.
     """
 
     def around(handler: Handler) -> Handler:

@@ -1,6 +1,6 @@
 """Errors about the body of a request, in FastAPI's form.
 
-Clients of Agno, ADK and AG-UI can read this form, which is a list of `{type, loc, msg}`.
+Clients of Agno, ADK and AG-UI can read this form: a list of `{type, loc, msg}`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHOWN_CHARACTERS: Final = 128
 
 
 class InvalidBody(Problem):
-    """A request is refused with 422 because of its body. `errors` are in FastAPI's form."""
+    """Refuses a request with 422 because of its body; `errors` are in FastAPI's form."""
 
     def __init__(self, errors: Iterable[JsonObject]) -> None:
         self.errors = list(errors)
@@ -38,7 +38,7 @@ def invalid(type: str, where: Where, text: str) -> InvalidBody:
 
 
 def invalid_body(error: ValidationError, *where: str | int) -> InvalidBody:
-    """Return the exception that refuses a body because a model's validation failed.
+    """Return the exception that refuses a body after a model's validation has failed.
 
     `where` is the path of the validated part in the body; it is empty for the whole body.
     """
@@ -48,5 +48,5 @@ def invalid_body(error: ValidationError, *where: str | int) -> InvalidBody:
 
 
 def shortened(text: str) -> str:
-    """Return the beginning of a client's text, short enough to be repeated in an error."""
+    """Return the beginning of a client's text, so short that an error can contain it."""
     return text[:SHOWN_CHARACTERS]

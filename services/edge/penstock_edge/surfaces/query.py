@@ -1,4 +1,4 @@
-"""Read the parameters in the URLs of streams and lists."""
+"""Reads the parameters in the URLs of streams and lists."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ MAX_LISTED: Final = 100
 IDLE: Final = "idle"
 CHILDREN: Final = "children"
 INCLUDES: Final = (CHILDREN, "none")
-# The most digits of a number. int() raises ValueError for a text of thousands of digits.
+# The greatest number of digits that are parsed: int() raises ValueError for thousands of digits.
 MAX_DIGITS: Final = 9
 
 
 def cursor_text(request: HTTPConnection) -> str | None:
-    """Return the text of the request's cursor; None or empty if the request has no cursor."""
-    # An EventSource that reconnects uses its first URL again, so the header has the newer cursor.
+    """Return the text of the request's cursor; None or an empty text if the request has no
+    cursor."""
+    # An EventSource that reconnects uses its first URL again. So the cursor in the header is newer
+    # than the cursor in the URL.
     return request.headers.get("last-event-id") or request.query_params.get("after")
 
 
@@ -41,7 +43,7 @@ def cursor_of(request: HTTPConnection) -> Cursor | None:
 
 
 def parsed_cursor(request: HTTPConnection, parse: Callable[[str], T]) -> T | None:
-    """Return the cursor of the request as `parse` reads it; None if the request has no cursor.
+    """Return the cursor that `parse` makes of the request's cursor; None if there is none.
 
     `parse` raises ValueError for a text that is not a cursor.
 
@@ -64,7 +66,7 @@ def wants_page(request: HTTPConnection) -> bool:
 
 
 def number(text: str | None, name: str, default: int, most: int) -> int:
-    """Parse a number from 1 to `most`; return `default` if there is no text.
+    """Return the number from 1 to `most` in this text; `default` if there is no text.
 
     Raises:
         Problem: 422 for any other text.
@@ -90,10 +92,10 @@ def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
 
 
 def include_of(request: HTTPConnection, dialect: str) -> str | None:
-    """Return the value of `include`; None without the parameter.
+    """Return the value of the parameter `include`; None if the request does not have it.
 
     Raises:
-        Problem: 422 for an unknown value, or if the dialect cannot have the events of several runs.
+        Problem: 422 for an unknown value, or if the dialect cannot show the events of several runs.
     """
     given = request.query_params.get("include")
     if given not in (None, *INCLUDES):
@@ -108,9 +110,9 @@ def include_of(request: HTTPConnection, dialect: str) -> str | None:
 
 
 def with_children(include: str | None, dialect: str, record: RunRecord) -> bool:
-    """Return whether the answer has the events of the runs of the run's steps, too.
+    """Return whether the answer shows the events of the runs that the run's steps have started.
 
-    Only the run of a workflow has such runs. Without `include`, the answer has their events in the
+    Only a workflow's run has such runs. If `include` is None, their events are shown in the
     dialects of `BY_DEFAULT`.
     """
     if not is_workflow(record):
@@ -133,7 +135,7 @@ def until_idle(request: HTTPConnection) -> bool:
 def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
     """Return the event types that `category` and `type` select.
 
-    The result is None, which selects all types, if the request has neither parameter.
+    If the request has neither parameter, the result is None, which selects all types.
 
     Raises:
         Problem: 422 for an unknown category or type, or if frames of the dialect have no types.
@@ -155,7 +157,7 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
 def listed(request: HTTPConnection, name: str) -> list[str]:
     """Return the values of a parameter that may be repeated, without duplicates.
 
-    Each repetition may have several values, which commas separate.
+    Each repetition may have several values, separated by commas.
 
     Raises:
         Problem: 422 for more than `MAX_LISTED` values.

@@ -1,4 +1,4 @@
-"""Responses that several surfaces send."""
+"""Makes responses that several surfaces send."""
 
 from __future__ import annotations
 

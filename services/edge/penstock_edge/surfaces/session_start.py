@@ -1,4 +1,4 @@
-"""Streams over the runs of a session, which may end when no run is active or queued."""
+"""Makes streams over the runs of a session; a stream may end when no run is active or queued."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from penstock_edge.stream.until_idle import UntilIdle
 
 @dataclass(frozen=True, slots=True)
 class SessionStart:
-    """The position from which a client reads, and whether the client's stream ends (`until=idle`).
+    """The position from which a client reads, and whether its stream ends when idle (`until=idle`).
 
-    `last_event` is the stream sequence of the session's last event if no run was active or queued
-    when the request came; otherwise None.
+    `last_event` is the stream sequence of the session's last event. It is None if a run was active
+    or queued when the request came.
     """
 
     position: StartPosition

@@ -1,4 +1,5 @@
-"""The base class of surfaces. The edge's service mounts a surface: the handlers of one contract."""
+"""The base class of surfaces. A surface has the handlers of one contract; `EdgeService` mounts
+it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class Closing(Protocol):
 
 
 class Surface:
-    """The base class of every surface. A subclass lists the classes of its handlers in `handlers`.
+    """The base class of every surface; a subclass lists the classes of its handlers in `handlers`.
 
     The methods of the handler classes declare their operations with `serves`. Each handler class is
     called with the edge, unless the subclass overrides `make`.

@@ -1,4 +1,4 @@
-"""Read the input of a workflow from a request whose contract has no field for it. Pure."""
+"""Reads a workflow's input from a request whose contract has no field for it. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock_edge.surfaces.errors import InvalidBody, body_error
 
 
 def workflow_input(value: Any, *where: str) -> dict[str, Any] | None:
-    """Return the input that a request has at the path `where`; None if the request has none.
+    """Return the input that a request has at the path `where`; None if there is none.
 
-    A form has the input as the text of a JSON object.
+    In a form, the input is a JSON object as text.
 
     Raises:
-        InvalidBody: the value is no object.
+        InvalidBody: the value is not an object.
     """
     if value in (None, ""):
         return None

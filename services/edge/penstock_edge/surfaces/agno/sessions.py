@@ -390,7 +390,8 @@ def _kept(agent: AgentConfig, owner: str, listed: Listed) -> Kept:
 async def _some_at_once(
     things: Sequence[Thing], ask: Callable[[Thing], Awaitable[Answer]]
 ) -> list[Answer]:
-    """Call `ask` for each thing, at most `AT_ONCE` at a time; return the answers in order."""
+    """Call `ask` for each thing, at most `AT_ONCE` things at a time; return the answers in
+    order."""
     answers: list[Answer] = []
     for first in range(0, len(things), AT_ONCE):
         answers += await asyncio.gather(*map(ask, things[first : first + AT_ONCE]))
@@ -398,7 +399,7 @@ async def _some_at_once(
 
 
 def _time_s(text: str | None, name: str) -> int | None:
-    """Parse a Unix time in seconds; None if there is no text.
+    """Return the Unix time, in seconds, in this text; None if there is no text.
 
     Raises:
         Problem: 422 if the text is not a Unix time.

@@ -1,4 +1,4 @@
-"""Views for Agno's clients: one leg as a stream, or the run up to now as one object."""
+"""Makes the views for Agno's clients: one leg as a stream, or the run so far as one object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock_edge.views.trees import TreeViews
 from penstock_edge.views.upstream_frames import INTERRUPTED, is_raw
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
 
-# Maps the kind of the agent to the names of the events that end a leg.
+# Maps the agent's kind to the names of the events that end a leg.
 ENDS: Final = {
     "agent": frozenset({"RunCompleted", "RunPaused", "RunError", "RunCancelled"}),
     "team": frozenset({"TeamRunCompleted", "TeamRunPaused", "TeamRunError", "TeamRunCancelled"}),
@@ -43,7 +43,7 @@ _FRAME_END: Final = b"\n\n"
 
 @dataclass(slots=True)
 class EdgeFrames:
-    """Makes the frames that the edge itself adds to an Agno stream, with the agent's name."""
+    """Makes the frames that the edge itself adds to an Agno stream; they have the agent's name."""
 
     agent: AgentConfig
     run_id: str
@@ -53,7 +53,8 @@ class EdgeFrames:
         return AgnoEncoder(self.agent.kind, self.agent.name or "")
 
     def of(self, event: dict[str, Any]) -> list[bytes]:
-        """Return the frames of one event, without the frames of the events before."""
+        """Return the frames of one event alone, as if it were the run's first event after the
+        start."""
         encoder = self.encoder()
         started = {"category": "lifecycle", "action": "started"}
         encoder.feed({**event, "event": started, "data": {"agent": self.agent.id}})
@@ -77,7 +78,7 @@ class EdgeFrames:
 
 
 class SessionId(NamedTuple):
-    """The two ids of one session, each as JSON: the agent server's id, and the client's id."""
+    """The two ids of one session as JSON: the agent server's id, and the client's id."""
 
     of_server: bytes
     of_client: bytes
@@ -85,19 +86,19 @@ class SessionId(NamedTuple):
 
 @dataclass(slots=True)
 class UpstreamLeg(Encoding):
-    """The encoding of one leg of an Agno upstream, which relays the leg byte for byte.
+    """Relays one leg of an Agno server byte for byte.
 
-    If the upstream sent no event that ends the leg, the edge adds the event that ends the run. If a
-    connection breaks within a frame, the beginning of this frame is dropped, because the upstream
-    sends the whole frame again on the next connection.
+    If the Agno server sends no event that ends the leg, the edge adds the event that ends the run.
+    If a connection breaks within a frame, the beginning of this frame is dropped, because the Agno
+    server sends the whole frame again on the next connection.
     """
 
     edge: EdgeFrames
     leg: int
     _parser: sse.Parser = field(default_factory=sse.Parser)
-    _unfinished: bytes = b""  # the beginning of the next frame
+    _unfinished: bytes = b""  # the beginning of a frame whose end has not come yet
     _connection: str = ""
-    _end_seen: bool = False  # the upstream has sent an event that ends the leg
+    _end_seen: bool = False  # whether the Agno server has sent an event that ends the leg
     _session_id: SessionId | None = None
 
     def feed(self, stored: Stored) -> Item:
@@ -117,16 +118,17 @@ class UpstreamLeg(Encoding):
             return Item(raw.sequence, [complete] if complete else [])
         if raw.kind == "open":
             self._read_session_id(orjson.loads(raw.payload))
-        # If the connection broke before the end of the leg, the run's terminal event still follows,
-        # so this item is not the last item of the stream.
+        # If no event has ended the leg, the run's terminal event still follows. So this item is
+        # then not the last item of the stream.
         return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._end_seen)
 
     def interruption(self) -> list[bytes]:
-        """Return a RunError."""
+        """Return a RunError, because the client cannot continue the stream."""
         return self.edge.interrupted()
 
     def _complete_frames(self, raw: RawFrame) -> bytes:
-        """Return the new bytes up to the end of the last complete frame; keep the other bytes."""
+        """Return the new bytes up to the end of the last complete frame; keep the bytes after
+        it."""
         if raw.connection != self._connection:
             self._parser, self._unfinished, self._connection = sse.Parser(), b"", raw.connection
         self._look_for_end(raw.payload)
@@ -137,9 +139,9 @@ class UpstreamLeg(Encoding):
         return body[:end].replace(*self._session_id) if self._session_id else body[:end]
 
     def _read_session_id(self, opened: dict[str, Any]) -> None:
-        """Read the two ids of the session, so that the frames get the client's id.
+        """Read the session's two ids, so that the frames can be given the client's id.
 
-        A client continues the session with the session id in the frames.
+        A client continues the session with the session id that the frames contain.
         """
         if "thread_id" in opened:
             of_client = orjson.dumps(opened["session_id"])[1:-1]
@@ -152,7 +154,7 @@ class UpstreamLeg(Encoding):
             self._parser, frames = sse.Parser(), error.frames
         names = ENDS[self.edge.agent.kind]
         # The stream also has the events of nested teams. The last event of a nested team has one of
-        # these names, too, but does not end the leg.
+        # these names, too, but it does not end the leg.
         self._end_seen = self._end_seen or any(
             frame.event in names and not _is_inner(frame.data) for frame in frames
         )
@@ -160,14 +162,14 @@ class UpstreamLeg(Encoding):
 
 @dataclass(slots=True)
 class Output(Encoding):
-    """The encoding that writes the whole run as one object when the leg has ended."""
+    """Writes the whole run as one object when the leg has ended."""
 
     edge: EdgeFrames
     leg: int
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def feed(self, stored: Stored) -> Item:
-        """Return an empty item until the leg ends, then the item with the object.
+        """Return an empty item until the leg ends; then return the item with the object.
 
         Raises:
             ValueError, KeyError, TypeError: the body is not an event.
@@ -179,14 +181,14 @@ class Output(Encoding):
         return Item(stored.sequence, self.interruption(), last=True)
 
     def interruption(self) -> list[bytes]:
-        """Return the run up to now; the status in this object shows that the run has not ended."""
+        """Return the run so far; the status in this object shows that the run has not ended."""
         return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
 
 
 def leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
     """Return the view of one leg as a stream.
 
-    The bytes of an Agno upstream are relayed. The events of any other upstream are encoded.
+    The bytes of an Agno server are relayed. The events of any other agent server are encoded.
     """
     edge = EdgeFrames(agent, run_id)
     if is_native(agent):
@@ -216,10 +218,10 @@ def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
 
 @dataclass(slots=True)
 class TreeOutput(Encoding):
-    """The encoding that writes a workflow's run as one object when the leg has ended.
+    """Writes a workflow's run as one object when the leg has ended.
 
-    The leg has the events after the stream sequence `after`. It does not end at a pause for the
-    approvals `answered` alone.
+    The leg has the events after the stream sequence `after`. A pause that waits only for the
+    approvals in `answered` does not end the leg.
     """
 
     edge: EdgeFrames
@@ -229,7 +231,7 @@ class TreeOutput(Encoding):
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def feed(self, stored: Stored) -> Item:
-        """Return an empty item until the leg ends, then the item with the object.
+        """Return an empty item until the leg ends; then return the item with the object.
 
         Raises:
             ValueError, KeyError, TypeError: the body is not an event.
@@ -245,12 +247,12 @@ class TreeOutput(Encoding):
         return Item(stored.sequence, self.interruption() if is_last else [], last=is_last)
 
     def interruption(self) -> list[bytes]:
-        """Return the run up to now; the status in this object shows that the run has not ended."""
+        """Return the run so far; the status in this object shows that the run has not ended."""
         return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
 
 
 def tree_leg_view(trees: TreeViews, agent: AgentConfig, after: int) -> View:
-    """Return the view of a leg of a workflow's run as a stream; see `TreeViews.leg`."""
+    """Return the view of a leg of a workflow's run as a stream (see `TreeViews.leg`)."""
     edge = EdgeFrames(agent, trees.root)
     return trees.leg(
         ("events",), "agno", edge.encoder, NAMED_SSE, _without_id, edge.interrupted, after
@@ -258,7 +260,8 @@ def tree_leg_view(trees: TreeViews, agent: AgentConfig, after: int) -> View:
 
 
 def tree_output_view(trees: TreeViews, agent: AgentConfig, after: int) -> View:
-    """Return the view of a workflow's run as one object, which is written after this leg."""
+    """Return the view of a workflow's run as one object, which is written when this leg has
+    ended."""
     edge = EdgeFrames(agent, trees.root)
     return trees.view(
         ("agno", "output", f"{after}"),
@@ -271,7 +274,7 @@ def tree_output_view(trees: TreeViews, agent: AgentConfig, after: int) -> View:
 
 
 def is_native(agent: AgentConfig) -> bool:
-    """Return whether the agent's server uses Agno's protocol, so that its bytes are relayed."""
+    """Return whether the agent's server is an Agno server, whose bytes are relayed."""
     return agent.protocol == "agno"
 
 

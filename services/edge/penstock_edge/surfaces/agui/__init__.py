@@ -1,1 +1,1 @@
-"""The surface for AG-UI clients: runs and threads."""
+"""The surface for AG-UI clients: their runs and threads."""

@@ -1,4 +1,4 @@
-"""Read the decisions from the tool messages in a RunAgentInput. Pure."""
+"""Reads the decisions from the tool messages in a RunAgentInput. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from penstock_edge.surfaces.agui.request import (
 
 JsonObject = dict[str, Any]
 
-# The types of messages that are only shown to the user. An agent server leaves these messages out
-# of the conversation.
+# The types of messages that only the user sees. An agent server does not count them as part of the
+# conversation.
 _SHOWN: Final = (ActivityMessage, ReasoningMessage)
 
 
 def last_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    """Return the tool messages at the end of the conversation, which may answer a pause."""
+    """Return the tool messages at the end of the conversation; these may answer a pause."""
     messages = [each for each in asked.messages if not isinstance(each, _SHOWN)]
     ends = (
         at for at in range(len(messages), 0, -1) if not isinstance(messages[at - 1], ToolMessage)
@@ -40,10 +40,10 @@ def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
 
 
 def decision_of(item: JsonObject, message: ToolMessage) -> JsonObject:
-    """Read a tool message as the decision on an item, in the form that `pauses.decided` returns.
+    """Return the decision on an item that a tool message contains, in the form of `pauses.decided`.
 
     For an item of the kind `external`, the answer is the text of the message. For any other kind,
-    the answer is the value of the text as JSON, or the text itself if the text is not JSON.
+    the answer is the JSON value in the text, or the text itself if it is not JSON.
 
     Raises:
         UnclearAnswer: the answer to a confirmation is neither yes nor no.

@@ -1,4 +1,4 @@
-"""Find the pause that a RunAgentInput answers, by `resume[]` or by a frontend tool's message."""
+"""Finds the pause that a RunAgentInput answers, by `resume[]` or by a frontend tool's message."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from penstock_edge.surfaces.agui.request import ResumeEntry, RunAgentInput, Tool
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.items import type_of
 
-# The number of a thread's newest runs whose pauses are read. The pause of any earlier run is found
-# only by the id of an item.
+# The number of a thread's newest runs whose pauses are read. The pause of an earlier run is found
+# only by the id of one of its items.
 NEWEST: Final = 20
 
 JsonObject = dict[str, Any]
@@ -44,8 +44,8 @@ Asked = dict[str, tuple[ApprovalRecord, JsonObject]]
 class Answer:
     """The decisions on the items of a pause.
 
-    `root` is the workflow's run if the pause is of one, or of the run of one of its steps. Then
-    `others` are the answers to further open approvals of the workflow's run.
+    `root` is the workflow's run if this run, or the run of one of its steps, has the pause;
+    otherwise None. `others` are the answers to further open approvals of the same workflow's run.
     """
 
     approval: ApprovalRecord
@@ -55,7 +55,7 @@ class Answer:
 
     @classmethod
     def of_each(cls, answers: Sequence[Answer], root: RunRecord | None) -> Answer:
-        """Return the answers to one or several approvals as one answer."""
+        """Return one answer that contains the answers to one or several approvals."""
         return replace(answers[0], root=root, others=answers[1:])
 
 
@@ -71,11 +71,12 @@ class AnsweredPauses:
     async def find(self) -> Answer | None:
         """Return the answer in the request; None if the request is for a new run.
 
-        This method does not check that every item is answered: the approvals service does.
+        This method does not check that every item is answered, because the approvals service checks
+        it.
 
         Raises:
-            Problem: 404 if no pause has an item that the request answers, 422 if an answer is
-                unclear or the answers belong to different pauses.
+            Problem: 404 if no pause has an item that the request answers; 422 if an answer is
+                unclear, or if the answers belong to different pauses.
         """
         try:
             if self.asked.resume:
@@ -111,7 +112,8 @@ class AnsweredPauses:
     async def _of_entries(
         self, approval_id: str, entries: Sequence[tuple[str | None, ResumeEntry]]
     ) -> Answer:
-        """Return the answer of these entries, each with the id of its item, to one approval."""
+        """Return the answer to one approval; `entries` are the ids of its items with their
+        answers."""
         approval, root = await self._approval_and_root(approval_id)
         if approval is None:
             raise Problem(404, f"there is no interrupt {shortened(entries[0][1].interrupt_id)!r}")
@@ -132,7 +134,7 @@ class AnsweredPauses:
         The result is None if no message answers a pause and the agent is an AG-UI agent.
 
         Raises:
-            Problem: 404 if no message answers a pause and the agent has another protocol, 422 if
+            Problem: 404 if no message answers a pause and the agent has another protocol; 422 if
                 the messages answer different pauses.
         """
         if isinstance(self.agent, WorkflowAgent):
@@ -148,8 +150,8 @@ class AnsweredPauses:
                 return None
             id = messages[-1].tool_call_id
             raise Problem(404, f"no tool call {shortened(id)!r} waits for a result")
-        # A client repeats its answers to earlier pauses together with the answers to this pause. So
-        # only the answers to pending approvals count, if there are any.
+        # A client repeats its answers to earlier pauses together with its answers to this pause. So
+        # if any of the approvals is pending, only the answers to pending approvals count.
         open_ = [each for each in found if each[0].status == "pending"] or found[-1:]
         approval = open_[0][0]
         if any(each.approval_id != approval.approval_id for each, _, _ in open_):
@@ -194,11 +196,11 @@ class AnsweredPauses:
         )
 
     async def _check_earlier(self) -> None:
-        """Raise Problem 422 for an answer that would reach an AG-UI upstream without a decision.
+        """Raise Problem 422 for an answer that an AG-UI server would get without a decision.
 
-        The upstream gets tool call ids without Penstock's qualifiers. So the unqualified ids are
-        compared: otherwise the result for a call of another run would answer a waiting call with
-        the same id.
+        Clients see tool call ids that are qualified with the run, but the AG-UI server gets them
+        without this qualifier. So the ids are also compared without it. If they were not, the
+        result for a call of another run would answer a waiting call with the same id.
         """
         earlier = earlier_tool_messages(self.asked)
         if self.agent.protocol != AGUI or not earlier:
@@ -216,8 +218,8 @@ class AnsweredPauses:
     async def _asked_of_clients(self, messages: Sequence[ToolMessage]) -> Asked:
         """Map the tool call ids that clients see to the items of this thread's pauses.
 
-        The result has the pauses of the newest runs, and the pauses with an item that a message
-        names by id. A pause of the second kind may be answered already.
+        The result has the pauses of the newest runs, and each pause with an item that a message
+        names by its id. A pause that was found by an item's id may be answered already.
         """
         asked: Asked = {}
         approvals = await asyncio.gather(
@@ -233,14 +235,14 @@ class AnsweredPauses:
                 if (id := item.get("tool_call_id")) is None:
                     continue
                 asked[f"{scope}{id}"] = (approval, item)
-                # Earlier releases sent clients the ids of an AG-UI upstream without a qualifier. So
-                # the unqualified ids are found, too.
+                # Earlier releases sent clients the ids of an AG-UI server without a qualifier. So
+                # ids without a qualifier are found, too.
                 if self.agent.protocol == AGUI and _goes_before(approval, asked.get(id)):
                     asked[id] = (approval, item)
         return asked
 
     async def _by_item(self, item_id: str) -> ApprovalRecord | None:
-        """Return the thread's last pause with this item, even if decided; None if there is none."""
+        """Return the thread's last pause with this item, decided or not; None if there is none."""
         entry = await find_alias(
             self.bus, self.who.user_id, self.agent.id, self.asked.thread_id, item_id
         )
@@ -262,8 +264,8 @@ class AnsweredPauses:
     async def _approval(self, approval_id: str) -> ApprovalRecord | None:
         """Return the approval.
 
-        The result is None if there is no such approval, if the approval belongs to another agent or
-        thread, or if the caller may not see it.
+        The result is None if there is no such approval, if it belongs to another agent or thread,
+        or if the caller may not see it.
         """
         return (await self._approval_and_root(approval_id))[0]
 
@@ -272,11 +274,11 @@ class AnsweredPauses:
     ) -> tuple[ApprovalRecord | None, RunRecord | None]:
         """Return the approval, and the workflow's run of this thread that waits for it.
 
-        The approval may be of the run itself or of the run of a step. For the approval of another
-        run, the workflow's run is None.
+        The approval belongs to the workflow's run itself, or to the run of a step. If the agent is
+        not a workflow, the second result is None.
         """
         if not is_run_id(approval_id):
-            # The id is a client's own text, which may be no valid key of the bucket.
+            # A client may send any text as the id, and some texts are not valid keys of the bucket.
             return None, None
         entry = await self.bus.bucket("approvals").get(approval_id)
         if entry is None:
@@ -294,7 +296,7 @@ class AnsweredPauses:
 
 
 def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:
-    """Return whether an id means this approval rather than the approval that is `known` for it.
+    """Return whether an id is used for `approval`, and not for `known`, which has the same id.
 
     Two runs may use the same id. A pending approval is preferred to a decided approval.
     """

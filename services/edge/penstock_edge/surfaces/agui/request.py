@@ -1,7 +1,7 @@
-"""Models of the body of POST /agui/{agent}: RunAgentInput, of AG-UI 1.0 and before. Pure.
+"""Models of the body of POST /agui/{agent}: RunAgentInput, of AG-UI 1.0 and earlier. Pure.
 
 The fields of these models are checked, and null counts as absent. `penstock.starts` decides which
-other fields may be forwarded to an AG-UI upstream.
+other fields may be forwarded to an AG-UI server.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class RunAgentInput(_Described):
 
 
 def parse(body: bytes) -> RunAgentInput:
-    """Parse the body as RunAgentInput.
+    """Return the RunAgentInput in this body.
 
     Raises:
         InvalidBody: the body is not JSON or is nested too deeply, or fields are missing or wrong.
@@ -163,7 +163,7 @@ def parse(body: bytes) -> RunAgentInput:
 
 
 def text_of(asked: RunAgentInput) -> str:
-    """Return the text of the user's last message; empty if the user has sent no message."""
+    """Return the text of the user's last message; an empty text if there is no such message."""
     messages = [message for message in asked.messages if isinstance(message, UserMessage)]
     return text_of_content(messages[-1].content) if messages else ""
 
@@ -171,11 +171,11 @@ def text_of(asked: RunAgentInput) -> str:
 def require_portable(asked: RunAgentInput) -> None:
     """Refuse content that only an AG-UI agent would get.
 
-    An agent of another protocol gets only the text of the user's message. This message must be the
-    last message of the request.
+    An agent of another protocol gets only the text of the user's message, which must be the last
+    message of the request.
 
     Raises:
-        InvalidBody: the last message is not the user's, or has other parts than text, or no text.
+        InvalidBody: the last message is not the user's, has other parts than text, or has no text.
     """
     last = asked.messages[-1] if asked.messages else None
     where = ("messages", max(len(asked.messages) - 1, 0))

@@ -8,6 +8,6 @@ from penstock_edge.surfaces.surface import Surface
 
 
 class Agui(Surface):
-    """The handlers for runs and threads, for agents of every protocol."""
+    """Has the handlers for runs and threads, for agents of every protocol."""
 
     handlers = (Runs, Threads)

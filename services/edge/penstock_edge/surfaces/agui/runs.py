@@ -1,4 +1,4 @@
-"""POST /agui/{agent}: the body is a RunAgentInput, and the response streams one AG-UI run.
+"""Serves POST /agui/{agent}: the body is a RunAgentInput; the response streams one AG-UI run.
 
 HttpAgent and CopilotKit expect exactly one run in the response.
 """
@@ -38,7 +38,7 @@ from penstock_edge.views.agui import Audience
 
 
 class Runs:
-    """The handler of /agui/{agent}."""
+    """Has the handler of /agui/{agent}."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -69,7 +69,7 @@ class Runs:
         )
     )
     async def post(self, request: Request) -> ASGIApp:
-        """Start a run, or answer a pause; the response streams the leg that follows."""
+        """Start a run, or answer a pause; the response streams the leg that then begins."""
         edge, who = self._edge, identity_of(request)
         agent = agent_by_id(edge.config, request.path_params["agent"])
         edge.streams.require_room(request.scope)
@@ -93,7 +93,8 @@ class Runs:
     async def _start(
         self, who: Identity, agent: AgentConfig, asked: RunAgentInput, body: bytes
     ) -> ASGIApp:
-        """Start a run; if the client repeats a request, stream the run of the first request."""
+        """Start a run, and stream it; for a repeated request, stream the run of the first
+        request."""
         edge = self._edge
         shard = await edge.starter.shard_for(who.user_id, asked.thread_id)
         place = await start_of_new_run(edge.bus, shard)
@@ -122,7 +123,7 @@ class Runs:
         return await edge.stream(view, place if started.new else await locate(edge.bus, view, None))
 
     async def _decide(self, who: Identity, asked: RunAgentInput, answer: Answer) -> ASGIApp:
-        """Pass the decision to the approvals service; the response streams the next leg."""
+        """Send the decision to the approvals service; the response streams the next leg."""
         edge, approval = self._edge, answer.approval
         if answer.root is not None:
             next_leg = await next_leg_of(edge.bus, edge.run_list, answer.root)
@@ -142,8 +143,8 @@ class Runs:
             if problem.status != 503:
                 await edge.agui_names.withdraw(run_id, leg, named)
             raise
-        # Another request may have written its own runId in between, although its decision came too
-        # late. So this request's runId is written again.
+        # Another request may have written its own runId since the first write, although its
+        # decision was refused as too late. So this request's runId is written again.
         await self._call(run_id, leg, asked)
         return await edge.stream(view, place)
 
@@ -156,7 +157,8 @@ def _decision(who: Identity, answer: Answer) -> DecideRequest:
     return DecideRequest(
         by=who.user_id,
         decider=decider_of(who, "agui"),
-        # The client has only seen the event, so send the digest of the request before any edit.
+        # The client has only seen the event. So the digest of the request is sent, not the digest
+        # after an edit.
         digest=approval.requested_digest or approval.digest,
         items=answer.items,
     )

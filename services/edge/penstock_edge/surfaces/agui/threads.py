@@ -1,8 +1,8 @@
-"""Stream the runs of a thread one after another, as AG-UI, with cursors to reconnect.
+"""Streams the runs of a thread one after another, as AG-UI, with cursors to reconnect.
 
-agent-runs-sse.md defines `/events` and `/history`. AG-UI itself has no way to reconnect. So the
-stream `/agui/{agent}/threads/{thread_id}/events` lets AG-UI clients reconnect. A stream stays open,
-so that an EventSource also gets the runs that are started later. With `until=idle`, a stream ends
+agent-runs-sse.md defines `/events` and `/history`. AG-UI itself has no way to reconnect, so the
+stream `/agui/{agent}/threads/{thread_id}/events` lets AG-UI clients reconnect. A stream stays open
+after a run has ended, so that an EventSource also gets later runs. With `until=idle`, a stream ends
 when no run is active or queued.
 """
 
@@ -70,7 +70,7 @@ FLAGS: Final = {None: False, "0": False, "1": True}
 
 
 class Threads:
-    """Handlers of a thread's streams and of its history."""
+    """Has the handlers of a thread's streams and of its history."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -103,7 +103,7 @@ class Threads:
     async def history(self, request: Request) -> ASGIApp:
         """Respond with a page of the stream's events: `{threadId, events, next}`.
 
-        To get the next page, a client sends `next` as `?after=`.
+        To get the next page, a client sends the value of `next` as `?after=`.
         """
         edge = self._edge
         session = await self._session(request, request.query_params.get("agent"))
@@ -147,9 +147,9 @@ class Threads:
     async def reconnect(self, request: Request) -> ASGIApp:
         """Respond with the stream after the cursor.
 
-        With `?prelude=1`, the stream begins with the present state of the thread instead. A request
-        with a cursor gets no prelude: an EventSource that reconnects sends its first URL, with
-        `?prelude=1`, and its cursor.
+        With `?prelude=1` and without a cursor, the stream begins with frames that describe the
+        present state of the thread. A request with a cursor gets no such frames: an EventSource
+        that reconnects sends its first URL, with `?prelude=1`, and its cursor.
         """
         session = await self._session(request, request.path_params["agent"])
         query = request.query_params
@@ -160,9 +160,9 @@ class Threads:
         view = self._view(session, audience, framing)
         if not FLAGS[query.get("prelude")] or cursor_of(request) is not None:
             return await self._stream(request, session, view, await self._start(request, session))
-        # The end of the prelude is read before `_start`. If a run ends in between, its last events
-        # come after the prelude, so these events are in the stream. If `_start` came first, these
-        # events could be in the prelude only.
+        # The end of the prelude is read before `_start`. If a run ends between the two calls, its
+        # last events come after the prelude, so they are in the stream. If `_start` came first,
+        # these events could be only in the prelude.
         end = (await start_of_new_run(self._edge.bus, session.shard)).start
         start = await self._start(request, session)
         frames = await self._prelude(identity_of(request), session, audience, view, end)
@@ -240,7 +240,7 @@ class Threads:
             source = self._source(session)
             await source.prepare()
             truncated = (await start_after(bus, after, source.has_cursor, session.shard)).truncated
-        # The frames of a run depend on the runs before, so the thread is read from its beginning.
+        # The frames of a run depend on the earlier runs, so the thread is read from its beginning.
         return StartPosition(1, 1, after, truncated)
 
     async def _stream(
@@ -293,4 +293,5 @@ class Threads:
 
 
 def _drop(batch: list[Stored]) -> None:
-    """Deliver nothing: this source is only used for the subjects and messages of its history."""
+    """Deliver nothing, because this source is used only for the patterns and filter of its
+    history."""

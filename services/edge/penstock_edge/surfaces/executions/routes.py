@@ -1,4 +1,4 @@
-"""executions-sse.md: trigger and cancel runs; errors are `{code, message, data: null}`."""
+"""Serves executions-sse.md: triggers and cancels runs. Errors are `{code, message, data: null}`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _shape(codes: Mapping[int, str]) -> ErrorShape:
 
 
 class TriggerAndCancel:
-    """Handlers of the executions contract."""
+    """Has the handlers of the executions contract."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -73,7 +73,7 @@ class TriggerAndCancel:
     async def trigger(self, request: Request) -> ASGIApp:
         """Start a run of the topology; the response is the run's stream.
 
-        The `Accept` header of the request is ignored.
+        The `Accept` header of the request has no effect.
         """
         edge = self._edge
         who = identity_of(request)
@@ -119,8 +119,8 @@ class TriggerAndCancel:
         """Cancel the run; the response is sent when the run is cancelled.
 
         Raises:
-            Problem: 404 for an unknown run, 409 if the run has ended, 503 if the cancellation is
-                not confirmed in time.
+            Problem: 404 for an unknown run, 409 if the run has ended, 503 if the run has not ended
+                in time.
         """
         edge = self._edge
         who = identity_of(request)
@@ -147,6 +147,6 @@ class TriggerAndCancel:
 
 
 class Executions(Surface):
-    """The handlers for runs of topologies."""
+    """Has the handlers for runs of topologies."""
 
     handlers = (TriggerAndCancel,)

@@ -1,7 +1,8 @@
-"""Serve the page's static files.
+"""Serves the page's static files.
 
 The files are public, because they contain no data: the page's scripts request all data from the
-API. The files are served even if the bus does not answer: the page shows this state of the bus.
+API. The files are served even if the bus does not answer, because the page shows that the bus does
+not answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock_edge.surfaces.surface import Surface
 
 FOLDER: Final = Path(__file__).with_name("static")
 
-# The Content-Security-Policy of the page. The browser loads nothing from other hosts, runs no
+# The page's Content-Security-Policy. With it, the browser loads nothing from other hosts, runs no
 # inline script, and submits no form.
 POLICY: Final = "; ".join(
     (
@@ -58,7 +59,7 @@ PATHS: Final = {
 
 
 class File:
-    """The handler for one file, which is read once. A browser that has this version gets 304."""
+    """The handler for one file, which is read once; a browser that has this version gets 304."""
 
     def __init__(self, path: Path) -> None:
         self._body = path.read_bytes()
@@ -95,7 +96,8 @@ _OPERATIONS: Final = tuple(
 
 
 class FirstPage(Surface):
-    """The handlers for the page at `/` and `/docs`, which work even if the bus does not answer."""
+    """Has the handlers for the page at `/` and `/docs`, which work even if the bus does not
+    answer."""
 
     handlers = ()
 
@@ -107,8 +109,8 @@ class FirstPage(Surface):
     def routes(self, around: Callable[[Handler], Handler]) -> list[Route]:
         """Return a route for each file.
 
-        The handlers are not wrapped in `around`, which answers 503 if the bus does not answer: the
-        page must load then, too, because it shows that the bus does not answer.
+        `around` would answer 503 if the bus does not answer. The handlers are not wrapped in it,
+        because the page must load then, too, to show that the bus does not answer.
         """
         return [
             Route(operation, File(FOLDER / PATHS[operation.path]).__call__)

@@ -1,4 +1,4 @@
-"""`GET /v1/agents`: list the configured agents, and whether the server of each agent answers."""
+"""Serves `GET /v1/agents`: lists the configured agents, and whether each agent's server answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 
 TIMEOUT_S: Final = 2.0
-KNOWN_FOR_S: Final = 5.0  # seconds without a second request to the same agent server
+KNOWN_FOR_S: Final = 5.0  # seconds in which an agent server gets at most one request
 AT_A_TIME: Final = 8
 _AGENT: Final = an_object(id=TEXT, name=TEXT, protocol=TEXT, kind=TEXT, answers=FLAG)
 
@@ -33,12 +33,12 @@ class _Known:
 
 
 class AgentList:
-    """Handler of /v1/agents. Each server gets at most one request within `KNOWN_FOR_S`."""
+    """Has the handler of /v1/agents; a server gets at most one request within `KNOWN_FOR_S`."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        # A redirect or a 401 also shows that the server answers. So no redirect is followed, and no
-        # credential is sent.
+        # The client follows no redirect and sends no credential, because a redirect or a 401 also
+        # shows that the server answers.
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
         self._known: dict[str, _Known] = {}
         self._room = asyncio.Semaphore(AT_A_TIME)
@@ -82,11 +82,11 @@ class AgentList:
     async def answers(self) -> list[bool]:
         """Return whether each agent can be started, in the order of the configuration.
 
-        The server of an agent must answer, and the definition of a workflow must be there.
+        The server of an agent must answer, and the definition of a workflow must exist.
         """
         agents = self._edge.config.agents
-        # The requests are shielded: if this caller leaves, other callers may wait for the same
-        # request.
+        # `_answers` shields the requests, because other callers may wait for a request when this
+        # caller leaves.
         return await asyncio.gather(*map(self._answers, agents))
 
     async def _answers(self, agent: AgentConfig) -> bool:
@@ -109,7 +109,7 @@ class AgentList:
     async def _ask(self, url: str) -> bool:
         """Return whether the server sends an HTTP answer.
 
-        Any status counts, because an AG-UI URL answers a GET with 405.
+        Any status counts, because an AG-UI server answers a GET with 405.
         """
         try:
             async with self._room, self._client.stream("GET", url):

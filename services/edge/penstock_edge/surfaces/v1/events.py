@@ -1,4 +1,4 @@
-"""GET /v1/events: the events of all runs, or of chosen types, after a cursor or from a time."""
+"""Serves GET /v1/events: events of all runs, after a cursor or from a time on."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _RFC_3339: Final = re.compile(
 
 
 class EventsOfAllRuns:
-    """The handler of /v1/events."""
+    """Has the handler of /v1/events."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -94,8 +94,8 @@ class EventsOfAllRuns:
     async def events(self, request: Request) -> ASGIApp:
         """Respond with the stream, or with one page if the request accepts JSON.
 
-        Without a cursor and a time, the stream begins now. The name of a saved cursor is for
-        streams: pages have `next`.
+        If the request has neither a cursor nor a time, the stream begins now. A page ignores the
+        name of a saved cursor, because a page has `next`.
         """
         many, bus = self._edge.many, self._edge.bus
         caller = identity_of(request.scope)
@@ -123,8 +123,9 @@ class EventsOfAllRuns:
         client = await self._edge.hubs.join(many.of_types(chosen, owners, framing), position)
         if saved is not None:
             saved.follow([client], lambda: str(client.cursor or "") or None)
-        # The stream begins with the present cursor. Otherwise a client that loses its connection
-        # before the first event would reconnect without a cursor and miss the events in between.
+        # The stream begins with the present cursor. A client may lose its connection before the
+        # first event. Without this cursor, it would reconnect without any, and miss the events in
+        # between.
         cursor = sse.at(str(position.after)) if asked is None and position.after else b""
         return Prefaced(EventStream(client), cursor)
 
@@ -141,7 +142,8 @@ class EventsOfAllRuns:
         return await self._edge.cursors.open(identity_of(request.scope), name)
 
     def _complete_until(self, request: Request, saved: SavedCursor) -> float | None:
-        """Return the time, in Unix seconds, before which the client has all events, if known."""
+        """Return the Unix time before which the client has got all events; None if it is
+        unknown."""
         if cursor_text(request):
             return None
         if saved.found is not None:
@@ -177,7 +179,7 @@ class EventsOfAllRuns:
     async def _of_all_shards(
         self, request: Request, chosen: list[str], owners: frozenset[str] | None
     ) -> ASGIApp:
-        """Respond with the events of all shards. The cursor has a position for each shard."""
+        """Respond with the events of all shards; the cursor has a position for each shard."""
         edge, shards = self._edge, range(self._edge.bus.shards.made)
         saved = await self._saved(request)
         after = parsed_cursor(request, ShardCursor.parse)
@@ -235,8 +237,8 @@ class EventsOfAllRuns:
     ) -> dict[str, Any]:
         """Return a page with events of each shard.
 
-        The order of the shards is random. Otherwise the pages of a small limit could have events of
-        the first shards alone for ever.
+        The shards are read in random order. In a fixed order, small pages could have only events of
+        the first shards, however many pages a client reads.
         """
         cursor = ShardCursor([start.after or BEFORE_ALL for start in starts])
         events: list[Any] = []
@@ -244,7 +246,8 @@ class EventsOfAllRuns:
         left = _limit(request)
         order = random.sample(range(len(starts)), len(starts))
         for done, shard in enumerate(order):
-            limit = -(-left // (len(order) - done))  # an equal share, rounded up
+            # an equal share of the remaining limit, rounded up
+            limit = -(-left // (len(order) - done))
             if limit == 0:
                 break
             end = now[shard].start
@@ -283,8 +286,8 @@ async def _start_after(bus: Bus, after: Cursor, shard: int) -> StartPosition:
 async def _resumed(bus: Bus, saved: Position, shard: int) -> StartPosition:
     """Return the position in a shard at which a client with a saved cursor continues.
 
-    If events before the position are no longer stored, or NATS has lost them, the client continues
-    at the time before which it has all events. It may get some events once more.
+    If events after the saved position have expired or NATS has lost them, the client continues at
+    the saved time, before which it has all events. In this case it may get some events twice.
 
     Raises:
         Problem: 503 if this edge does not know all shards of the cursor.
@@ -295,7 +298,7 @@ async def _resumed(bus: Bus, saved: Position, shard: int) -> StartPosition:
         return await start_since(bus, time, shard)
     try:
         after = ShardCursor.parse(saved.cursor)
-    except ValueError:  # before all events, or not a cursor
+    except ValueError:  # the saved text is a position before all events, or is not a cursor
         return await start_since(bus, time, shard)
     if len(after.positions) > bus.shards.made:
         raise _too_many_shards()
@@ -319,7 +322,7 @@ def subjects_of(request: HTTPConnection) -> list[str]:
     """Return the patterns `category.action` of the request; empty if the request has none.
 
     Raises:
-        Problem: 422 if a pattern matches no event of the catalogue.
+        Problem: 422 if a pattern matches no type of the event catalogue.
     """
     subjects = listed(request, "subjects")
     for subject in subjects:
@@ -342,8 +345,8 @@ def _matches(pattern: str, type: str) -> bool:
 async def position_of(edge: Edge, request: HTTPConnection, shard: int = 0) -> StartPosition | None:
     """Return the position in a shard that the request names by a cursor or a time.
 
-    The result is None if the request has neither. A cursor is preferred to a time, because an
-    EventSource that reconnects sends both.
+    If the request has neither, the result is None. If it has both, the cursor counts: an
+    EventSource that reconnects sends the time of its first URL and a newer cursor.
 
     Raises:
         Problem: 400 for a malformed cursor, 410 for a cursor that NATS has lost, 422 for a
@@ -360,7 +363,7 @@ def _time(request: HTTPConnection) -> datetime | None:
     text = request.query_params.get("since")
     if not text:
         return None
-    # An unescaped plus sign in a URL is read as a space.
+    # In a URL, a plus sign that is not escaped is read as a space.
     text = text.strip().replace(" ", "+")
     if _RFC_3339.fullmatch(text):
         try:

@@ -10,6 +10,6 @@ from penstock_edge.surfaces.v1.session_events import SessionEvents
 
 
 class V1(Surface):
-    """The handlers for all paths under `/v1`, except approvals, which are a separate service."""
+    """Has the handlers for all paths under `/v1` except approvals, which another service serves."""
 
     handlers = (Runs, AgentList, EventsOfAllRuns, SessionEvents)

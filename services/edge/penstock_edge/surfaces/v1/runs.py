@@ -1,4 +1,4 @@
-"""The endpoints for runs in Penstock's own API: /v1/runs."""
+"""Serves the endpoints for runs in Penstock's own API: /v1/runs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _runs = partial(Operation, tag="runs")
 
 
 class Runs:
-    """Handlers of /v1/runs."""
+    """Has the handlers of /v1/runs."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -175,8 +175,8 @@ class Runs:
     async def index(self, request: Request) -> ASGIApp:
         """Respond with the caller's runs, the newest first: `{runs, next}`.
 
-        The runs of a workflow's steps are listed, too; `parent_run_id` names their workflow's run.
-        To get the next page, a client sends `next` as `?before=`.
+        The runs that a workflow's steps have started are listed, too; `parent_run_id` names the
+        workflow's run. To get the next page, a client sends the value of `next` as `?before=`.
         """
         who = identity_of(request)
         query = request.query_params
@@ -235,7 +235,7 @@ class Runs:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """Respond with the run's events after the cursor: the stream, or one page.
+        """Respond with the run's events after the cursor, as a stream or as one page.
 
         The response is a page if the request accepts JSON and does not accept an event stream.
         """
@@ -285,7 +285,7 @@ class Runs:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """Cancel the run; the status is 200, or 202 if the cancellation is not confirmed yet."""
+        """Cancel the run; the status is 200, or 202 if the run has not ended yet."""
         who = identity_of(request)
         await ignore_body(request)
         run_id = request.path_params["run_id"]
@@ -307,7 +307,7 @@ def _json(body: bytes, status: int = 200) -> Response:
 
 
 def _shown(who: Identity, record: RunRecord, status: int = 200) -> Response:
-    """Respond with the record; `unredacted` is left out unless the caller is an administrator."""
+    """Respond with the record; only administrators get the field `unredacted`."""
     if not who.may("administer"):
         record = record.model_copy(update={"unredacted": None})
     headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}

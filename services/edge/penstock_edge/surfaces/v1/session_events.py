@@ -1,4 +1,4 @@
-"""GET /v1/sessions/{session_id}/events: the events of a session, over SSE or a WebSocket."""
+"""Serves GET /v1/sessions/{session_id}/events: a session's events, over SSE or a WebSocket."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Asked:
 
 
 class SessionEvents:
-    """Handlers of a session's stream."""
+    """Has the handlers of a session's stream."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -137,7 +137,7 @@ class SessionEvents:
 
         Raises:
             Problem: 400 for a cursor of another session, 410 for a cursor that NATS has lost. With
-                `until=idle`, 410 also if all events of the session have expired and no run is
+                `until=idle`, also 410 if all events of the session have expired and no run is
                 active or queued.
         """
         bus = self._edge.bus
@@ -195,4 +195,5 @@ class SessionEvents:
 
 
 def _drop(batch: list[Stored]) -> None:
-    """Deliver nothing: this source is only used for the subjects of its history."""
+    """Deliver nothing, because this source is used only for the patterns and filter of its
+    history."""
