@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from support.chaos.harness import Round, play
+from support.chaos.harness import play
 from support.chaos.hurt_at import everywhere
 from support.chaos.report import Report, check_floors, summary
 from support.chaos.schedule import Fault, Shape
+from support.chaos.stage import Round
 from support.drive.steps import Step
 from support.fakes.clocks import libfaketime
 from support.real.upstreams import Upstream

@@ -11,16 +11,16 @@ import asyncio
 import json
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
 from support.chaos import wire
 from support.chaos.checker import ENDS, type_of
 from support.chaos.evidence import Answer, View
-from support.chaos.fleet import Slot
 from support.chaos.plans import Plan
 
 AGAIN_S = 0.25
@@ -29,13 +29,54 @@ PATIENCE_S = 120.0  # for one request with all its attempts
 _MANY = {"approve": "reject", "reject": "approve"}
 
 
+class _Stale(Exception):
+    """The server closed a kept connection while the request was sent."""
+
+
+@asynccontextmanager
+async def _streamed(
+    http: httpx.AsyncClient, url: str, headers: Mapping[str, str]
+) -> AsyncIterator[httpx.Response]:
+    """Ask for a stream. Raises _Stale, or HTTPError."""
+    steps: list[str] = []
+
+    async def trace(step: str, _: Any) -> None:
+        steps.append(step)
+
+    request = http.build_request("GET", url, headers=headers, extensions={"trace": trace})
+    try:
+        answer = await http.send(request, stream=True)
+    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+        if "connection.connect_tcp.started" in steps:
+            raise
+        raise _Stale from None
+    try:
+        yield answer
+    finally:
+        await answer.aclose()
+
+
+class Address(Protocol):
+    """Where a service answers."""
+
+    @property
+    def url(self) -> str:
+        """The URL without a path."""
+        ...
+
+
 @dataclass(slots=True)
 class Story:
-    """One run as its clients see it. `arrivals` has the time when any client first saw an event."""
+    """One run as its clients see it. `arrivals` has the time when any client first saw an event.
+
+    `trouble` has a line for each answer with 5xx, and for each request or stream that broke.
+    `stale` counts the streams asked for over a kept connection that the server closed just then. A
+    client may repeat such a GET (RFC 9112, section 9.3.1), and browsers do.
+    """
 
     plan: Plan
-    edges: Sequence[Slot]
-    approvals: Sequence[Slot]
+    edges: Sequence[Address]
+    approvals: Sequence[Address]
     http: httpx.AsyncClient
     run_id: str = ""
     views: list[View] = field(default_factory=list)
@@ -43,6 +84,9 @@ class Story:
     cancels: list[Answer] = field(default_factory=list)
     other_ids: set[str] = field(default_factory=set)
     arrivals: list[tuple[float, str]] = field(default_factory=list)
+    trouble: list[str] = field(default_factory=list)
+    stale: int = 0
+    decides_after: asyncio.Event | None = None  # None: decides at once
     began: float = 0.0  # by the loop's clock
     ended: float = math.inf
     _seen: int = 0  # the highest sequence that any client has seen
@@ -86,15 +130,18 @@ class Story:
             edge += 1
             try:
                 await self._connect(view, self.edges[edge % len(self.edges)].url)
-            except (httpx.HTTPError, TimeoutError):
+            except _Stale:
+                self.stale += 1
+            except (httpx.HTTPError, TimeoutError) as error:
+                self.trouble.append(f"the stream of {self.run_id}: {error!r}")
                 await asyncio.sleep(AGAIN_S)
 
     async def _connect(self, view: View, url: str) -> None:
         headers = {"last-event-id": view.cursors[-1]} if view.cursors else {}
-        async with self.http.stream(
-            "GET", f"{url}/v1/runs/{self.run_id}/events", headers=headers
-        ) as answer:
+        path = f"/v1/runs/{self.run_id}/events"
+        async with _streamed(self.http, f"{url}{path}", headers) as answer:
             if answer.status_code >= 500:
+                self.trouble.append(f"the stream of {self.run_id}: {answer.status_code}")
                 await asyncio.sleep(AGAIN_S)
                 return
             if answer.status_code == 410:  # the stream has lost the event that the cursor names
@@ -157,6 +204,8 @@ class Story:
 
     async def _decide(self) -> None:
         assert self.plan.decision is not None
+        if self.decides_after is not None:
+            await self.decides_after.wait()
         first = self._one_decision(self.plan.decision, self.plan.number)
         if self.plan.duel:
             other = self._one_decision(_MANY[self.plan.decision], self.plan.number + 1)
@@ -193,7 +242,7 @@ class Story:
 
     async def _insist(
         self,
-        slots: Sequence[Slot],
+        addresses: Sequence[Address],
         first: int,
         path: str,
         body: Any,
@@ -204,14 +253,16 @@ class Story:
             while True:
                 try:
                     answer = await self.http.post(
-                        f"{slots[first % len(slots)].url}{path}", json=body
+                        f"{addresses[first % len(addresses)].url}{path}", json=body
                     )
                     if answer.status_code < 500:
                         return answer
+                    self.trouble.append(f"POST {path}: {answer.status_code} {answer.text}")
                     on_lost()
-                except httpx.ConnectError:
-                    pass  # the request was not sent
-                except httpx.HTTPError:
+                except httpx.ConnectError as error:
+                    self.trouble.append(f"POST {path}: {error!r}")  # the request was not sent
+                except httpx.HTTPError as error:
+                    self.trouble.append(f"POST {path}: {error!r}")
                     on_lost()
                 first += 1
                 await asyncio.sleep(AGAIN_S)

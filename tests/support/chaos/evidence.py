@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -102,6 +102,14 @@ class Evidence:
                     connections.get(frame.connection, b"") + frame.payload
                 )
         return legs
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The services' processes: the ids of those that run, and a line for each unexpected end."""
+
+    alive: frozenset[int]
+    exits: Sequence[str]
 
 
 @dataclass(slots=True)

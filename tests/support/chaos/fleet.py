@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 
+from support.chaos.evidence import Processes
 from support.chaos.hurt_at import HURT
 from support.drive.repository import ROOT
 from support.drive.waiting import eventually, wait_for
@@ -160,6 +161,14 @@ class Fleet:
 
     def of(self, service: str) -> list[Slot]:
         return [slot for slot in self.slots if slot.service == service]
+
+    def processes(self) -> Processes:
+        """Return the processes of now, and the ends without a fault."""
+        ends = [each for each in self.exits if each.code != CANNOT_START]
+        return Processes(
+            frozenset(slot.pid for slot in self.slots),
+            [f"{gone.who}: {gone.code}\n{gone.log}" for gone in ends],
+        )
 
     async def ready(self, slot: Slot) -> None:
         """Wait until the slot's process is ready.

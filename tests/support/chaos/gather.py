@@ -27,8 +27,7 @@ from support.chaos import deliveries
 from support.chaos.brokers import Brokers
 from support.chaos.checker import TRANSIENT, outcome_of
 from support.chaos.clients import Story
-from support.chaos.evidence import Evidence, RawFrame, Remains, exchanges_of
-from support.chaos.fleet import CANNOT_START, Fleet
+from support.chaos.evidence import Evidence, Processes, RawFrame, Remains, exchanges_of
 from support.chaos.recorder import Recorder
 from support.fakes.receiver import Receiver
 
@@ -121,20 +120,22 @@ async def _runs(
     ]
 
 
-async def remains(brokers: Brokers, fleet: Fleet, stories: Sequence[Story]) -> Remains:
+async def remains(
+    brokers: Brokers, processes: Callable[[], Processes], stories: Sequence[Story]
+) -> Remains:
     """Return what is left in the system, after waiting for transient remains to go."""
     known = {story.run_id for story in stories}
     deadline = time.monotonic() + _REMAINS_TIMEOUT_S
     async with brokers.connect() as client:
         while True:
-            left = await _remains(client, fleet, known)
+            left = await _remains(client, processes(), known)
             left.refused = brokers.refused()
             if not any(getattr(left, name) for name in TRANSIENT) or time.monotonic() > deadline:
                 return left
             await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
+async def _remains(client: Client, processes: Processes, known: set[str]) -> Remains:
     async def keys(bucket: str) -> dict[str, bytes]:
         return {key: msg.data for key, msg in (await entries(bucket)).items()}
 
@@ -143,7 +144,7 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
         prefix = f"$KV.{bucket}."
         return {msg.subject.removeprefix(prefix): msg for msg in found if not _is_gone(msg)}
 
-    alive = {str(slot.pid) for slot in fleet.slots}
+    alive = set(map(str, processes.alive))
     leases = await entries("leases")
     owners = {
         key: msg.data.decode() if ".part." in key else key.rpartition(".")[2]
@@ -184,11 +185,7 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
             for key, value in (await keys("runs")).items()
             if key not in known and not _is_of_workflow(json.loads(value))
         ],
-        exits=[
-            f"{gone.who}: {gone.code}\n{gone.log}"
-            for gone in fleet.exits
-            if gone.code != CANNOT_START
-        ],
+        exits=[*processes.exits],
     )
 
 

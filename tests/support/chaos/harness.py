@@ -20,11 +20,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-import httpx
-import yaml
-
-from support.chaos import deliveries, flows, gather, links
-from support.chaos.brokers import Brokers, running
+from support.chaos.brokers import Brokers
 from support.chaos.checker import (
     ENDS,
     POD_TTL_S,
@@ -37,13 +33,12 @@ from support.chaos.checker import (
     reattached,
 )
 from support.chaos.clients import Story
-from support.chaos.evidence import Evidence, told
-from support.chaos.fleet import Clocks, Fleet, Slot, fleet
+from support.chaos.fleet import Fleet, Slot, fleet
 from support.chaos.load import measured
-from support.chaos.plans import ASKING, Agent, agui_scripts, plans
-from support.chaos.recorder import Recorder, recorder
+from support.chaos.recorder import Recorder
 from support.chaos.report import Report, Wait
-from support.chaos.schedule import EVERYTHING, MAJORITY, Fault, Shape, schedule, shown
+from support.chaos.schedule import EVERYTHING, MAJORITY, Fault, schedule, shown
+from support.chaos.stage import AROUND, NOT_IN_TIME, Round, gathered, load, staged, write_down
 from support.real.upstreams import Upstream
 from support.recorded.older_store import copied, put_back
 
@@ -67,26 +62,6 @@ _SILENT = {
     "lifecycle.paused",
     "approval.decided",
 }  # a run is not streaming after these events
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """The parameters of a round. The same seed gives the same runs and the same faults."""
-
-    seed: int
-    kills: int
-    shape: Shape
-    runs: int  # at least; further runs start while faults are left
-    runs_per_s: float
-    settings: Mapping[str, object] = field(default_factory=dict)  # as PENSTOCK_<NAME>
-    launchers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # The round ends if, after the last fault, no client has seen a new event for this long.
-    end_timeout_s: float = 120.0
-    faults: Sequence[Fault] = ()  # used in place of the faults that the seed gives
-    clocks: Clocks = field(default_factory=dict)  # seconds ahead, by process
-    crashes: Mapping[str, Iterable[str]] = field(default_factory=dict)  # see `Slot.crashes`
-    asking: float = ASKING  # the share of the runs that wait for a decision
-    older: Sequence[str] = ()  # the streams whose older store a fault puts back
 
 
 @dataclass(slots=True)
@@ -249,59 +224,42 @@ async def play(round_: Round, folder: Path, upstreams: Mapping[str, Upstream]) -
         faults += schedule(round_.seed, round_.kills, round_.shape)
     report = Report(round_.seed)
     begun = time.monotonic()
-    counts = dict(round_.shape.count)
-    brokers, _ = counts.pop("broker"), counts.pop("upstream")
+    counts = round_.shape.count
     async with AsyncExitStack() as stack:
-        recorders = [
-            await stack.enter_async_context(recorder(each.url)) for each in upstreams.values()
-        ]
-        proxies = await stack.enter_async_context(links.links(brokers))
-        servers = await stack.enter_async_context(running(brokers, proxies, folder))
-        http = await stack.enter_async_context(
-            httpx.AsyncClient(
-                timeout=httpx.Timeout(15, read=60), limits=httpx.Limits(max_connections=None)
-            )
-        )
-        made = Brokers(servers, proxies)
-        urls = {name: each.url for name, each in zip(upstreams, recorders, strict=True)}
-        hooks, settings = None, dict[str, object]()
-        if deliveries.SERVICE in counts:
-            found = await stack.enter_async_context(deliveries.hooks(folder, round_.seed))
-            hooks, settings = found
-        flowing = await stack.enter_async_context(flows.flows(made.url, flows.SERVICE in counts))
-        environment = _environment(
-            round_, folder, made.url, urls, brokers, settings, flowing.agents
-        )
+        stage = await stack.enter_async_context(staged(round_, folder, upstreams))
         services = await stack.enter_async_context(
             fleet(
-                folder, counts, environment, round_.launchers, http, round_.clocks, round_.crashes
+                folder,
+                {name: count for name, count in counts.items() if name not in AROUND},
+                stage.environment,
+                round_.launchers,
+                stage.http,
+                round_.clocks,
+                round_.crashes,
             )
         )
-        await flowing.begin()
-        system = System(services, made, recorders, round_.older)
+        await stage.flowing.begin()
+        system = System(services, stage.brokers, stage.recorders, round_.older)
         print(f"\n{shown(round_.seed, faults)}", flush=True)
         report.load = await stack.enter_async_context(measured())
-        stories, report.violations = await _load(round_, faults, system, http, tuple(upstreams))
-        report.load.faults_late_s += system.late_s
-        await made.whole()
-        report.violations += await flowing.check()
-        runs = await gather.runs(
-            made,
-            recorders,
-            stories,
-            lambda: [ran for each in upstreams.values() for ran in each.tool_runs()],
-            hooks,
+        stories, report.violations = await load(
+            round_,
+            asyncio.create_task(_hurt(faults, system)),
+            stage.http,
+            tuple(upstreams),
+            services.of("edge"),
+            services.of("approvals"),
         )
-        remains = await gather.remains(made, services, stories)
+        report.load.faults_late_s += system.late_s
+        found, runs, remains = await gathered(stage, upstreams, stories, services.processes)
+        report.violations += found
     system.note_crashes()
     for run, story in zip(runs, stories, strict=True):
         run.loses = system.lost_by(story)
     harm = system.harm(float(str(round_.settings.get("pod_ttl_s", POD_TTL_S))))
     report.violations += [violation for run in runs for violation in check_run(run, harm)]
     report.violations += check_remains(remains)
-    if hooks is not None:
-        report.violations += [Violation("signature", "", each) for each in hooks.bad_signatures]
-    _write_down(folder, runs, report)
+    write_down(folder, runs, report)
     report.kills = dict(Counter(done.fault.target for done in system.kills))
     report.outcomes = dict(Counter(outcome_of(run) for run in runs))
     report.events = sum(len(run.bodies) for run in runs)
@@ -310,119 +268,6 @@ async def play(round_: Round, folder: Path, upstreams: Mapping[str, Upstream]) -
     report.waits = list(waits_after(system, stories))
     report.took_s = time.monotonic() - begun
     return report
-
-
-def _environment(
-    round_: Round,
-    folder: Path,
-    url: str,
-    urls: Mapping[str, str],
-    replicas: int,
-    more: Mapping[str, object],
-    further: Sequence[dict[str, object]] = (),
-) -> dict[str, str]:
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "penstock.yaml"
-    agents: list[dict[str, object]] = [*further]
-    if "agno" in urls:
-        agents.append(
-            {"id": "agno", "protocol": "agno", "url": urls["agno"], "agent": "demo-agent"}
-        )
-    if "adk" in urls:
-        common = {"protocol": "adk", "url": urls["adk"]}
-        agents.append({"id": "adk", "agent": "demo", **common})
-        agents.append({"id": "resumable", "agent": "resumable", "resumable": True, **common})
-    agents += [
-        {"id": f"agui-{script}", "protocol": "agui", "url": f"{urls['agui']}/{script}"}
-        for script in (agui_scripts() if "agui" in urls else ())
-    ]
-    config.write_text(yaml.safe_dump({"agents": agents}))
-    settings = {"config": config, "nats_url": url, "replicas": replicas, **_OPEN, **more}
-    settings |= round_.settings
-    return {f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()}
-
-
-# The agents that runs use, by agent server. A repeated agent gets more of the runs.
-_ASKED: dict[str, tuple[Agent, ...]] = {
-    "agno": ("agno", "agno", "agno"),
-    "adk": ("adk", "resumable"),
-    "agui": ("agui",),
-}
-# All clients are one user, so the limits per user are off. No check here is about quotas.
-_OPEN = {
-    "max_open_runs_per_user": 0,
-    "max_queued_runs_per_user": 0,
-    "max_connections_per_user": 0,
-    "max_streams_per_user": 0,
-    "max_requests_per_s": 0,
-}
-
-
-def _write_down(folder: Path, runs: Sequence[Evidence], report: Report) -> None:
-    """Write a file with all data of each run that has a violation, to help find the cause."""
-    for run in runs:
-        name = f"{run.plan.mark} {run.run_id}"
-        found = [str(each) for each in report.violations if each.run == name]
-        if found:
-            (folder / f"wrong-{run.plan.mark}.txt").write_text(told(run, found))
-
-
-async def _load(
-    round_: Round,
-    faults: Sequence[Fault],
-    system: System,
-    http: httpx.AsyncClient,
-    servers: Sequence[str],
-) -> tuple[list[Story], list[Violation]]:
-    """Start runs at a steady pace during the faults, and wait for their ends."""
-    hurting = asyncio.create_task(_hurt(faults, system))
-    stories: list[Story] = []
-    living: list[asyncio.Task[None]] = []
-    agents = [agent for name in servers for agent in _ASKED[name]]
-    for plan in plans(round_.seed, _nonce(), agents, round_.asking):
-        if hurting.done() and len(stories) >= round_.runs:
-            break
-        story = Story(plan, system.fleet.of("edge"), system.fleet.of("approvals"), http)
-        stories.append(story)
-        living.append(asyncio.create_task(story.live(), name=plan.mark))
-        await asyncio.sleep(1 / round_.runs_per_s)
-    broken = await hurting
-    for task in await _until_still(living, stories, round_.end_timeout_s):
-        task.cancel()
-    ends = await asyncio.gather(*living, return_exceptions=True)
-    broken += [
-        Violation("client", plan.mark, repr(end), isinstance(end, _NOT_IN_TIME))
-        for plan, end in zip((story.plan for story in stories), ends, strict=True)
-        if isinstance(end, BaseException)
-    ]
-    return stories, broken
-
-
-_NOT_IN_TIME = (TimeoutError, asyncio.CancelledError)
-
-
-async def _until_still(
-    living: Sequence[asyncio.Task[None]], stories: Sequence[Story], still_s: float
-) -> set[asyncio.Task[None]]:
-    """Wait until all tasks have ended, or no client has seen a new event for `still_s`.
-
-    Return the tasks that have not ended. On a starved machine events come late, so the wait
-    continues as long as events come.
-    """
-    left = set(living)
-    clock = asyncio.get_running_loop().time
-    moved_at, before = clock(), -1
-    while left and clock() - moved_at < still_s:
-        _, left = await asyncio.wait(left, timeout=_LOOK_S)
-        stands = sum(len(story.arrivals) for story in stories) - len(left)
-        if stands != before:
-            moved_at, before = clock(), stands
-    return left
-
-
-def _nonce() -> str:
-    """Return digits that no other round on the same servers has, to recognize the round's runs."""
-    return str(time.time_ns() // 1_000_000 % 1_000_000_000)
 
 
 async def _hurt(faults: Sequence[Fault], system: System) -> list[Violation]:
@@ -436,7 +281,7 @@ async def _hurt(faults: Sequence[Fault], system: System) -> list[Violation]:
         hurting.append(asyncio.create_task(system.hurt(fault)))
     ends = await asyncio.gather(*hurting, return_exceptions=True)
     return [
-        Violation("not made good", "", f"{fault}: {end!r}", isinstance(end, _NOT_IN_TIME))
+        Violation("not made good", "", f"{fault}: {end!r}", isinstance(end, NOT_IN_TIME))
         for fault, end in zip(faults, ends, strict=True)
         if end is not None
     ]
