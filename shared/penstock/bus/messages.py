@@ -39,7 +39,7 @@ class Stored:
 
     subject: str
     sequence: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     payload: bytes
     delivered: int = 1  # how often a consumer has delivered it
     stored_at: str = ""  # RFC 3339; a direct get has this time in a header (`direct.STORED_AT`)

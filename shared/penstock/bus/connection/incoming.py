@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
 from penstock.bus.messages import Stored
 
 _PREFIX_BYTES = len(b"NATS/1.0")
+# The headers that the server appends to a message of a stream when it republishes the message.
+_REPUBLISHED: Final = re.compile(
+    rb"\r\nNats-Stream: ([^\r]*)\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: ([0-9]+)\r\n"
+)
+_PATTERNS: Final[dict[str, bytes]] = {}  # by the name of a header, of which there are few
 
 
 class Incoming:
@@ -39,6 +48,22 @@ class Incoming:
         begin += len(name) + 3
         return self.block[begin : self.block.find(b"\r\n", begin)].strip().decode()
 
+    def republished(self) -> tuple[str, Stored]:
+        """Return the stored message that the server has republished, and the name of its stream.
+
+        Raises:
+            KeyError, ValueError: the message was not republished.
+        """
+        headers = Headers(self.block)
+        found = _REPUBLISHED.match(self.block, self.block.rfind(b"\r\nNats-Stream:"))
+        if found is None:  # the server writes its headers in another way
+            sequence = int(headers["Nats-Sequence"])
+            return headers["Nats-Stream"], Stored(
+                headers["Nats-Subject"], sequence, headers, self.data
+            )
+        stream, subject, number = found.groups()
+        return stream.decode(), Stored(subject.decode(), int(number), headers, self.data)
+
     def stored(self) -> Stored:
         """Return the stored message that this answer to a direct get contains.
 
@@ -47,6 +72,41 @@ class Incoming:
         """
         headers = fields(self.block)
         return Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, self.data)
+
+
+class Headers(Mapping[str, str]):
+    """The headers of a block, of which each is parsed where it is read.
+
+    A live event has 16 headers, and the edge reads two. To parse all took 19 % of its time.
+    """
+
+    __slots__ = ("_all", "_block")
+
+    def __init__(self, block: bytes) -> None:
+        self._block = block
+        self._all: dict[str, str] | None = None
+
+    def __getitem__(self, name: str) -> str:
+        pattern = _PATTERNS.get(name)
+        if pattern is None:
+            pattern = _PATTERNS[name] = b"\r\n%b:" % name.encode()
+        block = self._block
+        begin = block.rfind(pattern)
+        if begin < 0:
+            return self._parsed()[name]
+        begin += len(pattern)
+        return block[begin : block.find(b"\r\n", begin)].strip().decode("utf-8", "replace")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parsed())
+
+    def __len__(self) -> int:
+        return len(self._parsed())
+
+    def _parsed(self) -> dict[str, str]:
+        if self._all is None:
+            self._all = fields(self._block)
+        return self._all
 
 
 def fields(block: bytes) -> dict[str, str]:

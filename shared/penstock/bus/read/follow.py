@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 PROBE_S = 5.0
 MAX_PROBE_S = 60.0
 RETRY_S = 0.05
-STREAM = "Nats-Stream"  # header of a live message: the stream that stores the message
 MAX_EARLY_BYTES = 4 * 1024 * 1024  # the limit of live messages kept while the history is read
 
 
@@ -168,10 +167,9 @@ class Follow:
             await asyncio.wait([repair])
 
     def _on_live(self, msg: Incoming) -> None:
-        headers = msg.headers
-        if headers[STREAM] != self._followed.stream:
+        stream, stored = msg.republished()
+        if stream != self._followed.stream:
             return  # `live.>` and `frames.>` have the messages of all shards
-        stored = Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, msg.data)
         if self._repair is None and self._is_next(stored):
             self._accept([stored])
         elif stored.sequence >= self._next:
