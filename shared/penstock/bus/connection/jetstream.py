@@ -140,19 +140,24 @@ class JetStream:
         return subscription
 
     async def listen(
-        self, subject: str, deliver: Callable[[Incoming], None], queue: str = ""
+        self,
+        subject: str,
+        deliver: Callable[[Incoming], None],
+        queue: str = "",
+        is_patient: bool = False,
     ) -> Listener:
         """Make a core subscription as `subscribe` does, whose messages need no task and no queue.
 
         `deliver` is called with each message while the bytes from the server are parsed, so it
-        must not wait, and must bound the memory that it keeps (see `Listener`).
+        must not wait, and must bound the memory that it keeps (see `Listener`). While very many
+        messages of patient listeners arrive, they wait for each other (see `Pace`).
 
         Raises:
             BusUnavailable: the server did not take the subscription.
         """
         await self.connection.standing(self.timeout_s)
         try:
-            listener = self.connection.listen(subject, deliver, queue)
+            listener = self.connection.listen(subject, deliver, queue, is_patient)
         except NatsError as error:
             raise BusUnavailable(f"{subject}: {error}") from error
         try:

@@ -20,7 +20,7 @@ class Listener:
     then uses.
     """
 
-    __slots__ = ("_end", "_id", "_queue", "_subject", "deliver")
+    __slots__ = ("_end", "_id", "_queue", "_subject", "deliver", "is_patient")
 
     _max_msgs = 0
     _received = 0
@@ -36,12 +36,14 @@ class Listener:
         queue: str,
         deliver: Callable[[Incoming], None],
         end: Callable[[int], None],
+        is_patient: bool = False,
     ) -> None:
         self._id = number
         self._subject = subject
         self._queue = queue
         self._end = end
         self.deliver = deliver
+        self.is_patient = is_patient  # whether the messages may wait for others (see `Pace`)
 
     @property
     def number(self) -> int:

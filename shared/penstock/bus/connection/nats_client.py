@@ -32,9 +32,11 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.protocol.parser import PERMISSIONS_ERR
 
+from penstock.bus.connection.answers import Answers, settle, time_out
 from penstock.bus.connection.incoming import Incoming, fields
 from penstock.bus.connection.listener import Listener
 from penstock.bus.connection.outgoing import end_of_subscription, publication, subscription
+from penstock.bus.connection.pace import Pace
 from penstock.bus.connection.parser import Parser
 from penstock.bus.connection.wire import Wire
 from penstock.bus.errors import BusUnavailable
@@ -74,9 +76,8 @@ class Connection(Client):
         self._loop: asyncio.AbstractEventLoop
         self._wire = Wire()
         self.unanswered: set[asyncio.Future[Any]] = set()
-        self._inbox = ""  # the prefix of all reply subjects of `expect`
-        self._asked = 0  # how many reply subjects there were
-        self._expected: dict[str, Callable[[Incoming], object]] = {}  # by reply subject
+        self._pace = Pace()
+        self._answers = Answers()
         self._later: deque[Callable[[], Awaitable[object]]] = deque()  # for `_read_loop`
         self._has_later = asyncio.Event()
         self._unread_bytes = 0  # of the messages in `_later`
@@ -183,6 +184,8 @@ class Connection(Client):
         command = publication(subject, reply, payload, headers)
         if self.is_up:
             self._wire.write(command)
+            if reply:
+                self._wire.hurry()
         elif self.is_closed:
             raise ConnectionClosedError
         elif self._pending_data_size + len(command) > self._max_pending_size:
@@ -232,9 +235,9 @@ class Connection(Client):
             NatsTimeout: no answer came within `timeout` seconds, or the connection was lost.
         """
         answer: asyncio.Future[Incoming] = self._loop.create_future()
-        reply = self.expect(partial(_settle, answer))
+        reply = self.expect(partial(settle, answer))
         self.unanswered.add(answer)
-        timer = self._loop.call_later(timeout, _time_out, answer)
+        timer = self._loop.call_later(timeout, time_out, answer)
         try:
             await self.publish(subject, payload, reply, headers)
             message = await answer
@@ -249,20 +252,16 @@ class Connection(Client):
     def expect(self, take: Callable[[Incoming], object]) -> str:
         """Return a new reply subject; `take` is called with each answer, until `forget`.
 
-        `take` must not wait. All reply subjects share one subscription, so an answer costs the
-        server and this process no subscription.
+        `take` must not wait.
         """
-        if not self._inbox:
-            self._inbox = self.new_inbox()
-            self.listen(f"{self._inbox}.*", self._take_answer)
-        self._asked += 1
-        reply = f"{self._inbox}.{self._asked}"
-        self._expected[reply] = take
-        return reply
+        if not self._answers.prefix:
+            self._answers.prefix = self.new_inbox()
+            self.listen(f"{self._answers.prefix}.*", self._answers.take)
+        return self._answers.expect(take)
 
     def forget(self, reply: str) -> None:
         """Ignore all further answers to a reply subject that `expect` has returned."""
-        self._expected.pop(reply, None)
+        self._answers.forget(reply)
 
     def give_up(self, answer: asyncio.Future[Any]) -> None:
         """Wait no longer for an answer that was put into `unanswered`."""
@@ -270,13 +269,12 @@ class Connection(Client):
         if not answer.cancel() and not answer.cancelled():
             answer.exception()  # asyncio would log an exception that was never retrieved
 
-    def _take_answer(self, message: Incoming) -> None:
-        take = self._expected.get(message.subject)
-        if take is not None:
-            take(message)
-
     def listen(
-        self, subject: str, deliver: Callable[[Incoming], None], queue: str = ""
+        self,
+        subject: str,
+        deliver: Callable[[Incoming], None],
+        queue: str = "",
+        is_patient: bool = False,
     ) -> Listener:
         """Subscribe, and call `deliver` with each message as it is parsed (see `Listener`).
 
@@ -291,7 +289,7 @@ class Connection(Client):
         self._sid += 1
         number = self._sid
         command = subscription(subject, queue, number)
-        listener = Listener(number, subject, queue, deliver, self._stop_listening)
+        listener = Listener(number, subject, queue, deliver, self._stop_listening, is_patient)
         self._subs[number] = listener  # type: ignore[assignment]  # see `Listener`
         if self.is_connected:  # otherwise the reconnect subscribes
             self._wire.write(command)
@@ -355,6 +353,7 @@ class Connection(Client):
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         self._pongs.append(future or self._loop.create_future())
         self._wire.write(PING_PROTO)
+        self._wire.hurry()
 
     # receiving
 
@@ -363,6 +362,7 @@ class Connection(Client):
     ) -> None:
         taker: object = self._subs.get(number)
         if isinstance(taker, Listener):
+            self._pace.messages += taker.is_patient
             try:
                 taker.deliver(Incoming(subject.decode(), reply.decode(), block, data))
             except Exception as error:
@@ -378,6 +378,12 @@ class Connection(Client):
     ) -> None:
         self._unread_bytes -= len(data)
         await self._process_msg(number, subject, reply, data, block)
+
+    def _on_read(self) -> None:
+        """Rest if many messages arrive, unless this process waits for an answer."""
+        rest_s = self._pace.rest_s(self._loop.time())
+        if rest_s and not self._answers and not self._pongs:
+            self._wire.rest(rest_s)
 
     def _on_line(self, line: bytes) -> None:
         kind, _, rest = line.partition(b" ")
@@ -416,6 +422,7 @@ class Connection(Client):
         wire.begin(
             Parser(self._on_message, self._on_line),
             lambda error: self._do_later(partial(self._ended, wire, error)),
+            self._on_read,
         )
         while True:
             await self._has_later.wait()
@@ -488,13 +495,3 @@ class Connection(Client):
 
     def _abort(self) -> None:
         self._wire.abort()
-
-
-def _settle(answer: asyncio.Future[Incoming], message: Incoming) -> None:
-    if not answer.done():
-        answer.set_result(message)
-
-
-def _time_out(answer: asyncio.Future[Any]) -> None:
-    if not answer.done():
-        answer.set_exception(NatsTimeout())

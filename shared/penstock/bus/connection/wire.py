@@ -42,10 +42,12 @@ class Wire(asyncio.Protocol, Transport):
         self._greeting = bytearray()  # what has come before `begin`
         self._parser: Parser | None = None
         self._ended: Callable[[Exception | None], None] = lambda error: None
+        self._on_read: Callable[[], object] = lambda: None
         self._error: Exception | None = None  # what ended the connection
         self._held = False  # `hold` was called, and `release` was not
         self._is_behind = False  # the parser has not used everything that has come
         self._is_paused = False  # the operating system keeps further bytes
+        self._resting: asyncio.TimerHandle | None = None  # of `rest`
         self._aborting: asyncio.TimerHandle | None = None  # of `close`
         self._unsent: list[bytes] = []  # what was written in this turn of the event loop
         self._unsent_bytes = 0
@@ -123,9 +125,17 @@ class Wire(asyncio.Protocol, Transport):
 
     # reading
 
-    def begin(self, parser: Parser, ended: Callable[[Exception | None], None]) -> None:
-        """Give all further bytes to `parser`, and call `ended` when the connection has ended."""
-        self._parser, self._ended = parser, ended
+    def begin(
+        self,
+        parser: Parser,
+        ended: Callable[[Exception | None], None],
+        on_read: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Give all further bytes to `parser`, and call `ended` when the connection has ended.
+
+        `on_read` is called after each read whose messages are all delivered.
+        """
+        self._parser, self._ended, self._on_read = parser, ended, on_read
         early, self._greeting = bytes(self._greeting), bytearray()
         if early:
             self.data_received(early)
@@ -141,6 +151,19 @@ class Wire(asyncio.Protocol, Transport):
         """Take bytes again, after `hold`."""
         self._held = False
         self._pause_or_resume()
+
+    def rest(self, rest_s: float) -> None:
+        """Take no bytes from the operating system for so long, or until `hurry`."""
+        if self._resting is None and not self.is_lost:
+            self._resting = self._loop.call_later(rest_s, self.hurry)
+            self._pause_or_resume()
+
+    def hurry(self) -> None:
+        """End a `rest`."""
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+            self._pause_or_resume()
 
     def data_received(self, data: bytes) -> None:
         """Take what has come; called by the event loop."""
@@ -163,12 +186,14 @@ class Wire(asyncio.Protocol, Transport):
             return
         if behind:
             self._loop.call_soon(self._parse)
+        else:
+            self._on_read()
         if behind is not self._is_behind:
             self._is_behind = behind
             self._pause_or_resume()
 
     def _pause_or_resume(self) -> None:
-        pauses = self._held or self._is_behind
+        pauses = self._held or self._is_behind or self._resting is not None
         transport = self._transport
         if pauses is self._is_paused or transport is None or transport.is_closing():
             return
@@ -241,6 +266,7 @@ class Wire(asyncio.Protocol, Transport):
         if self.is_lost:
             return
         self.is_lost, self.is_full = True, False
+        self.hurry()
         self._error = self._error or error
         self._parser = None  # what has come and was not delivered is lost with the connection
         if self._aborting:

@@ -142,7 +142,9 @@ class Follow:
             BusUnavailable: the server did not take the subscription.
         """
         self._loop = asyncio.get_running_loop()  # kept: to get it is a system call in Python 3.11
-        self._listener = await self._bus.jetstream.listen(self._followed.live, self._on_live)
+        self._listener = await self._bus.jetstream.listen(
+            self._followed.live, self._on_live, is_patient=True
+        )
         self._stop_listening = self._bus.jetstream.on_reconnect(self._begin_repair)
         self._begin_repair()
 

@@ -1,0 +1,40 @@
+"""Decides how long a busy connection rests between two reads. Pure.
+
+A process that follows thousands of runs gets each live message by itself: the server writes it when
+it comes. To wake for one message costs the edge 20 µs, as much as everything else that it does
+with the message before it writes. So while many messages arrive, the operating system keeps them
+for some milliseconds, and one read takes them all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LONGEST_S: Final = 0.005
+BUSY_PER_S: Final = 10_000  # messages a second from which on the rest is `LONGEST_S`
+SHORTEST_S: Final = 0.001  # a shorter rest would join no two messages, and is left out
+LOOK_S: Final = 0.05  # the rate is that of the last interval of at least this length
+
+
+class Pace:
+    """Measures the rate of the messages that may wait. The caller adds them to `messages`."""
+
+    __slots__ = ("_looked_at_s", "_rest_s", "messages")
+
+    def __init__(self) -> None:
+        self.messages = 0  # since the last look
+        self._looked_at_s = 0.0
+        self._rest_s = 0.0
+
+    def rest_s(self, now_s: float) -> float:
+        """Return how long to rest after a read, which has ended now.
+
+        The rest grows with the rate: 1 ms for 2,000 messages a second, and 5 ms for 10,000.
+        """
+        passed_s = now_s - self._looked_at_s
+        if passed_s >= LOOK_S:
+            share = min(1.0, self.messages / passed_s / BUSY_PER_S)
+            rest_s = LONGEST_S * share
+            self._rest_s = rest_s if rest_s >= SHORTEST_S else 0.0
+            self.messages, self._looked_at_s = 0, now_s
+        return self._rest_s
