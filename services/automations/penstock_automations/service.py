@@ -62,7 +62,7 @@ class AutomationsService(Service):
 
     name: ClassVar[str] = "automations"
     settings_type: ClassVar[type[Settings]] = AutomationsSettings
-    operations = operations_of(Rules, Trials, Deliveries, EndpointStates, Hooks)
+    operations = operations_of(Rules, RuleSecrets, Trials, Deliveries, EndpointStates, Hooks)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
