@@ -1,1 +1,1 @@
-"""The connector: the HTTP connections to agent servers."""
+"""The connector: the service that holds the HTTP connections to agent servers."""

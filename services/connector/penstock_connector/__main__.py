@@ -1,4 +1,4 @@
-"""The process of this service."""
+"""Runs the connector as a separate process (`python -m penstock_connector`)."""
 
 from penstock.service import main
 from penstock_connector.service import ConnectorService

@@ -1,4 +1,4 @@
-"""Takes the credentials of an agent's configuration out of texts. Pure."""
+"""Removes the credentials of an agent's configuration from texts. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from urllib.parse import unquote, urlsplit
 from penstock.redaction import is_secret, without
 from penstock.settings import ServerAgent
 
-MIN_CHARACTERS: Final = 6  # of a secret; a shorter one would also match ordinary words
+# the least length of a secret; a shorter secret would also match ordinary words
+MIN_CHARACTERS: Final = 6
 
 
 def without_secrets(agent: ServerAgent, facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a lost leg without the agent's credentials.
+    """Return the facts of a lost leg without the agent's credentials.
 
-    The credentials must not be in a source frame, because clients with the scope `raw` read source
-    frames.
+    The facts are stored in a source frame, and clients with the scope `raw` can read source frames.
     """
     secrets = _secrets(agent)
     return {
@@ -26,7 +26,8 @@ def without_secrets(agent: ServerAgent, facts: dict[str, Any]) -> dict[str, Any]
 
 def _secrets(agent: ServerAgent) -> list[str]:
     values = [value for name, value in agent.headers.items() if is_secret(name)]
-    values += [value.rpartition(" ")[2] for value in values]  # "Bearer …" without its scheme
+    # for "Bearer …", the part after the scheme
+    values += [value.rpartition(" ")[2] for value in values]
     at = urlsplit(agent.url)
     values += [unquote(at.password or ""), at.password or ""]
     return [value for value in dict.fromkeys(values) if len(value) >= MIN_CHARACTERS]

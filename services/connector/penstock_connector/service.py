@@ -1,4 +1,5 @@
-"""The connector service: takes commands, holds legs, takes over legs of dead connectors."""
+"""The connector service: carries out commands, holds legs, and takes over legs of dead
+connectors."""
 
 from __future__ import annotations
 
@@ -22,17 +23,18 @@ from penstock_connector.state.retries import with_retries
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 64  # commands of one kind that are handled side by side
-# A connector counts as dead when nobody has answered for it for 2 s in all. A wrong guess loses the
-# runs whose server offers no way to reattach. A connection that was cut is restored after 0.1 to
-# 0.5 s for each NATS server that is tried, so 2 s are at least four attempts.
+AT_ONCE = 64  # the number of commands of one kind that are handled at the same time
+# Seconds of "no responders" that make a silent connector count as dead (see `Peers`). With the
+# first answers, this is 2 s in all. If the connector is alive after all, the runs are lost whose
+# server cannot be reattached to. A connection that was cut is restored after 0.1 to 0.5 s for each
+# NATS server that is tried, so 2 s are enough for at least four attempts.
 CONFIRM_S = 1.5
-SHARE_S = 1.0  # between two looks for starts that wait at other connectors
+SHARE_S = 1.0  # seconds between two searches for starts that wait at other connectors
 _PODS = "$KV.leases.pod."
 
 
 class ConnectorService(Service):
-    """Commands in, source frames out."""
+    """Receives commands, and writes source frames."""
 
     name: ClassVar[str] = "connector"
     settings_type: ClassVar[type[Settings]] = ConnectorSettings
@@ -66,9 +68,9 @@ class ConnectorService(Service):
         self._lease = Lease(self.bus, f"pod.{context.pod}", context.pod, ttl_s, answers=True)
 
     async def start(self) -> None:
-        """Take the lease, and then take work.
+        """Take the lease, and then begin to take commands.
 
-        In the other order, other connectors would take this connector for dead.
+        In the other order, other connectors would consider this connector dead.
         """
         await self._peers.answer()
         await self._lease.acquire_despite_outages()
@@ -85,8 +87,8 @@ class ConnectorService(Service):
             "start": self._commands.start,
         }
         at_once = {
-            # A cancel is handled until its leg has ended. A slow cancel must not keep other cancels
-            # waiting.
+            # A cancel is handled until its leg has ended. So there is room for a cancel of every
+            # leg, and a slow cancel does not delay other cancels.
             "cancel": max(AT_ONCE, self._settings.max_legs),
             "start": AT_ONCE + self._settings.max_waiting_starts,
         }
@@ -108,18 +110,19 @@ class ConnectorService(Service):
             if kind == "start" and self._settings.max_waiting_starts:
                 self.spawn("share", partial(self._share, queue))
         if self.context.alone:
-            self._take_up_commands()  # an earlier process may have left some
+            self._take_up_commands()  # an earlier process may have left commands
 
     async def drain(self, grace_s: float) -> None:
-        """Take no work but cancels. Hand over the legs that lose nothing, and let others end."""
+        """Take no commands but cancels; hand over the legs that lose nothing, and let other legs
+        end."""
         await self._take_no_more()
         await self._commands.handover.drain(grace_s)
 
     async def stop(self) -> None:
-        """Hand over or end the legs that are left, then give the lease back.
+        """Hand over or end the remaining legs, and then give the lease back.
 
-        If the lease were given back first, another connector would take over legs that are still
-        held here.
+        If the lease were given back first, another connector would take over legs that this
+        connector still holds.
         """
         await self._take_no_more()
         await self._commands.handover.stop()
@@ -134,7 +137,8 @@ class ConnectorService(Service):
         await self._commands.handover.refuse()
 
     async def _continue(self, stored: Stored) -> None:
-        """Carry a continue command out. A command without a decision becomes a dead letter."""
+        """Carry a continue command out; if there is no decision, the command becomes a dead
+        letter."""
         try:
             await self._commands.resume(stored)
         except NotDecided as error:
@@ -164,7 +168,8 @@ class ConnectorService(Service):
         self._take_up_commands()
 
     def _take_up_commands(self) -> None:
-        # Without this, commands that a dead connector had taken would wait for `ack_wait_s`.
+        # The commands that a dead connector had taken are taken up now; otherwise they would wait
+        # for `ack_wait_s`.
         task = asyncio.create_task(self._take_up())
         self._taking_up.add(task)
         task.add_done_callback(self._taking_up.discard)
@@ -175,11 +180,12 @@ class ConnectorService(Service):
                 await queue.take_up()
             except BusError as error:
                 log.warning("a dead connector's commands are delivered later: %s", error)
-            except Exception:  # without this, a failure for one queue would keep the others waiting
+            except Exception:  # a failure for one queue must not delay the other queues
                 log.exception("a dead connector's commands are delivered later")
 
     async def _share(self, starts: WorkQueue) -> None:
-        """While legs are free here, begin starts that wait for a leg at another connector."""
+        """While this connector has free legs, begin starts that wait for a leg at another
+        connector."""
         seen = 0
         while True:
             await asyncio.sleep(SHARE_S)
@@ -187,14 +193,14 @@ class ConnectorService(Service):
                 seen = 0
                 continue
             try:
-                # A start that was delivered since the last look is left out: another connector is
-                # most likely beginning it.
+                # Starts that were delivered since the last search are left out, because another
+                # connector is most likely beginning them.
                 taking_up = asyncio.create_task(starts.take_up(seen))
                 self._taking_up.add(taking_up)
                 taking_up.add_done_callback(self._taking_up.discard)
                 seen = await asyncio.shield(
                     taking_up
-                )  # a start that is begun is finished, also when the service stops
+                )  # a start that has begun is completed, even if the service stops
             except BusError as error:
                 log.warning("looking for starts that wait at other connectors: %s", error)
 

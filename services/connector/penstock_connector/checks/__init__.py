@@ -1,7 +1,7 @@
-"""Checks whether an agent's server answers, speaks the protocol and has the agent, by GETs alone.
+"""Checks whether an agent's server answers, speaks the configured protocol and has the agent.
 
-No check starts a run or changes anything. The findings name addresses, so they are for operators
-and not for clients. Each protocol has a module, as in `upstreams`.
+A check sends only GETs, so it starts no run and changes nothing. The findings name addresses, so
+they are shown to operators and not to clients. Each protocol has a module, as in `upstreams`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from penstock_connector.secrets import without_secrets
 
 __all__ = ["TIMEOUT_S", "Finding", "Verdict", "check", "check_all"]
 
-TIMEOUT_S: Final = 5.0  # for one request; a check makes a few
-AT_A_TIME: Final = 8  # agents that are checked side by side
+TIMEOUT_S: Final = 5.0  # seconds for one request; a check sends a few requests
+AT_A_TIME: Final = 8  # the number of agents that are checked at the same time
 
 _CHECKS: Final[Mapping[str, Callable[[Probe, ServerAgent], Awaitable[Finding]]]] = {
     "agno": agno.check,
@@ -33,7 +33,7 @@ _CHECKS: Final[Mapping[str, Callable[[Probe, ServerAgent], Awaitable[Finding]]]]
 async def check_all(agents: Sequence[ServerAgent], timeout_s: float = TIMEOUT_S) -> list[Finding]:
     """Check the agents; return one finding for each, in the order of the agents."""
     turns = asyncio.Semaphore(AT_A_TIME)
-    # redirects are not followed, since the connector does not follow them either
+    # Redirects are not followed, because the connector does not follow them either.
     async with httpx.AsyncClient(timeout=timeout_s, follow_redirects=False) as client:
 
         async def one(agent: ServerAgent) -> Finding:
@@ -46,7 +46,7 @@ async def check_all(agents: Sequence[ServerAgent], timeout_s: float = TIMEOUT_S)
 async def check(
     client: httpx.AsyncClient, agent: ServerAgent, timeout_s: float = TIMEOUT_S
 ) -> Finding:
-    """Check one agent. The text of the finding holds none of the agent's credentials."""
+    """Check one agent; the text of the finding contains none of the agent's credentials."""
     probe = Probe(client, agent.url, agent.headers, timeout_s)
     try:
         found = await _CHECKS[agent.protocol](probe, agent)

@@ -1,4 +1,5 @@
-"""Google ADK: `GET /list-apps` lists the apps. Only a run shows whether an app loads."""
+"""Checks a Google ADK server: `GET /list-apps` lists its apps. Only a run shows whether an app
+loads."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from penstock_connector.checks.probe import Probe
 
 
 async def check(probe: Probe, agent: ServerAgent) -> Finding:
-    """The finding about an ADK agent.
+    """Return the finding about an ADK agent.
 
     Raises:
         NotReached: no HTTP response came.

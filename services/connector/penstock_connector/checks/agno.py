@@ -1,4 +1,4 @@
-"""Agno AgentOS: `GET /config` lists its agents, teams and workflows."""
+"""Checks an Agno AgentOS: `GET /config` lists its agents, teams and workflows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock_connector.checks.probe import Probe
 
 
 async def check(probe: Probe, agent: ServerAgent) -> Finding:
-    """The finding about an Agno agent.
+    """Return the finding about an Agno agent.
 
     Raises:
         NotReached: no HTTP response came.

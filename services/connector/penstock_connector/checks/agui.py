@@ -1,7 +1,8 @@
-"""AG-UI: a POST to one URL starts a run. The protocol has no other request.
+"""Checks an AG-UI server, with a GET.
 
-So the check sends a GET to the URL. An AG-UI server answers a GET with 405. If the server publishes
-an OpenAPI document, the document tells what the POST takes.
+AG-UI has only one request: a POST to one URL, which starts a run. So the check sends a GET to this
+URL instead. An AG-UI server answers a GET with 405. If the server publishes an OpenAPI document,
+the check reads there which body the POST takes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NOT_ALLOWED = 405
 
 
 async def check(probe: Probe, agent: ServerAgent) -> Finding:
-    """The finding about an AG-UI agent.
+    """Return the finding about an AG-UI agent.
 
     Raises:
         NotReached: no HTTP response came.
@@ -35,7 +36,8 @@ async def check(probe: Probe, agent: ServerAgent) -> Finding:
         text = f"{probe.url} redirects to {to}, and redirects are not followed: set `url: {to}`"
         return Finding(agent.id, "wrong_agent", text)
     others = listed(probe.origin + path for path in paths)
-    if _takes_post(answer):  # also if the OpenAPI document does not name the path
+    # The OpenAPI document may not name this path, although an AG-UI endpoint is there.
+    if _takes_post(answer):
         more = f" (its OpenAPI document names {others})" if paths else ""
         text = f"{probe.url} takes a POST; whether it speaks AG-UI, only a run shows{more}"
         return Finding(agent.id, "unproven", text)
@@ -50,7 +52,7 @@ async def check(probe: Probe, agent: ServerAgent) -> Finding:
 
 
 def _leads_to(path: str, url: str) -> bool:
-    """Whether the URL has that path. A `{name}` in the path matches any segment."""
+    """Return whether the URL has this path; a `{name}` in the path matches any segment."""
     pattern = re.sub(r"\\{[^/]*\\}", "[^/]+", re.escape(path))
     return re.fullmatch(pattern, urlsplit(url).path or "/") is not None
 

@@ -1,4 +1,4 @@
-"""The result of a check, and text that several checks share. Pure."""
+"""The result of a check, and functions for texts of several checks. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_SHOWN_CHARACTERS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of the check of one agent. `text` says what is wrong, and what to change.
+    """The result of the check of one agent; `text` tells what is wrong, and what to change.
 
-    The verdict `unproven` means that the check found nothing wrong, but that only a run could show
+    The verdict `unproven` means that the check found nothing wrong, but that only a run can show
     whether the server speaks the protocol.
     """
 
@@ -26,18 +26,18 @@ class Finding:
 
     @property
     def is_fine(self) -> bool:
-        """Whether there is nothing to change."""
+        """Whether nothing must be changed."""
         return self.verdict in {"ok", "unproven"}
 
 
 def shown(text: str) -> str:
-    """A server's text on one line, without control characters, and cut to 120 characters."""
+    """Return a server's text on one line, without control characters, cut to 120 characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= MAX_SHOWN_CHARACTERS else line[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first eight names, and how many more there are."""
+    """Return the first eight names, and the number of further names."""
     known = [shown(name) for name in names]
     more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
     return ", ".join(known[:MAX_LISTED]) + more if known else "none"

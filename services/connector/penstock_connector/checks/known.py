@@ -1,4 +1,4 @@
-"""Recognizes which server answers at an address, to advise when it is not the configured one."""
+"""Recognizes which server answers at an address. The advice of a failed check needs this."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from penstock_connector.checks.finding import Finding, listed
 from penstock_connector.checks.probe import Answer, NotReached, Probe
 
 KINDS: Final = ("agent", "team", "workflow")
-RUN_INPUT: Final = "RunAgentInput"  # what the official AG-UI packages call the body of a run
+# the name of a run's body in the OpenAPI documents of the official AG-UI packages
+RUN_INPUT: Final = "RunAgentInput"
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOs:
-    """An Agno AgentOS: its ids by kind, and the paths of its AG-UI interfaces."""
+    """An Agno AgentOS: the ids of each kind that it has, and the paths of its AG-UI interfaces."""
 
     base: str
     ids: dict[str, list[str]]
@@ -28,7 +29,7 @@ class AgentOs:
 
 @dataclass(frozen=True, slots=True)
 class AdkServer:
-    """An ADK server: the names of its apps."""
+    """An ADK server: its URL and the names of its apps."""
 
     base: str
     apps: list[str]
@@ -38,7 +39,7 @@ class AdkServer:
 
 
 def agent_os(answer: Answer, base: str) -> AgentOs | None:
-    """The AgentOS that gave this answer to `GET /config`; None for another server."""
+    """Return the AgentOS that gave this answer to `GET /config`; None if it is another server."""
     config = answer.json
     if not answer.is_success or not isinstance(config, dict):
         return None
@@ -55,7 +56,8 @@ def agent_os(answer: Answer, base: str) -> AgentOs | None:
 
 
 def adk_server(answer: Answer, base: str) -> AdkServer | None:
-    """The ADK server that gave this answer to `GET /list-apps`; None for another server."""
+    """Return the ADK server that gave this answer to `GET /list-apps`; None if it is another
+    server."""
     apps = answer.json
     if not answer.is_success or not isinstance(apps, list):
         return None
@@ -73,7 +75,8 @@ def agui_paths(document: Any) -> list[str]:
 
 
 async def what_answers(probe: Probe, agent: ServerAgent) -> str | None:
-    """Say which server answers, and what to change in the configuration; None if it is unknown."""
+    """Return which server answers and what to change in the configuration; None if it is
+    unknown."""
     try:
         for base in probe.bases:
             if (adk := adk_server(await probe.get(f"{base}/list-apps"), base)) is not None:
@@ -104,7 +107,8 @@ def _changes(agent: ServerAgent, protocol: str, base: str, known: list[str]) -> 
 
 
 def refusal_of(answer: Answer, agent: ServerAgent) -> Finding | None:
-    """The finding for a server that refuses our credentials; None if the server accepts them."""
+    """Return the finding for a server that refuses the agent's credentials; None if it accepts
+    them."""
     if not answer.is_refused:
         return None
     sent = ", ".join(agent.headers) or "none are"

@@ -13,19 +13,19 @@ import orjson
 
 from penstock_connector.checks.finding import shown
 
-# The most that is read of a response. A large AgentOS describes itself in some 100 KiB.
+# The most bytes that are read of a response. A large AgentOS describes itself in some 100 KiB.
 MAX_BYTES: Final = 4 * 1024 * 1024
 
-MAX_TEXT_BYTES: Final = 2000  # of a response, kept as the text of its `Answer`
+MAX_TEXT_BYTES: Final = 2000  # the bytes of a response that are kept as the text of its `Answer`
 
 
 class NotReached(Exception):
-    """No HTTP response came. The text names the address."""
+    """No HTTP response came; the exception's text names the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. `json` is None if the body is no JSON, or is `null`."""
+    """A response; `json` is None if the body is not JSON, or is `null`."""
 
     url: str
     status: int
@@ -49,7 +49,7 @@ class Answer:
 
 
 class Probe:
-    """Asks the server of one agent, with the agent's own headers."""
+    """Sends requests to the server of one agent, with the agent's own headers."""
 
     def __init__(
         self, client: httpx.AsyncClient, url: str, headers: Mapping[str, str], timeout_s: float
@@ -67,19 +67,20 @@ class Probe:
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port of the server."""
+        """The scheme, host and port of the server."""
         return _origin(self.url)
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """The URLs at which a server's paths may begin: the configured URL and its origin."""
+        """The URLs under which the server's paths may be: the configured URL, and the server's
+        origin."""
         return tuple(dict.fromkeys((self.url.rstrip("/"), self.origin)))
 
     async def get(self, url: str) -> Answer:
-        """Send a GET and return the response. Each URL is requested once.
+        """Send a GET and return the response; a repeated call returns the first response.
 
-        The argument must begin with `self.url` or `self.origin`. Otherwise the agent's headers,
-        which may hold credentials, would go to another server.
+        `url` must begin with `self.url` or `self.origin`. If it did not, the agent's headers, which
+        may contain credentials, would be sent to another server.
 
         Raises:
             NotReached: no HTTP response came.

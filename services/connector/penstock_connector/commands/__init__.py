@@ -1,1 +1,1 @@
-"""Start, continue and cancel: the commands that the connector takes."""
+"""Carries out the commands that the connector gets: start, continue and cancel."""

@@ -1,4 +1,4 @@
-"""Handles runs that no command moves any more.
+"""Moves on or ends the runs that no command moves on any more.
 
 The command of such a run is a dead letter, or the watchdog has found that the run is stuck.
 """
@@ -40,15 +40,16 @@ _NEVER_SENT: Final = ending(
 
 
 class DeadLetters:
-    """Ends runs whose command is a dead letter. All methods raise BusError."""
+    """Ends runs whose command is a dead letter; all methods raise BusError."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def ends_its_run(self, stored: Stored) -> bool:
-        """Whether the dead letter must end its run, since nothing else will end it.
+        """Return whether the dead letter must end its run, because nothing else will end the run.
 
-        A continue command without a decision does not end its run: the run still waits.
+        A continue command without a decision does not end its run, because the run still waits for
+        the decision.
         """
         if ".continue." not in stored.subject:
             return ".start." in stored.subject
@@ -64,7 +65,7 @@ class DeadLetters:
         return order.run_id == run_id
 
     async def end_run(self, run_id: str, error: Exception) -> None:
-        """End the run as failed, unless it has ended or a connector holds it."""
+        """End the run as failed, if it has not ended and no connector holds it."""
         failed = ending(
             "lifecycle.failed", code="internal", error=f"the command cannot be carried out: {error}"
         )
@@ -77,9 +78,9 @@ class DeadLetters:
 
 
 class AbandonedRuns:
-    """Moves or ends the runs that the watchdog finds. See `succession/watchdog.py`.
+    """Moves on or ends the runs that the watchdog finds (see `succession/watchdog.py`).
 
-    All methods raise BusError, and Retry if another connector works on the run.
+    All methods raise BusError, and they raise Retry if another connector works on the run.
     """
 
     def __init__(self, context: Context, continues: Continues) -> None:
@@ -88,21 +89,22 @@ class AbandonedRuns:
         self._continues = continues
 
     async def take_over(self, run_id: str, last: Stored) -> None:
-        """Continue an open leg whose connector is dead, or end the leg."""
+        """Continue or end an open leg whose connector is dead."""
         with self._context.registry.exclusively(run_id):
             await self._context.takeover.take_over_unless_held(run_id, last)
 
     async def send(self, run_id: str, approval_id: str) -> None:
         """Send a decision whose command was lost; end the run if the decision cannot be sent.
 
-        The command is made again from the decision's record. The claim in KV `sent` is taken, as
-        for every continue command. So if the lost command still comes, or another connector sends
-        the decision too, the decision goes upstream only once.
+        The command is made again from the decision's record. As for every continue command, the
+        claim in KV `sent` is taken first. So the agent server gets the decision only once, even if
+        the lost command still arrives, or another connector also sends the decision.
         """
         sent = await self._stores.sendings.read(approval_id)
         command = await self._context.orders.decisions.command(approval_id)
         if command is not None and (sent is None or sent.state == "claimed"):
-            # With the last sequence of COMMANDS, the leg's place is behind all legs in the queue.
+            # The queue of the session orders legs by their commands' sequences. With the last
+            # sequence of COMMANDS, this leg comes after all legs in the queue.
             state = (await self._context.bus.api(f"STREAM.INFO.{COMMANDS}"))["state"]
             subject = command_subject("connector", "continue", run_id)
             stored = Stored(subject, int(state["last_seq"]), {}, command.dump())
@@ -116,10 +118,10 @@ class AbandonedRuns:
         await self.end(run_id, Stuck.NEVER_SENT, approval_id)
 
     async def end(self, run_id: str, stuck: Stuck, approval_id: str | None) -> None:
-        """End a run whose start, or whose decision, was lost on its way.
+        """End a run whose start, or whose decision, was lost before it reached an agent server.
 
-        A command begins with a claim, so this claim is taken first. If it were not taken, a command
-        that still comes would begin a run that has ended.
+        Every command takes its claim before it does anything else. So this method takes the claim
+        first. If it did not, a lost command that still arrives would begin a run that has ended.
         """
         with self._context.registry.exclusively(run_id):
             if stuck is Stuck.NEVER_STARTED:

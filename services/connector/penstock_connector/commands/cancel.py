@@ -1,7 +1,7 @@
-"""`command.connector.cancel.<run>`: any connector takes it, and asks the run's holder to cancel.
+"""Carries out `command.connector.cancel.<run>`: asks the connector that holds the run to cancel.
 
-The command is finished when the leg has ended, and not before. The holder's process may end right
-after the holder has accepted the cancel. Then the command is delivered again.
+Any connector may get the command. The command is finished only when the leg has ended. If the
+holder's process ends right after it has accepted the cancel, the command is delivered again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from penstock_connector.succession.takeover import DIED
 
 log = logging.getLogger(__name__)
 
-CONTROL_TIMEOUT_S: Final = 2.0  # for the holder's answer to a request to cancel
-ENDING_S: Final = 1.0  # between two looks whether a cancelled leg has ended
+CONTROL_TIMEOUT_S: Final = 2.0  # seconds to wait for the holder's answer to a request to cancel
+ENDING_S: Final = 1.0  # seconds between two checks whether a cancelled leg has ended
 
 
 class Reply(Enum):
-    """The answer of the run's holder to the request `control.<run>`."""
+    """The answer to the request `control.<run>`, which the run's holder gets."""
 
     ACCEPTED = "accepted"
     NO_ANSWER = "no_answer"  # the holder did not answer in time; it may be suspended
@@ -34,27 +34,31 @@ class Reply(Enum):
 
 
 class Decision(Enum):
-    """What is to be done with a cancel command."""
+    """The action that a cancel command needs."""
 
     WAIT_FOR_END = "wait_for_end"  # the holder has accepted the cancel, and ends the leg
-    WAIT = "wait"  # the holder does not answer, or does not listen yet
-    END_UNSTARTED = "end_unstarted"  # the run has no `open`, so its start is claimed and it ends
-    CANCEL_BETWEEN_LEGS = "cancel_between_legs"  # the run waits for a decision, or is over
-    # A connector claimed the start as cancelled, wrote the `open`, and ended before the run's end.
+    WAIT = "wait"  # the holder does not answer, or has not subscribed yet
+    # the run has no `open`: its start is claimed, and the run is ended
+    END_UNSTARTED = "end_unstarted"
+    CANCEL_BETWEEN_LEGS = "cancel_between_legs"  # the run waits for a decision, or has ended
+    # A connector claimed the start as cancelled and wrote the `open`, and died before it wrote the
+    # run's end.
     END_UNCALLED = "end_uncalled"
-    TAKE_OVER = "take_over"  # the leg's holder is dead: the leg is taken over and cancelled
+    # the leg's holder is dead: this connector takes the leg over and cancels it
+    TAKE_OVER = "take_over"
     NOTHING = "nothing"  # the run has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was read about a run that is to be cancelled."""
+    """The facts that were read about a run that is to be cancelled."""
 
     reply: Reply
     last: Stored | None = None  # the run's last source frame
     has_ended: bool = False
-    start_is_cancelled: bool = False  # the claim of its start says so
-    is_held: bool = False  # the connector that wrote `last` lives
+    # whether the claim of the run's start has the state `cancelled`
+    start_is_cancelled: bool = False
+    is_held: bool = False  # whether the connector that wrote `last` is alive
 
     @property
     def is_open(self) -> bool:
@@ -63,11 +67,11 @@ class Seen:
 
 
 def decide(seen: Seen) -> Decision:
-    """What is to be done, by what was read. Pure."""
+    """Return the action that follows from the facts. Pure."""
     if seen.reply is Reply.ACCEPTED:
         return Decision.WAIT_FOR_END
     if seen.reply is Reply.NO_ANSWER:
-        # while the holder is suspended, another connector may have ended the leg
+        # While the holder was suspended, another connector may have ended the leg.
         is_over = seen.last is not None and not seen.is_open and seen.has_ended
         return Decision.NOTHING if is_over else Decision.WAIT
     if seen.last is None:
@@ -81,7 +85,7 @@ def decide(seen: Seen) -> Decision:
 
 
 class Cancels:
-    """Carries out cancel commands. A cancel command may be delivered more than once."""
+    """Carries out cancel commands; a cancel command may be delivered more than once."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -97,11 +101,11 @@ class Cancels:
         }
 
     async def handle(self, stored: Stored) -> None:
-        """Carry the command out; returns when the run has ended.
+        """Carry the command out; return when the run has ended.
 
         Raises:
             Retry: the run has not ended yet.
-            BusError: the bus is away.
+            BusError: the bus does not answer.
         """
         async with self._context.attempts.at("cancel", stored):
             command = CancelCommand.model_validate_json(stored.payload)
@@ -143,8 +147,8 @@ class Cancels:
 
     async def _end_unstarted(self, command: CancelCommand, seen: Seen) -> None:
         claims, run_id = self._stores.claims, command.run_id
-        # The start is claimed first. Without the claim, a start command that comes later would
-        # begin a run that was cancelled.
+        # The start is claimed first. If it were not, a start command that arrives later would begin
+        # a run that was cancelled.
         claim = await claims.claim(run_id, "cancelled")
         if claim is not None and claim.state != "cancelled":
             if not await claims.take_over(run_id, "cancelled"):
@@ -166,10 +170,10 @@ class Cancels:
         run_id, why = command.run_id, DIED.format(holder_of(seen.last))
         with self._context.registry.exclusively(run_id):
             await self._context.takeover.take_over(run_id, seen.last, why, command)
-        raise Retry(0.1)  # the leg has ended, or its new holder is about to end it
+        raise Retry(0.1)  # The leg has ended, or its new holder is about to end it.
 
     async def _nothing(self, command: CancelCommand, seen: Seen) -> None:
-        """The command needs no action."""
+        """Do nothing, because the run has ended."""
 
 
 def _facts(command: CancelCommand) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""`command.connector.continue.<run>`: send a decision upstream, at most once."""
+"""Carries out `command.connector.continue.<run>`: sends a decision to the agent server, at most
+once."""
 
 from __future__ import annotations
 
@@ -20,27 +21,28 @@ log = logging.getLogger(__name__)
 
 
 class Decision(Enum):
-    """What is to be done with a continue command."""
+    """The action that a continue command needs."""
 
-    SEND = "send"  # the claim of the sending is ours: open the leg
-    TAKE_OVER_SENDING = "take_over_sending"  # the claim is a dead connector's; nothing was sent
-    TAKE_OVER_LEG = "take_over_leg"  # the leg was opened, and its holder may be dead
-    WAIT = "wait"  # another connector has the claim, and may still open the leg
-    NOTHING = "nothing"  # what became of the sending is recorded
+    SEND = "send"  # this connector has claimed the sending: it opens the leg
+    # a dead connector has claimed the sending, and has sent nothing
+    TAKE_OVER_SENDING = "take_over_sending"
+    TAKE_OVER_LEG = "take_over_leg"  # the leg is open, and its holder may be dead
+    WAIT = "wait"  # another connector has claimed the sending, and may still open the leg
+    NOTHING = "nothing"  # the result of the sending is recorded already
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was read about the sending of a decision."""
+    """The facts that were read about the sending of a decision."""
 
-    sending: ClaimedSending | None  # an earlier claim; None when our claim is the first
+    sending: ClaimedSending | None  # an earlier claim; None if this connector's claim is the first
     leg: int  # the number of the leg that sends the decision
     last: Stored | None = None  # the run's last source frame
     claimer: Liveness = Liveness.OURS
 
 
 def decide(seen: Seen) -> Decision:
-    """What is to be done, by what was read. Pure."""
+    """Return the action that follows from the facts. Pure."""
     if seen.sending is None:
         return Decision.SEND
     if seen.sending.sent.state != "claimed":
@@ -50,9 +52,9 @@ def decide(seen: Seen) -> Decision:
     return _WITHOUT_OPEN[seen.claimer]
 
 
-# The decisions while the leg is not open, by the liveness of the connector that claimed the
-# sending. Nothing was sent yet. A connector that was silent and lives after all may still try to
-# open the leg; the fence refuses its `open`.
+# The actions while the leg is not open, by the liveness of the connector that claimed the sending.
+# Nothing was sent yet. A connector that was only silent may still try to open the leg, but the
+# fence then refuses its `open`.
 _WITHOUT_OPEN: Final = {
     Liveness.OURS: Decision.SEND,
     Liveness.ALIVE: Decision.WAIT,
@@ -62,18 +64,19 @@ _WITHOUT_OPEN: Final = {
 
 
 class OpenDecision(Enum):
-    """What is to be done with a decision whose sending is claimed by this connector."""
+    """The action for a decision whose sending this connector has claimed."""
 
     OPEN = "open"
-    LOOK_AGAIN = "look_again"  # the leg was opened before, so the run is read again
-    END_AS_LOST = "end_as_lost"  # it may have been sent, and NATS has lost the leg's frames
+    LOOK_AGAIN = "look_again"  # the leg was opened before: the run is read again
+    # the decision may have been sent, but NATS has lost the leg's frames
+    END_AS_LOST = "end_as_lost"
     REFUSE = "refuse"  # the run has ended
 
 
 def decide_to_open(
     last: Stored | None, leg: int, *, may_be_lost: bool, has_ended: bool
 ) -> OpenDecision:
-    """Whether the leg is to be opened. `last` is the run's last source frame. Pure."""
+    """Return whether the leg must be opened; `last` is the run's last source frame. Pure."""
     if last is not None and leg_of(last) >= leg:
         return OpenDecision.LOOK_AGAIN
     if may_be_lost:
@@ -84,7 +87,7 @@ def decide_to_open(
 
 
 class Continues:
-    """Carries out continue commands. A continue command may be delivered more than once."""
+    """Carries out continue commands; a continue command may be delivered more than once."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -106,18 +109,19 @@ class Continues:
         }
 
     async def handle(self, stored: Stored) -> None:
-        """Carry the command out. Return when the leg is open, or need not be opened.
+        """Carry the command out; return when the leg is open, or need not be opened.
 
         Raises:
-            NotDecided: no recorded decision says the same as the command. The run still waits.
-            Retry: another connector is at work, or the run has moved on.
-            BusError: the bus is away.
+            NotDecided: no recorded decision has the same content as the command. The run still
+                waits.
+            Retry: another connector works on the run, or the run has a new source frame.
+            BusError: the bus does not answer.
         """
         async with self._context.attempts.at("send", stored):
             await self.carry_out(stored)
 
     async def carry_out(self, stored: Stored) -> None:
-        """Carry the command out as `handle` does, but do not count the attempts."""
+        """Carry the command out as `handle` does, but without counting the attempts."""
         order = await self._context.orders.of_continue(stored)
         command = order.command
         assert isinstance(command, ContinueCommand)
@@ -126,8 +130,8 @@ class Continues:
             sent = await sendings.read(command.approval_id)
             if sent is not None and sent.state != "claimed":
                 return
-            # The decision is confirmed before the sending is claimed, since a sending is claimed
-            # once. In the other order, a command without a decision would use the sending up.
+            # A sending can be claimed only once. If it were claimed before the decision is
+            # confirmed, a command without a decision would take the only claim.
             command = await self._context.orders.decisions.confirmed(command)
             # The claim comes before the reads. If the reads came first, two connectors could read
             # the same state and both send the decision.
@@ -150,8 +154,8 @@ class Continues:
         except (BusError, Retry):
             raise
         except Exception:
-            # Another connector may be able to send the decision. Without this write, that connector
-            # would wait for this one.
+            # Another connector may be able to send the decision. If the claim were kept, that
+            # connector would wait for this one.
             await self._stores.sendings.give_back(command.approval_id)
             raise
 
@@ -172,17 +176,17 @@ class Continues:
         raise Retry(1)
 
     async def _nothing(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
-        """The command needs no action."""
+        """Do nothing, because the result of the sending is recorded."""
 
-    # The actions once the sending is ours
+    # The actions after this connector has claimed the sending
 
     async def _open_or_refuse(
         self, order: Order, command: ContinueCommand, *, was_claimed: bool
     ) -> None:
         run_id, runs = order.run_id, self._stores.runs
-        # The tail is read again. Since the first look, this connector may have taken the sending
-        # over from a connector that was only suspended. That connector may have continued and sent
-        # the decision in the meantime.
+        # The tail is read again. This connector may have taken the sending over from a connector
+        # that was only suspended. Since the first read, that connector may have continued and sent
+        # the decision.
         last = await runs.tail(run_id)
         may_be_lost = has_ended = False
         if last is None or leg_of(last) < command.leg:
@@ -194,7 +198,7 @@ class Continues:
     async def _open(
         self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
     ) -> None:
-        await self._context.orders.pause(command)  # raises LookupError without a pause
+        await self._context.orders.pause(command)  # This raises LookupError if there is no pause.
         facts = {
             "agent": command.agent,
             "approval_id": command.approval_id,
@@ -205,7 +209,8 @@ class Continues:
         try:
             await self._context.opener.open(order, agent, writer, facts, is_taken_over=was_claimed)
         except FenceConflict:
-            raise Retry(0.1) from None  # the run has moved on, so the next delivery reads it again
+            # The run has a new source frame, so the next delivery reads the run again.
+            raise Retry(0.1) from None
 
     async def _look_again(
         self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
@@ -215,8 +220,8 @@ class Continues:
     async def _end_as_lost(
         self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
     ) -> None:
-        # The result is recorded before the run is ended. In the other order, a crash between both
-        # writes would leave a sending that looks as if it were still to be done.
+        # The result is recorded before the run is ended. In the other order, a crash between the
+        # two writes would leave a sending that looks as if the decision must still be sent.
         await self._stores.sendings.record(command.approval_id, "outcome_unknown")
         if last is None:
             await self._context.open_and_end(order.run_id, HISTORY_LOST)

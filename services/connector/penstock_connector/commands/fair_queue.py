@@ -1,10 +1,10 @@
 """A fair queue of starts: while legs are scarce, users take turns.
 
-A connector fetches more starts than it has legs for, and the starts wait in this queue. So the
+A connector fetches more starts than it has free legs, and the starts wait in this queue. So the
 connector also sees the start of a second user when the first user has sent many starts before. The
-next leg goes to the user with the fewest legs at this connector. If several users have equally few,
-the leg goes to the user whose last turn is the longest ago. The starts of one user keep their
-order.
+next free leg goes to the user with the fewest legs at this connector. If several users have equally
+few legs, the leg goes to the user whose last turn was the longest time ago. The starts of one user
+keep their order.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from dataclasses import dataclass, field
 from penstock.bus import Retry
 from penstock.telemetry import STARTS_WAITING
 
-LOOK_S = 0.05  # between two looks which legs have ended
+LOOK_S = 0.05  # seconds between two checks which legs have ended
 
 
 def next_user(
     waiting: Mapping[str, int], legs: Mapping[str, int], served: Mapping[str, int]
 ) -> str | None:
-    """The user whose start is next; None when no start waits. Pure.
+    """Return the user whose start is next; None if no start waits. Pure.
 
-    `waiting`: the stream sequence of each user's first start. `legs`: how many legs each user has.
-    `served`: the number of each user's last turn; turns are counted up over all users.
+    `waiting` has the stream sequence of each user's first start. `legs` has the number of legs of
+    each user. `served` has the number of each user's last turn; all turns of all users are numbered
+    in order.
     """
     return min(
         waiting,
@@ -41,16 +42,16 @@ def next_user(
 @dataclass(order=True, slots=True)
 class _Waiting:
     sequence: int  # in the stream of commands
-    tie: int  # rises with each start, and decides between two equal sequences
+    tie: int  # increases with each start, and orders two starts with the same sequence
     run_id: str = field(compare=False)
     granted: asyncio.Future[None] = field(compare=False)
 
 
 class FairQueue:
-    """Gives starts their turn while there is room for legs, at most `at_once` side by side.
+    """Gives starts their turns while there is room for legs; at most `at_once` legs open at a time.
 
-    `room` returns how many more legs may be held. `is_held` returns whether the leg of a run is
-    held now.
+    `room` returns the number of legs that may still be held. `is_held` returns whether the leg of a
+    run is held now.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class FairQueue:
         self._is_held = is_held
         self._at_once = at_once
         self._waiting: dict[str, list[_Waiting]] = {}  # a heap for each user
-        self._opening: Counter[str] = Counter()  # runs after their turn, without a leg yet
-        self._users: dict[str, str] = {}  # the user of each run that has had its turn here
-        self._held: Counter[str] = Counter()  # how many of these runs each user has
+        # the runs that have had their turn but have no leg yet
+        self._opening: Counter[str] = Counter()
+        # the user of each run that has had its turn at this connector
+        self._users: dict[str, str] = {}
+        self._held: Counter[str] = Counter()  # the number of such runs of each user
         self._served: dict[str, int] = {}
         self._number = itertools.count(1)
         self._looking: asyncio.Task[None] | None = None
@@ -70,17 +73,17 @@ class FairQueue:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many starts wait."""
+        """Return the number of starts that wait."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def is_free(self) -> bool:
-        """Whether a turn would come at once."""
+        """Whether a start would get its turn at once."""
         return not self._waiting and min(self._room(), self._at_once) > self._opening.total()
 
     @asynccontextmanager
     async def turn(self, user_id: str, run_id: str, sequence: int) -> AsyncIterator[None]:
-        """Wait for a turn. The caller opens the leg within the context.
+        """Wait for a turn; the caller opens the leg within the context.
 
         `sequence` is the stream sequence of the start command.
 
@@ -121,13 +124,13 @@ class FairQueue:
             if mine.granted.done() and not mine.granted.cancelled():
                 self._opened(
                     mine.run_id
-                )  # the turn was granted and the start cancelled at the same moment
+                )  # the turn was granted and the start was cancelled at the same moment
             raise
         finally:
             self._tell()
 
     async def _look(self) -> None:
-        """Look which legs have ended, while a start waits."""
+        """Find out which legs have ended, again and again, while a start waits."""
         try:
             while self._waiting:
                 await asyncio.sleep(LOOK_S)
@@ -137,7 +140,7 @@ class FairQueue:
             self._looking = None
 
     def _opened(self, run_id: str) -> None:
-        """Let the next start have its turn: the leg of this run is held, or was not opened."""
+        """Give the next start its turn, because the leg of this run is held, or was not opened."""
         self._opening[run_id] -= 1
         if not self._opening[run_id]:
             del self._opening[run_id]

@@ -1,4 +1,4 @@
-"""Puts the parts of the connector together, and offers a handler for each command."""
+"""Makes the parts of the connector, and has a handler for each command."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from penstock_connector.succession.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-OPEN_AT_ONCE: Final = 64  # starts whose legs are opened side by side
+OPEN_AT_ONCE: Final = 64  # the number of starts whose legs are opened at the same time
 
 
 class Commands:
-    """Holds the handlers of the three commands, and the connector's background tasks."""
+    """Has the handlers of the three commands, and the connector's background tasks."""
 
     def __init__(
         self,
@@ -75,19 +75,19 @@ class Commands:
 
     @property
     def room(self) -> int:
-        """How many more starts are fetched: one for each free leg, and `max_waiting_starts`."""
+        """The number of starts to fetch: one for each free leg, and `max_waiting_starts` more."""
         return max(self.registry.room, 0) + self._max_waiting
 
     @property
     def has_free_legs(self) -> bool:
-        """Whether a start that waits at another connector could begin here."""
+        """Whether a start that waits at another connector could begin at this connector."""
         return self.registry.room > 0 and not len(self.waiting)
 
 
 def retried(handle: Callable[[Stored], Awaitable[None]]) -> Callable[[Stored], Awaitable[None]]:
-    """Return the handler with one change: if the bus is away, the command is delivered again.
+    """Return a handler that has the command delivered again if the bus does not answer.
 
-    Without this change, a long outage of the bus would make commands dead letters.
+    With the bare handler, a long outage of the bus would turn commands into dead letters.
     """
 
     async def handled(stored: Stored) -> None:

@@ -1,13 +1,13 @@
-"""Starts of a session begin in the order of their commands in the stream COMMANDS.
+"""Lets the starts of a session begin in the order of their commands in the stream COMMANDS.
 
 The server may deliver any start to any connector. So a connector could begin a later start of a
 session while an earlier start of the session still waits at another connector, for a leg or for its
 redelivery. All connectors see the same sequences in COMMANDS. Therefore a connector that gets a
-start first looks whether an earlier start of the session still waits in the stream.
+start first checks whether an earlier start of the session still waits in the stream.
 
-The subject of a command does not name its session. Each connector therefore reads every start
-command once, and keeps the command's sequence by session. This index is only a hint: each time, the
-connector asks the stream's leader whether the command still waits.
+The subject of a command does not name its session. So each connector reads every start command
+once, and keeps the command's sequence by session. This index may be outdated, so each time the
+connector asks the stream's leader whether the earlier command still waits.
 """
 
 from __future__ import annotations
@@ -32,49 +32,53 @@ from penstock_connector.state.run_state import Runs
 log = logging.getLogger(__name__)
 
 STARTS = command("connector", "start", "*")
-LAG_S = 0.05  # the wait before a replica that lags is read again
-# Seconds between two looks: LOOK_S for each earlier start of the session, MAX_LOOK_S at most.
+LAG_S = 0.05  # seconds before a replica that lags behind is read again
+# Seconds between two checks: LOOK_S for each earlier start of the session, but at most MAX_LOOK_S.
 LOOK_S, MAX_LOOK_S = 0.1, 1.0
-# The number of starts that the index may hold. A larger index is built again from the stream, which
-# leaves out the starts whose commands are finished.
+# The number of starts in the index from which on the index is built again. The new index leaves out
+# the starts whose commands are finished.
 REBUILD_FROM = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
     run_id: str
-    session: str | None  # None for a command that cannot be read; no start waits for it
+    session: str | None  # None if the command cannot be read; no start waits for such a command
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """A start of the session that must begin first."""
+    """An earlier start of the session, which must begin first."""
 
-    stored: Stored  # its command
-    count: int  # of the session's earlier starts; some of them may have begun
-    waited_s: float  # how long the later start has waited for earlier starts
+    stored: Stored  # the command of the earlier start
+    count: int  # the number of the session's earlier starts; some of them may have begun
+    waited_s: float  # seconds that the later start has waited for earlier starts
 
 
 class SessionOrder:
-    """Finds for each start the earlier starts of its session that still wait."""
+    """Finds, for a start, the earlier starts of its session that still wait."""
 
     def __init__(self, bus: Bus, runs: Runs, claims: Claims) -> None:
         self._bus = bus
         self._runs = runs
         self._claims = claims
         self._reading = asyncio.Lock()
-        self._read_to = 0  # sequence in the stream
+        self._read_to = 0  # the sequence of the last start command that was read
         self._starts: dict[int, _Start] = {}  # by sequence
-        self._sequences: dict[str, list[int]] = {}  # of the starts of each session, rising
+        # by session: the sequences of its starts, in ascending order
+        self._sequences: dict[str, list[int]] = {}
         self._rebuild_from = REBUILD_FROM
-        self._waiting_since: dict[int, float] = {}  # by sequence, while an earlier start waits
-        self._moved: dict[str, asyncio.Event] = {}  # by session, while a start of it waits here
+        # by sequence: since when a start waits for an earlier start
+        self._waiting_since: dict[int, float] = {}
+        # by session: the event for which a start of the session waits here
+        self._moved: dict[str, asyncio.Event] = {}
 
     async def before(self, stored: Stored) -> Earlier | None:
-        """The first start of the session that must begin before this one; None if there is none.
+        """Return the first start of the session that must begin before this one; None if there is
+        none.
 
         Raises:
-            BusError: the bus is away.
+            BusError: the bus does not answer.
         """
         await self._read(stored)
         mine = self._starts.get(stored.sequence)
@@ -88,13 +92,14 @@ class SessionOrder:
                 since = self._waiting_since.setdefault(stored.sequence, time.monotonic())
                 count = bisect_left(of_session, stored.sequence)
                 return Earlier(waits, count, time.monotonic() - since)
-            if of_session and of_session[0] == first:  # no other start has deleted it meanwhile
+            # unless another start has deleted it meanwhile
+            if of_session and of_session[0] == first:
                 del of_session[0]
         self._waiting_since.pop(stored.sequence, None)
         return None
 
     async def wait(self, stored: Stored, earlier: Earlier) -> None:
-        """Return when a start of the session has begun here, or it is time to look again."""
+        """Wait until a start of the session has begun here, or until it is time to check again."""
         mine = self._starts.get(stored.sequence)
         if mine is None or mine.session is None:
             return
@@ -104,7 +109,7 @@ class SessionOrder:
                 await moved.wait()
 
     def has_begun(self, stored: Stored) -> None:
-        """Tell the next start of the session that this one was carried out here."""
+        """Wake the next start of the session, because this start was carried out here."""
         self._waiting_since.pop(stored.sequence, None)
         mine = self._starts.get(stored.sequence)
         if mine is not None and mine.session is not None:
@@ -115,9 +120,10 @@ class SessionOrder:
     async def _still_waits(self, sequence: int) -> Stored | None:
         """Return the command of a start that has not begun; None if no start has to wait for it.
 
-        A run's place in the session's queue is written before its `open`, and the queue keeps the
-        order from then on. So no start waits for the command of a run that has an `open`. The
-        command of a cancelled run begins nothing, so no start waits for that command either.
+        Before a run's `open` is written, the run gets a place in the session's queue, and from then
+        on the queue keeps the order. So no start has to wait for the command of a run that has an
+        `open`. The command of a cancelled run begins nothing, so no start has to wait for it
+        either.
         """
         start = self._starts.get(sequence)
         if start is None:
@@ -128,29 +134,30 @@ class SessionOrder:
         if await self._runs.tail(start.run_id) is not None:
             return None
         claim = await self._claims.read(start.run_id)
-        stored.delivered = 0  # it was read, not delivered to this connector
+        # the command was read from the stream, and was not delivered to this connector
+        stored.delivered = 0
         return stored if claim is None or claim.state != "cancelled" else None
 
     async def _read(self, start: Stored) -> None:
-        """Read all start commands up to this one."""
+        """Read all start commands up to and including this one."""
         upto, run_id = start.sequence, run_id_of(start.subject)
         async with self._reading:
             known = self._starts.get(upto)
             if upto <= self._read_to and (known is None or known.run_id != run_id):
-                self._forget_all()  # NATS came back with an older store
+                self._forget_all()  # NATS was restored to an older state
             is_full = upto > self._read_to and len(self._starts) > self._rebuild_from
             if is_full:
                 self._forget_all()
             if self._read_to and upto == self._read_to + 1:
-                await self._note(start)  # there is no other command to be read
+                await self._note(start)  # there is no other command to read
             while self._read_to < upto:
                 found, pending = await direct.read(self._bus, COMMANDS, STARTS, self._read_to + 1)
                 for each in found:
                     await self._note(each)
                 if self._read_to < upto and not pending:
                     if await self._bus.at(COMMANDS, upto) is None:
-                        return  # another connector has carried it out meanwhile
-                    await asyncio.sleep(LAG_S)  # a replica that lags has answered
+                        return  # another connector has carried the command out meanwhile
+                    await asyncio.sleep(LAG_S)  # a replica that lags behind has answered
             if is_full:
                 self._rebuild_from = max(REBUILD_FROM, 2 * len(self._starts))
 

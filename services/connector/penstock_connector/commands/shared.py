@@ -1,4 +1,5 @@
-"""What the handlers of commands share: their dependencies, and how a run ends without a call."""
+"""The objects that all command handlers use, and the end of a run whose agent server is not
+called."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ from penstock_connector.upstreams.agui import client_tools
 
 log = logging.getLogger(__name__)
 
-# Characters of the message that lifecycle.started shows. The `open` carries them, and is one frame.
+# The characters of the message that lifecycle.started shows. They are in the `open`, which is one
+# frame.
 MAX_SHOWN_CHARACTERS: Final = 50_000
 
-# The fields of a start command that the run's record has, too.
+# The fields that both a start command and the run's record have.
 _OF_RECORD: Final = {
     *("run_id", "agent", "session_id", "user_id", "message"),
     *("parent_run_id", "step_id", "workflow_depth"),
@@ -44,7 +46,7 @@ HISTORY_LOST: Final = ending(
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What every command works with."""
+    """The objects that all command handlers use."""
 
     bus: Bus
     config: Config
@@ -56,11 +58,12 @@ class Context:
     attempts: Attempts
 
     async def open_and_end(self, run_id: str, event: dict[str, Any]) -> None:
-        """Write all source frames of a run whose upstream is never called: `open` and `event`.
+        """Write the only two source frames of a run whose agent server is never called: `open` and
+        `event`.
 
         Raises:
             FenceConflict: another connector has opened the run.
-            BusError: the bus is away.
+            BusError: the bus does not answer.
         """
         record = await self.stores.runs.record(run_id)
         if record is None:
@@ -77,12 +80,12 @@ class Context:
     async def may_be_lost(
         self, order: Order, bucket: Literal["KV_claims", "KV_sent"], *, was_claimed: bool
     ) -> bool:
-        """Whether the command may have been carried out, while RAW has lost the leg's frames.
+        """Return whether the command may have been carried out while RAW has lost the leg's frames.
 
-        Return True when the command was stored before RAW lost data, and an earlier connector may
-        have claimed the command. That connector's claim was found, or the bucket of the claims has
-        lost data as well. Then nobody knows whether the server was called, so the server is not
-        called again.
+        The result is True under two conditions. The command was stored before RAW lost data. And an
+        earlier connector may have claimed the command: its claim was found, or the bucket of the
+        claims has lost data, too. In this case it is unknown whether the agent server was called,
+        so the connector must not call it again.
         """
         continuity, raw = self.bus.continuity, raw_for(order.run_id)
         if not continuity.of(raw):
@@ -99,7 +102,10 @@ class Context:
         return has_lost_data(raw) and (was_claimed or has_lost_data(bucket))
 
     async def _asked_at(self, order: Order) -> str | None:
-        """When the command was stored. If COMMANDS has lost it: when its decision was taken."""
+        """Return when the command was stored; if COMMANDS has lost it, when its decision was taken.
+
+        The result is None if neither time is known.
+        """
         stored = await self.bus.at(COMMANDS, order.record.sequence)
         if stored is not None and run_id_of(stored.subject) == order.run_id:
             return stored.stored_at
@@ -109,10 +115,10 @@ class Context:
 
 
 def facts_of_open(command: StartCommand, agent: ServerAgent | None) -> dict[str, Any]:
-    """The payload of the first leg's `open`: the run's facts, as the normalizer needs them."""
+    """Return the payload of the first leg's `open`: the run's facts that the normalizer needs."""
     facts: dict[str, Any] = {
         "agent": command.agent,
-        # without an agent no frame follows, so any decoder will do
+        # Without an agent no frame follows, so any decoder can be named.
         "protocol": agent.protocol if agent else "agno",
         "kind": agent.kind if agent else "agent",
         "session_id": command.session_id,
@@ -126,7 +132,7 @@ def facts_of_open(command: StartCommand, agent: ServerAgent | None) -> dict[str,
     if agent is not None and agent.drop:
         facts["drop"] = agent.drop
     if command.body is not None and agent is not None and agent.protocol == "adk":
-        # the client's choice holds for all legs of the run
+        # The client's choice applies to all legs of the run.
         facts["streaming"] = bool(orjson.loads(command.body).get("streaming", False))
     if agent is not None and agent.protocol == "agui":
         facts["client_tools"] = client_tools(agent, command)

@@ -1,8 +1,9 @@
-"""`command.connector.start.<run>`: open the first leg of a run.
+"""Carries out `command.connector.start.<run>`: opens the first leg of a run.
 
-The `open` is in RAW before the upstream is called. So a connector that finds the claim of a dead
-connector looks for the `open`. Without an `open`, nothing was sent, and the connector may open the
-leg. With an `open`, the upstream may have been called, and the connector takes the leg over.
+The `open` is in RAW before the agent server is called. So a connector that finds the claim of a
+dead connector looks for the `open`. If there is no `open`, nothing was sent, and the connector may
+open the leg. If there is an `open`, the agent server may have been called, and the connector takes
+the leg over.
 """
 
 from __future__ import annotations
@@ -24,36 +25,38 @@ from penstock_connector.state.connectors import Liveness
 
 log = logging.getLogger(__name__)
 
-READ_AT_ONCE: Final = 64  # commands that are read side by side
-# The time in seconds that a start waits for an earlier start of its session at another connector.
-# After TAKE_UP_S, this connector begins the earlier start if it has a free leg. After
-# TAKE_UP_ANYWAY_S it does so in any case, since the other connector may hang.
+READ_AT_ONCE: Final = 64  # the number of commands that are read at the same time
+# Seconds that a start waits for an earlier start of its session at another connector. After
+# TAKE_UP_S, this connector begins the earlier start itself if it has a free leg. After
+# TAKE_UP_ANYWAY_S, it does so even without a free leg, because the other connector may hang.
 TAKE_UP_S, TAKE_UP_ANYWAY_S = 2.0, 30.0
 
 
 class Decision(Enum):
-    """What is to be done with a start command."""
+    """The action that a start command needs."""
 
     OPEN = "open"  # the claim is new: open the leg
-    OPEN_AGAIN = "open_again"  # we claimed it at an earlier delivery; the leg is not open
-    TAKE_OVER_CLAIM = "take_over_claim"  # the claim is a dead connector's; the leg is not open
+    # this connector claimed the start at an earlier delivery; the leg is not open
+    OPEN_AGAIN = "open_again"
+    # a dead connector has claimed the start; the leg is not open
+    TAKE_OVER_CLAIM = "take_over_claim"
     TAKE_OVER_LEG = "take_over_leg"  # the leg is open, and its connector may be dead
-    WAIT = "wait"  # another connector has the claim, and may still open the leg
-    NOTHING = "nothing"  # the run was cancelled, or is held
+    WAIT = "wait"  # another connector has claimed the start, and may still open the leg
+    NOTHING = "nothing"  # the run was cancelled, or a connector holds it
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was read about the run of a start command."""
+    """The facts that were read about the run of a start command."""
 
-    claim: Claim | None  # an earlier claim; None when our claim is the first
+    claim: Claim | None  # an earlier claim; None if this connector's claim is the first
     is_held_here: bool = False
     last: Stored | None = None  # the run's last source frame
     claimer: Liveness = Liveness.OURS
 
 
 def decide(seen: Seen) -> Decision:
-    """What is to be done, by what was read. Pure."""
+    """Return the action that follows from the facts. Pure."""
     if seen.claim is None:
         return Decision.OPEN
     if seen.claim.state == "cancelled" or seen.is_held_here:
@@ -63,17 +66,17 @@ def decide(seen: Seen) -> Decision:
     return _WITHOUT_OPEN[seen.claimer]
 
 
-# The decisions while the leg is open, by the liveness of the connector that claimed the start.
-# While that connector lives, it holds the leg, or another connector has taken the leg over.
+# The actions while the leg is open, by the liveness of the connector that claimed the start. While
+# that connector lives, it holds the leg, or another connector has taken the leg over.
 _WITH_OPEN: Final = {
     Liveness.OURS: Decision.TAKE_OVER_LEG,
     Liveness.ALIVE: Decision.NOTHING,
     Liveness.SILENT: Decision.NOTHING,
     Liveness.DEAD: Decision.TAKE_OVER_LEG,
 }
-# The decisions while the leg is not open. While the claimer is alive, it may still open the leg,
-# but it may also end before. So the command waits and is not finished. A claimer that was silent
-# and lives after all may still try to open the leg; the fence refuses its `open`.
+# The actions while the leg is not open. A claimer that is alive may still open the leg, but it may
+# also die before. So the command waits and is not finished. A claimer that was only silent may
+# still try to open the leg, but the fence then refuses its `open`.
 _WITHOUT_OPEN: Final = {
     Liveness.OURS: Decision.OPEN_AGAIN,
     Liveness.ALIVE: Decision.WAIT,
@@ -83,7 +86,7 @@ _WITHOUT_OPEN: Final = {
 
 
 class Starts:
-    """Carries out start commands. A start command may be delivered more than once."""
+    """Carries out start commands; a start command may be delivered more than once."""
 
     def __init__(self, context: Context, queue: FairQueue) -> None:
         self._context = context
@@ -101,11 +104,12 @@ class Starts:
         }
 
     async def handle(self, stored: Stored) -> None:
-        """Carry the command out. Return when the leg is open, or need not be opened.
+        """Carry the command out; return when the leg is open, or need not be opened.
 
         Raises:
-            Retry: an earlier start of the session still waits, or another connector is at work.
-            BusError: the bus is away.
+            Retry: an earlier start of the session still waits, or another connector works on the
+                run.
+            BusError: the bus does not answer.
         """
         if (earlier := await self._order.before(stored)) is not None:
             await self._let_begin(earlier, stored)
@@ -116,7 +120,7 @@ class Starts:
             self._order.has_begun(stored)
 
     async def _let_begin(self, earlier: Earlier, stored: Stored) -> None:
-        """Wait for an earlier start of the session; begin it here when it waits for too long."""
+        """Wait for an earlier start of the session; begin it here if it has waited for too long."""
         is_due = earlier.waited_s > (TAKE_UP_S if self._queue.is_free else TAKE_UP_ANYWAY_S)
         if not is_due:
             await self._order.wait(stored, earlier)
@@ -126,7 +130,7 @@ class Starts:
             await self.handle(earlier.stored)
         except (BusError, Retry):
             await self._order.wait(stored, earlier)
-        except Exception:  # the delivery of that command makes it a dead letter
+        except Exception:  # the delivery of the earlier command makes it a dead letter
             log.exception("%s: it cannot be begun here", earlier.stored.subject)
             await self._order.wait(stored, earlier)
 
@@ -137,7 +141,7 @@ class Starts:
         assert order is not None
         user_id, run_id = order.command.user_id, order.run_id
         if not self._queue.is_free:
-            order = None  # frees its memory: a request may be large, and many starts may wait
+            order = None  # this frees memory: a request may be large, and many starts may wait
         async with (
             self._queue.turn(user_id, run_id, stored.sequence),
             attempts.at("begin", stored),
@@ -179,7 +183,7 @@ class Starts:
         except BusError:
             raise
         except Exception:
-            # Another connector may be able to carry the command out. Without this write, that
+            # Another connector may be able to carry the command out. If the claim were kept, that
             # connector would wait for this one.
             await self._stores.claims.give_back(run_id)
             raise
@@ -202,4 +206,4 @@ class Starts:
         raise Retry(1)
 
     async def _nothing(self, order: Order, seen: Seen) -> None:
-        """The command needs no action."""
+        """Do nothing, because the run was cancelled, or a connector holds it."""

@@ -1,1 +1,1 @@
-"""HTTP to agent servers: one connection for each request, and no pool of connections."""
+"""HTTP to agent servers: each request has its own connection, and there is no pool."""

@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple
 
-# Seconds after which the next address is tried beside the earlier ones (RFC 8305). Without this, a
-# name with an IPv6 address that nobody answers would wait for the whole connect timeout.
+# Seconds after which the next address is tried while the earlier ones are still tried (RFC 8305).
+# If each address were tried alone, a name with an IPv6 address that does not answer would take the
+# whole connect timeout.
 STAGGER_S: Final = 0.25
 
 
 class Address(NamedTuple):
-    """A family of sockets, and an address of that family."""
+    """A socket address, with the family of sockets that it needs."""
 
     family: int
     sockaddr: Any
@@ -25,7 +26,7 @@ async def dial(host: str, port: int) -> socket.socket:
     """Connect to the first address of the host that answers, and return the socket.
 
     Raises:
-        OSError: no address answers. The text holds no address, because clients may see the text.
+        OSError: no address answers. The text contains no address, because clients may see the text.
     """
     addresses = await _addresses(host, port)
     if len(addresses) == 1:
@@ -47,7 +48,7 @@ async def dial(host: str, port: int) -> socket.socket:
             for attempt in done:
                 if (error := attempt.exception()) is None:
                     done.discard(attempt)
-                    attempts |= done  # another one may have connected in the same moment
+                    attempts |= done  # another attempt may have connected at the same moment
                     return attempt.result()
                 failures.append(error)
     finally:

@@ -1,7 +1,8 @@
-"""One request and its response on a connection of their own, parsed by httptools.
+"""Sends one request and reads its response, on its own connection, with the parser of httptools.
 
-Of the connector's CPU for a frame, httpx's own transport took 17 %, and this one takes 7 %
-(`tests/bench/README.md`): no pool, no stream objects, no timeout scope around every read.
+httpx's own transport takes 17 % of the connector's CPU for a frame, and this one takes 7 %
+(`tests/bench/README.md`). It has no pool, no stream objects, and no timeout scope around every
+read.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Final, Protocol, cast
 import httptools
 import httpx
 
-# Bytes of a response that wait for a reader. Above this, the socket is not read.
+# The number of bytes of a response that may wait for a reader. If more bytes wait, the socket is
+# not read.
 MAX_UNREAD_BYTES: Final = 64 * 1024
-# Bytes that bring nothing of the body: the head, chunk extensions, trailers. Without a limit, a
-# server could send an endless head, and it would be kept in memory.
+# The number of bytes in a row without any part of the body: the head, chunk extensions, trailers.
+# If there were no limit, a server could send an endless head, which would fill the memory.
 MAX_OVERHEAD_BYTES: Final = 256 * 1024
 _INFORMATIONAL: Final = range(100, 200)
 _SWITCHING_PROTOCOLS: Final = 101
@@ -25,36 +27,39 @@ _WITHOUT_BODY: Final = (204, 304)
 
 
 class State(Enum):
-    """How far a response has come."""
+    """How much of a response has been received."""
 
-    HEAD = "head"  # its status and headers have not all come
+    HEAD = "head"  # the status and the headers have not been received completely
     BODY = "body"
     COMPLETE = "complete"
-    BROKEN = "broken"  # the connection broke, or what came is no HTTP
+    BROKEN = "broken"  # the connection broke, or the server sent something that is not HTTP
 
 
 class Receiver(Protocol):
-    """Takes a body as it comes. Both methods are called in the turn of the loop that reads."""
+    """Takes a body piece by piece; both methods are called in the loop's turn that reads."""
 
     def feed(self, chunk: bytes) -> None:
         """Take a piece of the body."""
         ...
 
     def end(self, error: httpx.HTTPError | None) -> None:
-        """Note that nothing more comes: the body is complete, or the connection broke."""
+        """Record that no more pieces come: the body is complete, or `error` broke the
+        connection."""
         ...
 
 
-# All connections read into this buffer, because what was read is parsed before the next read. A
-# buffer for each connection would take 640 MB for 10,000 legs. `bytes` of any size, as a plain
-# `asyncio.Protocol` gets them, would go past the limit of a leg by 256 KiB at a time.
+# All connections read into this buffer. This is possible because the bytes are parsed before the
+# next read. A buffer for each connection would take 640 MB for 10,000 legs. A plain
+# `asyncio.Protocol` would get `bytes` of any size, so one read could exceed the limit of a leg by
+# 256 KiB.
 _BUFFER: Final = memoryview(bytearray(64 * 1024))
 
 
 class Exchange(asyncio.BufferedProtocol):
-    """The protocol of one connection. Whoever gets one must call `close`."""
+    """The protocol of one connection; the code that opens an Exchange must call `close`."""
 
-    _transport: asyncio.Transport  # set by `connection_made`, before anything else is called
+    # set by `connection_made`, which is called before all other methods
+    _transport: asyncio.Transport
 
     def __init__(self) -> None:
         self.status = 0
@@ -63,8 +68,9 @@ class Exchange(asyncio.BufferedProtocol):
         self._state = State.HEAD
         self._error: httpx.HTTPError | None = None
         self._parser = httptools.HttpResponseParser(self)
-        # The connection carries one response, so what these leniencies endanger (two responses that
-        # are taken for one) cannot happen. Without them, servers would fail that httpx has read.
+        # A lenient parser could take two responses on one connection for one. This connection
+        # carries only one response, so this cannot happen. With a strict parser, servers would fail
+        # whose responses httpx could read.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True,
             lenient_chunked_length=True,
@@ -77,7 +83,7 @@ class Exchange(asyncio.BufferedProtocol):
         )
         self._ends_with_connection = True
         self._overhead_bytes = 0
-        self._has_body = False  # the bytes that are being parsed hold a piece of the body
+        self._has_body = False  # whether the bytes that are parsed now contain a piece of the body
         self._unread: deque[bytes] = deque()
         self._unread_bytes = 0
         self._receiver: Receiver | None = None
@@ -85,13 +91,13 @@ class Exchange(asyncio.BufferedProtocol):
         self._waiter: asyncio.Future[None] | None = None
         self._cannot_write = False
 
-    # What the transport uses
+    # Called by the transport
 
     async def send(self, request: bytes, timeout_s: float | None) -> None:
-        """Send the request; return when it is on its way, or when an answer has come before.
+        """Send the request; return when the connection has accepted it, or a response has begun.
 
         Raises:
-            httpx.WriteTimeout: the server does not take the request.
+            httpx.WriteTimeout: the server does not read the request.
             httpx.HTTPError: the connection broke.
         """
         self._transport.write(request)
@@ -103,11 +109,11 @@ class Exchange(asyncio.BufferedProtocol):
             raise httpx.WriteTimeout(f"the request was not taken in {timeout_s:g} s") from error
 
     async def head(self, timeout_s: float | None) -> None:
-        """Wait until the status and the headers have come.
+        """Wait until the status and the headers have been received.
 
         Raises:
-            httpx.ReadTimeout: they did not come in time.
-            httpx.HTTPError: the connection broke, or no HTTP came.
+            httpx.ReadTimeout: they were not received in time.
+            httpx.HTTPError: the connection broke, or the server sent something that is not HTTP.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -119,10 +125,10 @@ class Exchange(asyncio.BufferedProtocol):
             raise self._error
 
     async def read(self, timeout_s: float | None) -> bytes:
-        """The next piece of the body; no bytes at its end.
+        """Return the next piece of the body; no bytes at the body's end.
 
         Raises:
-            httpx.ReadTimeout: no piece came in time.
+            httpx.ReadTimeout: no piece was received in time.
             httpx.HTTPError: the connection broke.
         """
         try:
@@ -142,35 +148,37 @@ class Exchange(asyncio.BufferedProtocol):
         return b""
 
     def attach(self, receiver: Receiver) -> None:
-        """Give the rest of the body to the receiver as it comes, in place of `read`."""
+        """Give all further pieces of the body to the receiver; `read` must not be called any
+        more."""
         self._receiver = receiver
         unread, self._unread, self._unread_bytes = self._unread, deque(), 0
-        # More than `MAX_UNREAD_BYTES` may have come before. Without this, nobody would ever read
-        # the socket again: a receiver that has room has no reason to call `resume`.
+        # Reading may be paused, because more than `MAX_UNREAD_BYTES` were waiting. It must be
+        # resumed here: a receiver that has room never calls `resume`, so the socket would never be
+        # read again.
         self.resume()
         for chunk in unread:
-            receiver.feed(chunk)  # which may pause
+            receiver.feed(chunk)  # this call may pause the reading
         if self._state is not State.BODY:
             receiver.end(self._error)
 
     def detach(self) -> None:
-        """Give nothing more to the receiver."""
+        """Give no more pieces to the receiver."""
         self._receiver = None
 
     def pause(self) -> None:
-        """Leave the rest of the body in the socket, so that the server is held back."""
+        """Stop reading the socket, so that the server must wait."""
         if not self._is_paused and not self._transport.is_closing():
             self._is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on after `pause`."""
+        """Read the socket again after `pause`."""
         if self._is_paused and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close the connection: in order after a complete response, else at once."""
+        """Close the connection: orderly after a complete response, otherwise at once."""
         if self._state is State.COMPLETE:
             self._transport.close()
         else:
@@ -179,17 +187,18 @@ class Exchange(asyncio.BufferedProtocol):
     # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
+        """Keep the transport of the new connection."""
+        # uvloop's transport has another base class
+        self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes are read to."""
+        """Return the buffer for the next bytes."""
         return _BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse what was read."""
+        """Parse the bytes that were read into the buffer."""
         if self._state not in (State.HEAD, State.BODY):
-            return  # bytes after the end of the response mean nothing
+            return  # bytes after the end of the response are ignored
         self._has_body = False
         try:
             self._parser.feed_data(_BUFFER[:nbytes])
@@ -210,7 +219,8 @@ class Exchange(asyncio.BufferedProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note how the connection ended, and what that means for the response."""
+        """End the response: as complete if the server may end the body by closing, otherwise as
+        broken."""
         self._cannot_write = False
         if self._state is State.BODY and self._ends_with_connection and exc is None:
             self._complete()
@@ -226,27 +236,27 @@ class Exchange(asyncio.BufferedProtocol):
             )
 
     def pause_writing(self) -> None:
-        """Note that the server takes no more at present."""
+        """Stop writing for now, because the connection's write buffer is full."""
         self._cannot_write = True
 
     def resume_writing(self) -> None:
-        """Note that the server takes more."""
+        """Let `send` continue, because the connection's write buffer has room again."""
         self._cannot_write = False
         self._wake()
 
-    # httptools
+    # Called by httptools
 
     def on_message_begin(self) -> None:
-        """Begin a response: the one that counts, or an informational one before it."""
+        """Begin a response: the final response, or an informational one (1xx) before it."""
         self.reason, self.headers = b"", []
         self._ends_with_connection = True
 
     def on_status(self, reason: bytes) -> None:
-        """Take a part of the reason phrase."""
+        """Add a part of the reason phrase."""
         self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
+        """Add a header, and find out how the body ends."""
         self.headers.append((name, value))
         lower = name.lower()
         if lower == b"content-length":
@@ -256,7 +266,7 @@ class Exchange(asyncio.BufferedProtocol):
             self._ends_with_connection = encodings != b"chunked"
 
     def on_headers_complete(self) -> None:
-        """Take the head, unless it is informational (1xx)."""
+        """Begin the body, unless this head is informational (1xx)."""
         status = self._parser.get_status_code()
         if status in _INFORMATIONAL and status != _SWITCHING_PROTOCOLS:
             return
@@ -268,7 +278,7 @@ class Exchange(asyncio.BufferedProtocol):
             self._wake()
 
     def on_body(self, chunk: bytes) -> None:
-        """Take a piece of the body."""
+        """Give a piece of the body to the receiver, or keep it for `read`."""
         self._has_body = True
         if self._receiver is not None:
             self._receiver.feed(chunk)
@@ -284,7 +294,7 @@ class Exchange(asyncio.BufferedProtocol):
         if self._state is State.BODY:
             self._complete()
 
-    # Ends
+    # The end of the response
 
     def _complete(self) -> None:
         self._end(State.COMPLETE, None)

@@ -1,6 +1,6 @@
-"""The proxies that the environment names, in the form of httpx's `mounts`. Pure.
+"""Finds the proxies that the environment names, in the form of httpx's `mounts`. Pure.
 
-httpx reads these variables itself only for a client that has httpx's own transport.
+httpx itself reads these variables only for a client that has httpx's own transport.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from urllib.request import getproxies
 
 
 def environment_proxies() -> dict[str, str | None]:
-    """Return the proxy of each pattern of URLs; None for a pattern that uses no proxy.
+    """Map each pattern of URLs to its proxy; None for a pattern that uses no proxy.
 
-    The variables are `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in either case, with
-    the meaning that httpx gives them.
+    The variables are `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower
+    case. They have the same meaning as in httpx.
     """
     given = getproxies()
     excepted = [host for each in given.get("no", "").split(",") if (host := each.strip())]

@@ -1,7 +1,8 @@
-"""Reads the body of a response into a `Receiver`, from its connection where possible.
+"""Reads the body of a response into a `Receiver`, directly from the connection where possible.
 
-httpx reads what comes through a proxy, and what the server has compressed although nobody asked for
-it. Any other body goes from the parser to the receiver without a task that is woken for each piece.
+httpx reads responses through a proxy, and responses that a server compresses although no client
+asked for it. All other bodies go from the parser to the receiver, so no task is woken for each
+piece.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ _PLAIN: Final = ("", "identity")
 
 
 class Reading(Protocol):
-    """The reading of one body."""
+    """Reads one body."""
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to call the receiver."""
+        """Begin to give pieces of the body to the receiver."""
         ...
 
     def pause(self) -> None:
-        """Hold the server back. One more piece may come."""
+        """Stop reading for now; the receiver may still get one more piece."""
         ...
 
     def resume(self) -> None:
-        """Read on after `pause`."""
+        """Read again after `pause`."""
         ...
 
     async def stop(self) -> None:
-        """Call the receiver no more. The caller closes the response."""
+        """Give no more pieces to the receiver; the caller closes the response."""
         ...
 
 
 def reading_of(response: httpx.Response) -> Reading:
-    """Return how the response's body is read best."""
+    """Return the fastest possible way to read this response's body."""
     exchange = response.extensions.get(EXCHANGE)
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if isinstance(exchange, Exchange) and encoding in _PLAIN:

@@ -13,13 +13,14 @@ _VALUE: Final = re.compile(rb"(?:[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^
 
 
 def request_bytes(request: httpx.Request, content: bytes) -> bytes:
-    """The request with its body.
+    """Return the bytes of the request with its body.
 
-    The server is told to close the connection after its answer, because no other request follows.
+    The request tells the server to close the connection after its answer, because no other request
+    follows.
 
     Raises:
-        httpx.LocalProtocolError: a line end or another control character in the method, the URL or
-            a header would make another request of it.
+        httpx.LocalProtocolError: the method, the URL or a header has a line end or another control
+            character, which would make it another request.
     """
     method, target = request.method.encode("ascii", "replace"), request.url.raw_path
     if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):

@@ -1,1 +1,1 @@
-"""Legs: one request to an agent server each, its answer put on the bus verbatim."""
+"""Legs: each sends one request to an agent server, and stores the response verbatim on the bus."""

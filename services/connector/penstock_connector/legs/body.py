@@ -1,7 +1,7 @@
-"""What a leg holds of a response's body: unstored bytes, and a frame that is not complete.
+"""Keeps the part of a response's body that is in memory: unstored bytes and an incomplete frame.
 
-The bytes of both are counted for the leg and for the process. Without the limit for the process,
-many legs together could take all memory.
+Both are counted for the leg and for the process. If there were no limit for the process, many legs
+together could take all memory.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from penstock.bus.budget import Budget
 from penstock.sse import Frame, FrameTooLarge, Parser
 from penstock_connector.legs.flush import Flush
 
-SMALL_FRAME_BYTES = 1024 * 1024  # an unfinished frame of this size is always allowed
-AT_ONCE_BYTES = 256 * 1024  # unwritten bytes that do not wait for others
+SMALL_FRAME_BYTES = 1024 * 1024  # an incomplete frame up to this size is always allowed
+AT_ONCE_BYTES = 256 * 1024  # with more unwritten bytes, a leg writes without waiting for other legs
 
 
 class Body:
-    """Holds the bytes of one leg between its reader and its writer, until they are stored.
+    """Keeps the bytes of one leg after they are read, until they are stored.
 
-    One limit applies to the bytes of this leg, and a common budget to the bytes of all legs. A
-    reader that is held back continues when its own writer has stored bytes. Even when other legs
-    use up the budget, a leg without unstored bytes may read one more chunk. All chunks are in one
-    buffer, since a list of tiny chunks would take many times the memory that is counted.
+    The bytes of this leg have a limit, and the bytes of all legs have a common budget. A reader
+    that was stopped continues when its own leg has stored bytes. A leg without unstored bytes may
+    read one more chunk, even if other legs use up the budget. All chunks are in one buffer, because
+    a list of tiny chunks would take many times the memory that is counted.
 
     `on_room` is called when there is room again after `has_room` was False.
     """
@@ -37,7 +37,7 @@ class Body:
         stamp: Callable[[], str] = messages.now,
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        self._stamp = stamp  # the time of receipt, RFC 3339
+        self._stamp = stamp  # returns the time of receipt, RFC 3339
         self._limit_bytes = limit_bytes
         self._budget = budget
         self._flush = flush
@@ -45,21 +45,21 @@ class Body:
         self._unwritten = bytearray()
         self._held_bytes = 0  # bytes in `_unwritten`, and bytes that are being written
         self._writing_bytes = 0
-        self._received = ""  # when the first byte of `_unwritten` came
-        self._is_due = False  # the bytes in `_unwritten` are to be written now
+        self._received = ""  # the time at which the first byte of `_unwritten` was received
+        self._is_due = False  # whether the bytes in `_unwritten` must be written now
         self._is_closed = False
         self._was_full = False
         self._taker: asyncio.Future[None] | None = None
-        # Python 3.11 makes a system call in each `get_running_loop`.
+        # The loop is kept, because Python 3.11 makes a system call in each `get_running_loop`.
         self._loop = asyncio.get_running_loop()
 
     @property
     def has_room(self) -> bool:
-        """Whether the reader may go on."""
+        """Whether the reader may continue."""
         return self._held_bytes <= self._limit_bytes and self._budget.admits(self._held_bytes)
 
     def feed(self, chunk: bytes) -> None:
-        """Add a chunk."""
+        """Add a chunk of the body."""
         is_first = not self._unwritten
         if is_first:
             self._received = self._stamp()
@@ -74,10 +74,11 @@ class Body:
             self._set_due()
 
     async def take(self) -> tuple[str, bytes]:
-        """Wait until bytes are to be written, and take all; no bytes at the body's end.
+        """Wait until bytes must be written, and take them all; the result has no bytes at the
+        body's end.
 
-        Return the time of receipt of the first byte, and the bytes. The caller stores the bytes
-        before it calls again, since each call counts the bytes of the previous call as stored.
+        Return the time of receipt of the first byte, and the bytes. The caller must store the bytes
+        before it calls again, because each call counts the bytes of the last call as stored.
         """
         self._give_back(self._writing_bytes)
         self._writing_bytes = 0
@@ -90,17 +91,17 @@ class Body:
         return self._received, taken
 
     def close(self) -> None:
-        """Note that no more chunks come, and let what has come be written at once."""
+        """Let all bytes be written at once, because no more chunks come."""
         self._is_closed = True
         self._wake()
 
     def drop(self) -> None:
-        """Give all bytes back to the budget, also unstored ones."""
+        """Give all bytes back to the budget, even if they were not stored."""
         self._writing_bytes = 0
         self._give_back(self._held_bytes)
 
     def _set_due(self) -> None:
-        if self._unwritten:  # else they were written before their turn came
+        if self._unwritten:  # otherwise the bytes were written before this call
             self._is_due = True
             self._wake()
 
@@ -117,7 +118,7 @@ class Body:
 
 
 class FramesTooLarge(FrameTooLarge):
-    """The unfinished frames of all legs together are too large."""
+    """The incomplete frames of all legs together are too large."""
 
     def __init__(self, limit_bytes: int, frames: list[Frame]) -> None:
         super().__init__(limit_bytes, frames)
@@ -125,7 +126,8 @@ class FramesTooLarge(FrameTooLarge):
 
 
 class Frames:
-    """Parses a body into frames. The unfinished frame counts in a budget of all legs."""
+    """Parses a body into frames; the bytes of the incomplete frame count in a budget of all
+    legs."""
 
     def __init__(self, limit_bytes: int, budget: Budget) -> None:
         self._parser = Parser(limit_bytes)
@@ -133,10 +135,10 @@ class Frames:
         self._held_bytes = 0
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """The frames that the chunk completes.
+        """Return the frames that the chunk completes.
 
         Raises:
-            FrameTooLarge: the unfinished frame is over the limit, or over its share of the budget.
+            FrameTooLarge: the incomplete frame is over the limit, or over its share of the budget.
         """
         frames = self._parser.feed(chunk)
         self._hold(self._parser.pending_bytes)
@@ -145,7 +147,7 @@ class Frames:
         return frames
 
     def drop(self) -> None:
-        """Give the unfinished frame back to the budget."""
+        """Give the bytes of the incomplete frame back to the budget."""
         self._hold(0)
 
     def _hold(self, size_bytes: int) -> None:

@@ -1,6 +1,6 @@
-"""Logs why runs of an agent fail before they begin: the address, and what to change.
+"""Logs why an agent's runs fail before they begin: the called address, and what to change.
 
-Clients get neither the address nor the advice, since both describe the operator's network. The
+Clients get neither the address nor the advice, because both describe the operator's network. The
 server of an agent is checked at most once a minute, however many of its runs fail.
 """
 
@@ -21,8 +21,8 @@ from penstock_connector.secrets import without_secrets
 
 log = logging.getLogger(__name__)
 
-AGAIN_S: Final = 60.0  # between two checks of the same agent, at least
-_SERVER_ERROR: Final = 500  # at this status and above, the configuration is not the reason
+AGAIN_S: Final = 60.0  # the least number of seconds between two checks of the same agent
+_SERVER_ERROR: Final = 500  # from this status on, the configuration is not the reason
 
 
 class Diagnosis:
@@ -36,7 +36,7 @@ class Diagnosis:
     def after(self, run_id: str, agent: ServerAgent, url: str, outcome: Outcome) -> None:
         """Check the server in the background if the leg ended before its stream began.
 
-        `url`: the URL that was called.
+        `url` is the URL that was called.
         """
         reached = _has_answered(outcome)
         now_s = time.monotonic()
@@ -48,7 +48,7 @@ class Diagnosis:
         task.add_done_callback(self._looking.discard)
 
     async def stop(self) -> None:
-        """Cancel the checks that are at work."""
+        """Cancel the checks that are running."""
         for task in self._looking:
             task.cancel()
         if self._looking:
@@ -61,7 +61,7 @@ class Diagnosis:
         if reached:
             try:
                 finding = await check(self._client, agent)
-            except Exception:  # the check only serves the log, and must not break the task
+            except Exception:  # the check serves only the log, and must not fail the leg's task
                 log.exception("agent %s: its server could not be checked", agent.id)
                 return
             is_right = "nothing in its configuration, which fits the server"
@@ -74,7 +74,7 @@ class Diagnosis:
 
 
 def _has_answered(outcome: Outcome) -> bool | None:
-    """Whether the server answered; None if the configuration is not the reason of the failure."""
+    """Return whether the server answered; None if the configuration cannot be the reason."""
     code = outcome.facts.get("code") if outcome.kind == "lost" else None
     if code == "not_a_stream":
         return True

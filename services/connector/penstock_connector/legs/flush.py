@@ -1,9 +1,10 @@
 """Decides when the bytes that legs have read are written, for all legs of a process.
 
-A message that wakes the connector for itself costs 350 µs there, a message among many 140 µs; the
-broker, the normalizer and the edge save as much. So in a busy process the bytes wait for up to 5
-ms, and all legs write in the same turn of the loop: then the connection to NATS has one write, and
-what one leg has read is one source frame. In a quiet process nothing waits.
+If the connector wakes for each message, a message costs 350 µs; if it handles many messages at
+once, each costs 140 µs. The broker, the normalizer and the edge save as much. So in a busy process
+the bytes wait for up to 5 ms, and all legs write in the same turn of the loop. Then the connection
+to NATS has one write, and all bytes that one leg has read are one source frame. In a quiet process
+no bytes wait.
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-QUIET_PER_S: Final = 50.0  # pieces a second up to which nothing waits
-BUSY_PER_S: Final = 1000.0  # pieces a second from which on they wait for `LONGEST_S`
+QUIET_PER_S: Final = 50.0  # up to this rate, in pieces a second, no piece waits
+BUSY_PER_S: Final = 1000.0  # from this rate on, each piece waits for `LONGEST_S`
 LONGEST_S: Final = 0.005
-# The rate follows the load with this time constant: it has fallen to a third half a second after
-# the last piece.
+# The time constant, in seconds, with which the measured rate follows the load. Half a second after
+# the last piece, the rate has fallen to a third.
 FOLLOWS_S: Final = 0.5
-SHORTEST_S: Final = 0.0005  # the timers of uvloop count whole milliseconds
+# a shorter delay counts as none, because the timers of uvloop count whole milliseconds
+SHORTEST_S: Final = 0.0005
 
 
 def delay_s(per_s: float) -> float:
-    """How long a piece waits at that rate: nothing when quiet, 5 ms when busy, linear between."""
+    """Return the seconds that a piece waits: 0 at a low rate, 5 ms at a high rate, linear
+    between."""
     share = (per_s - QUIET_PER_S) / (BUSY_PER_S - QUIET_PER_S)
     delay = LONGEST_S * min(1.0, share)
     return delay if delay >= SHORTEST_S else 0.0
 
 
 class Flush:
-    """Tells legs when to write. `clock` returns seconds."""
+    """Calls the legs when they must write; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -41,20 +44,21 @@ class Flush:
 
     @property
     def delay_s(self) -> float:
-        """How long a piece that comes now waits."""
+        """The seconds that a piece which comes now would wait."""
         return delay_s(self._per_s)
 
     def count(self) -> None:
-        """Count a piece of a body, which has come now."""
+        """Count a piece of a body that has been received now."""
         now_s = self._clock()
         faded = math.exp((self._at_s - now_s) / FOLLOWS_S)
         self._per_s = self._per_s * faded + 1 / FOLLOWS_S
         self._at_s = now_s
 
     def request(self, due: Callable[[], None]) -> None:
-        """Call `due` when the caller's bytes are to be written: now, or with those of other legs.
+        """Call `due` when the caller's bytes must be written: now, or together with other legs'
+        bytes.
 
-        The delay counts from the first leg that waits, so no leg waits for longer than 5 ms.
+        The delay begins with the first leg that waits, so no leg waits for longer than 5 ms.
         """
         if self._waiting:
             self._waiting.append(due)

@@ -1,4 +1,4 @@
-"""The history of a leg that another connector held, read from RAW. Pure."""
+"""Reconstructs, from RAW, the progress of a leg that another connector held. Pure."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from penstock_connector.legs.progress import Progress, Watcher
 class LegHistory:
     """Takes a leg's source frames in their order, and reconstructs the progress of the leg.
 
-    Afterwards `progress` is the same as the progress of the leg's earlier holder. `watcher` is the
-    adapter's `watch`.
+    After the last frame, `progress` is the same as it was in the leg's earlier holder. `watcher` is
+    the adapter's `watch`.
     """
 
     leg: int
     watcher: Watcher
     max_frame_bytes: int
     progress: Progress = field(default_factory=Progress)
-    opened: bool = False  # the leg's `open` was found
+    opened: bool = False  # whether the leg's `open` was found
     claimed_to_call: bool = False
-    # Times of NATS, RFC 3339: of the first byte, else of the first frame; and of the new holder's
-    # `claim`.
+    # Two times of NATS, RFC 3339. `_begun_at` is the time of the leg's first byte, or of its first
+    # frame while there is no byte. `_taken_at` is the time of the new holder's `claim`.
     _begun_at: str = ""
     _taken_at: str = ""
-    _open: bytes = b""  # the parts of the `open` so far
+    _open: bytes = b""  # the parts of the `open` that were found so far
     _connection: str = ""
     _parser: Parser | None = None
 
     @property
     def called(self) -> bool:
-        """Whether the upstream may have been called; also true if the `open` is missing."""
+        """Whether the agent server may have been called; also True if the `open` is missing."""
         return self.claimed_to_call or not self.opened
 
     def feed(self, frame: RawFrame, stored_at: str) -> None:
-        """Add a frame, which the server stored at that time. Frames of other legs are ignored."""
+        """Add a frame that NATS stored at `stored_at`; frames of other legs are ignored."""
         if frame.leg != self.leg:
             return
         self._begun_at = self._begun_at or stored_at
@@ -52,12 +52,13 @@ class LegHistory:
             self._on_claim(frame.kind, frame.payload)
 
     def taken(self, stored_at: str) -> None:
-        """Set the time at which the server stored the `claim` of the new holder, RFC 3339."""
+        """Set the time, RFC 3339, at which NATS stored the `claim` of the new holder."""
         self._taken_at = stored_at
 
     @property
     def spent_s(self) -> float:
-        """Seconds of `timeout_s` that are spent: since the first byte, else since the `open`."""
+        """The seconds of `timeout_s` that have passed since the first byte; without one, since
+        the `open`."""
         if not self.called or not self._begun_at or not self._taken_at:
             return 0.0
         begun, taken = (datetime.fromisoformat(at) for at in (self._begun_at, self._taken_at))
@@ -82,8 +83,8 @@ class LegHistory:
         self.claimed_to_call = self.progress.answered = True
         self.progress.attempt_unanswered = False
         if frame.connection != self._connection:
-            # The first half of a frame, after which the connection was cut, must not be joined
-            # with the bytes of the next connection.
+            # The connection may have been cut inside a frame. The first half of this frame must not
+            # be joined with the bytes of the next connection.
             self._connection, self._parser = frame.connection, Parser(self.max_frame_bytes)
         if self._parser is None:
             return
@@ -96,10 +97,12 @@ class LegHistory:
 
 
 def may_call(kind: str, facts: dict[str, object]) -> bool:
-    """Whether the writer of this `open` or `claim` may have called the upstream after it.
+    """Return whether the writer of this `open` or `claim` may have called the agent server after
+    it.
 
-    A connector that opens a leg calls the upstream at once, unless earlier legs of the session have
-    not ended. In that case, the `open` has `calls: false`. A connector that takes a leg over writes
-    a `claim` with `calls: false`, and another one with `calls: true` before it calls the upstream.
+    A connector that opens a leg calls the agent server at once, unless earlier legs of the session
+    have not ended. In that case, the `open` has `calls: false`. A connector that takes a leg over
+    writes a `claim` with `calls: false`, and another `claim` with `calls: true` before it calls the
+    agent server.
     """
     return bool(facts.get("calls", kind == "open"))

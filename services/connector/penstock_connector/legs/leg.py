@@ -1,17 +1,16 @@
 """Runs one leg: sends one request to an agent server, and stores the response verbatim in RAW.
 
-A leg goes through these phases, and never back:
-
-- WAITING: earlier legs of its session have not ended.
-- PREPARING: its request is being made. Nothing was sent.
+A leg goes through these phases, and never returns to an earlier one:
+- WAITING: earlier legs of the session have not ended.
+- PREPARING: the request is being made; nothing was sent.
 - CALLING: the request may have been sent, and the response is read.
 - CLOSING: the response has ended or was given up; the last source frame is being written.
 - OVER: the last source frame is written, or another connector holds the leg.
 
-The bytes of the response are in RAW before anybody interprets them. While the broker is slow, the
-upstream is not read. A leg ends in exactly one `end` or `lost` frame. A connector that releases a
-leg to another connector writes neither. The code that continues a stream after a cut connection
-also continues a leg that was taken over.
+The bytes of the response are in RAW before any code interprets them. While the broker is slow, the
+response is not read. A leg ends with exactly one `end` or `lost` frame. A connector that releases a
+leg to another connector writes neither of them. The code that continues a stream after a cut
+connection also continues a leg that was taken over.
 """
 
 from __future__ import annotations
@@ -51,10 +50,12 @@ from penstock_connector.upstreams.base import Attachment, Call, Upstream, Upstre
 
 log = logging.getLogger(__name__)
 
-REATTACH_TRIES: Final = 5  # tries in a row that brought no new event
-REATTACH_S: Final = 0.5  # the pause before a try, times the tries in a row without a new event
-# Seconds after a write of ours for which the leg is certainly still ours: the fence has accepted
-# the write, and a takeover takes longer than this.
+# the number of tries in a row without a new event after which the leg ends
+REATTACH_TRIES: Final = 5
+# seconds before a try, multiplied by the number of tries in a row without a new event
+REATTACH_S: Final = 0.5
+# Seconds after this connector's last write in which the leg certainly belongs to it. The fence has
+# accepted the write, and a takeover takes longer than this.
 FRESH_S: Final = 0.5
 WAS_CUT: Final = "the connection was cut"
 HISTORY_LOST: Final = (
@@ -62,7 +63,7 @@ HISTORY_LOST: Final = (
     "nobody can go on with it"
 )
 
-# The errors that httpx raises before it has sent a byte of the request.
+# The errors that httpx raises before it has sent any byte of the request.
 _NOT_SENT: Final = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -73,7 +74,7 @@ _NOT_SENT: Final = (
 
 
 class Phase(Enum):
-    """The phase of a leg. The module's docstring describes the phases."""
+    """The phase of a leg; the module's docstring describes the phases."""
 
     WAITING = "waiting"
     PREPARING = "preparing"
@@ -86,20 +87,19 @@ class Phase(Enum):
 class Steps:
     """The functions of the runner that a leg calls."""
 
-    prepare: Callable[[], Awaitable[Call]]  # makes the same request each time
+    prepare: Callable[[], Awaitable[Call]]  # makes the request; each call makes the same request
     turn: Callable[[], Awaitable[None]]  # returns when the session's earlier legs have ended
-    # Keeps the server's own id of the run, for a connector that takes the leg over.
+    # Stores the agent server's own id of the run, for a connector that takes the leg over.
     remember: Callable[[str], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Leg:
-    """A leg that this process holds. `run` does all of it and returns its outcome.
+    """A leg that this process holds; `run` carries it out and returns its outcome.
 
-    `history` is given if another connector has called the upstream for this leg. The leg then
-    reattaches to the upstream, and `why` says why the leg was taken over. `is_queued` is true if
-    the leg's `open` says that the leg does not call the upstream yet, since earlier legs of the
-    session have not ended.
+    `history` is given if another connector has called the agent server for this leg. The leg then
+    reattaches to the agent server, and `why` is the reason for the takeover. `is_queued` is True if
+    the leg's `open` has `calls: false`, because earlier legs of the session have not ended.
     """
 
     run_id: str
@@ -116,9 +116,10 @@ class Leg:
     phase: Phase = Phase.WAITING
     _progress: Progress = field(default_factory=Progress)
     _call: Call | None = None
-    _has_frames: bool = False  # this connector has seen a whole frame
+    _has_frames: bool = False  # whether this connector has received a complete frame
     _written_at: float = field(default_factory=time.monotonic)
-    _asked_at: float | None = None  # when the request was sent; None once an answer has come
+    # when the request was sent; None after the first bytes of the answer
+    _asked_at: float | None = None
 
     def __post_init__(self) -> None:
         if self.history is not None:
@@ -127,12 +128,12 @@ class Leg:
 
     @property
     def called_url(self) -> str:
-        """The URL of the request, or the agent's where none was made."""
+        """The URL of the request; if no request was made, the agent's URL."""
         return self._call.url if self._call is not None else self.agent.url
 
     @property
     def moves_freely(self) -> bool:
-        """Whether another connector can take the leg over now without any loss."""
+        """Whether another connector could take the leg over now without any loss."""
         if self.phase is Phase.WAITING:
             return self.is_queued
         if self._call is None:
@@ -140,10 +141,10 @@ class Leg:
         return outlives_us(self.upstream, self._progress.seen, self.run_id)
 
     async def run(self) -> Outcome:
-        """Wait for the turn, stream, and write the leg's last source frame.
+        """Wait until the leg may begin, stream the response, and write the leg's last source frame.
 
-        No last frame is written when another connector holds the leg. An exception of the adapter
-        is raised as it is.
+        If another connector holds the leg, no last frame is written. Exceptions of the adapter are
+        not caught.
         """
         try:
             outcome = await self._outcome()
@@ -164,7 +165,7 @@ class Leg:
         return outcome
 
     async def _outcome(self) -> Outcome:
-        # A leg that was first when it joined the queue stays first, so it does not look again.
+        # A leg that was first when it joined the queue stays first, so it need not wait.
         if self.is_queued and not await self._turn_comes():
             return self.requests.stop_as or self._cancelled(confirmed=True)
         self.phase = Phase.PREPARING
@@ -175,7 +176,8 @@ class Leg:
                     return self.requests.stop_as or await self._cancel(stream)
                 outcome = stream.result()
                 if outcome.kind == "lost" and self.requests.cancelled is not None:
-                    return await self._cancel(stream)  # the cancel may be why it broke
+                    # the cancel may be the reason why the connection broke
+                    return await self._cancel(stream)
                 return outcome
         except TimeoutError:
             await stop(stream)
@@ -186,7 +188,8 @@ class Leg:
             await stop(stream)
 
     async def _turn_comes(self) -> bool:
-        """Wait until earlier legs have ended; False when the leg is asked to stop before that."""
+        """Wait until earlier legs have ended; return False if the leg is asked to stop before
+        that."""
         turn = asyncio.ensure_future(self.steps.turn())
         try:
             if await self._unless_stopped(turn):
@@ -194,10 +197,11 @@ class Leg:
                 return True
             return False
         finally:
-            await stop(turn)  # without this, a cancelled leg would leave its subscription behind
+            # if the task were not stopped, a cancelled leg would keep its subscription
+            await stop(turn)
 
     async def _unless_stopped(self, task: asyncio.Future[Any]) -> bool:
-        """Wait for the task; False when the leg is asked to stop before the task is done."""
+        """Wait for the task; return False if the leg is asked to stop before the task is done."""
         waiter = asyncio.create_task(self.requests.wait())
         try:
             await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
@@ -216,25 +220,27 @@ class Leg:
         return ended("cancelled", **(asked.facts if asked else {}), confirmed=confirmed)
 
     async def _cancel(self, stream: asyncio.Task[Outcome]) -> Outcome:
-        """Ask the upstream to stop, and let it end by itself; else close the connection."""
+        """Ask the agent server to stop; if it does not end the stream, close the connection."""
         confirmed = True
         if await self._ask_to_cancel():
             await asyncio.wait({stream}, timeout=self.resources.settings.cancel_grace_s)
             confirmed = stream.done() and stream.result().kind != "lost"
             # If Agno is asked to cancel a run that has not begun, it closes the stream without a
-            # frame. Then no event says that the run was cancelled, so the leg's end must say it.
+            # frame. Then no event shows that the run was cancelled, so the leg's last frame must
+            # show it.
             if confirmed and self._has_frames:
                 return stream.result()
         await stop(stream)
         return self._cancelled(confirmed=confirmed)
 
     async def _ask_to_cancel(self) -> bool:
-        """Ask the upstream to stop; False if only closing the connection can stop it."""
+        """Ask the agent server to stop; return False if only closing the connection can stop it."""
         client, grace_s = self.resources.client, self.resources.settings.cancel_grace_s
         try:
             async with asyncio.timeout(grace_s):
                 if self._call is None and self.history is not None:
-                    await self._prepare()  # the upstream runs, and we have not reattached yet
+                    # the agent server runs the leg, but this connector has not reattached yet
+                    await self._prepare()
                 if self._call is None:
                     return False
                 return await self.upstream.cancel(client, self.agent, self._call)
@@ -242,7 +248,7 @@ class Leg:
             log.warning("run %s: the upstream did not take the cancel: %r", self.run_id, error)
             return False
         except Exception:
-            # Without this, an adapter that fails here would turn a cancelled run into a failed one.
+            # If the exception were raised here, a cancelled run would become a failed run.
             log.exception("run %s: the adapter could not cancel", self.run_id)
             return False
 
@@ -250,8 +256,8 @@ class Leg:
 
     async def _stream(self) -> Outcome:
         if self.is_queued:
-            # Another connector may have taken the leg over while the leg waited, and may have
-            # called the upstream. Then the fence refuses this `claim`.
+            # While the leg waited, another connector may have taken it over and called the agent
+            # server. In this case, the fence refuses this `claim`.
             await self._claim()
         prepared = await self._prepare()
         if isinstance(prepared, Outcome):
@@ -261,7 +267,7 @@ class Leg:
         return await self._follow(prepared)
 
     async def _prepare(self) -> Call | Outcome:
-        """Make the request. If it cannot be made, return the outcome of the leg."""
+        """Make the request; if it cannot be made, return the outcome of the leg."""
         try:
             self._call = await self.steps.prepare()
             return self._call
@@ -273,13 +279,14 @@ class Leg:
             log.warning("run %s: its start is not sent: %s", self.run_id, error)
             failed = lost("not_accepted", f"nothing was sent to the agent server: {error}")
         except Exception as error:
-            # The decision or the stored objects do not fit this upstream. Nothing was sent.
+            # The decision or the stored objects do not fit this agent server. Nothing was sent.
             log.exception("run %s: the request cannot be made", self.run_id)
             failed = lost("internal", f"the request cannot be made: {error!r}")
         return failed if self.history is None else self._cannot_continue(str(failed.facts["error"]))
 
     async def _follow(self, call: Call) -> Outcome:
-        """Read the response; when the connection breaks, reattach where the upstream allows it."""
+        """Read the response; if the connection breaks, reattach where the agent server allows
+        it."""
         connection, cuts, fruitless = self.writer.connection, 0, 0
         reason, seen = self.why, self._progress.seen
         reattach = self.history is not None
@@ -291,8 +298,8 @@ class Leg:
                 again = await self._reattachment(call)
                 if again is None:
                     return self._cannot_continue(reason)
-                # Readers of RAW parse the bytes of each connection separately. So a new name keeps
-                # the bytes of two responses from being joined into one frame.
+                # Readers of RAW parse the bytes of each connection separately. The new connection
+                # gets a new name, so the bytes of two responses are never joined into one frame.
                 cuts += 1
                 self.writer.connection = f"{connection}.{cuts}"
                 if again.produces_again:
@@ -311,7 +318,7 @@ class Leg:
                 reattach = True
 
     async def _reattachment(self, call: Call) -> Call | None:
-        """The request that continues the stream; None when there is no safe one.
+        """Return the request that continues the stream; None if there is no safe request.
 
         Raises:
             Cut: the server cannot be asked now.
@@ -327,13 +334,14 @@ class Leg:
             raise Cut(str(error)) from error
 
     async def _begin_attempt(self) -> None:
-        """Write a `claim` that says: from here on, the upstream produces the leg again."""
+        """Write a `claim` that marks a new attempt: the agent server produces the leg again from
+        here on."""
         self._progress.attempt += 1
         await self._claim(attempt=self._progress.attempt)
         self._progress.attempt_unanswered = True
 
     async def _send_and_store(self, call: Call, *, reattached: bool) -> Outcome:
-        """Send the request and store the response.
+        """Send the request, and store the response.
 
         Raises:
             Cut: the connection broke.
@@ -342,7 +350,8 @@ class Leg:
         request = client.build_request(
             call.method,
             call.url,
-            # A compressed body could not be stored as an event stream that readers parse.
+            # Readers parse the stored bytes as an event stream, which is not possible with a
+            # compressed body.
             headers={"accept-encoding": "identity", **self.agent.headers, **call.headers},
             content=call.content,
         )
@@ -387,7 +396,7 @@ class Leg:
             raise Cut("it ended before the run did")
         return outcome
 
-    # How a leg can end
+    # The outcomes of a leg
 
     async def _error_answer(self, response: httpx.Response, *, reattached: bool) -> Outcome:
         detail = await detail_of(response)
@@ -420,7 +429,7 @@ class Leg:
         )
 
     async def _end_without_history(self, error: HistoryLost) -> Outcome:
-        """End the leg as lost: RAW has lost frames without which later frames make no sense."""
+        """End the leg as lost, because RAW has lost frames that later frames depend on."""
         log.error("run %s leg %d: it is ended: %s", self.run_id, self.number, error)
         await self._ask_to_cancel()
         await self._close()
@@ -433,13 +442,13 @@ class Leg:
         return outcome
 
     async def _close(self) -> None:
-        """Let the adapter finish. Its exceptions are logged, and do not change the outcome."""
+        """Let the adapter finish; its exceptions are logged, and do not change the outcome."""
         if self._call is None:
             return
         await self._require_ours()
         try:
             await self.upstream.closed(self.agent, self._call, self._progress.seen)
-        except Exception:  # the leg ends all the same: its `end` is not written yet
+        except Exception:  # the leg must end in any case, and its `end` is not written yet
             log.exception("run %s leg %d: the adapter could not finish", self.run_id, self.number)
 
     # RAW
@@ -458,7 +467,7 @@ class Leg:
         telemetry.FRAMES.labels(kind).inc()
 
     async def _claim(self, **facts: Any) -> None:
-        """Write that the upstream is called now.
+        """Write a `claim` which states that this connector calls the agent server now.
 
         Raises:
             FenceConflict: another connector holds the leg.
@@ -468,8 +477,8 @@ class Leg:
     async def _require_ours(self) -> None:
         """Check that this connector still holds the leg.
 
-        This process may have been suspended for longer than its lease. Then another connector has
-        taken the leg over.
+        If this process was suspended for longer than its lease, another connector may have taken
+        the leg over.
 
         Raises:
             FenceConflict: another connector holds the leg.
@@ -479,10 +488,10 @@ class Leg:
 
 
 def outlives_us(upstream: Upstream[Any], seen: Attachment, run_id: str) -> bool:
-    """Whether the upstream's run continues without this connection, and can be reattached to.
+    """Return whether the run continues without this connection, and can be reattached to.
 
-    The answer is False if the adapter raises an exception. If the exception were raised here, one
-    leg would keep all legs of a stopping connector from being handed over.
+    If the adapter raises an exception, the result is False. If the exception were raised here, one
+    leg would prevent a stopping connector from handing over all its legs.
     """
     try:
         return upstream.outlives_us(seen)

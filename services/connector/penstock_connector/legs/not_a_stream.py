@@ -1,15 +1,16 @@
-"""Detects a response with a 2xx status that is no event stream: JSON, a page, a text. Pure.
+"""Detects a response with a 2xx status that is no event stream, for example JSON or HTML. Pure.
 
-Its beginning is kept, so that the run's error can show it and advise what to check.
+The beginning of such a response is kept, so that the run's error can show it and give advice.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# The most bytes that are read and stored of a response that is no stream.
+# The most bytes that are read and stored of a response that is no event stream.
 MAX_BYTES: Final = 256 * 1024
-MAX_SHOWN_CHARACTERS: Final = 1000  # of such a response, in the error text
+# the number of characters of such a response that the error shows
+MAX_SHOWN_CHARACTERS: Final = 1000
 
 _STREAM: Final = "text/event-stream"
 _FIELDS: Final = (b"data:", b"event:", b"retry:", b"id:", b":")
@@ -20,8 +21,9 @@ _BLANK: Final = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, and white space
 class Beginning:
     """Decides by the content type and the first bytes whether a body is an event stream.
 
-    A body with the type of event streams, or without a type, is a stream unless it begins like JSON
-    or HTML. A body with another type is a stream only if it begins like an event stream.
+    If the content type is that of event streams, or is missing, the body is a stream unless it
+    begins like JSON or HTML. If it is another type, the body is a stream only if it begins like an
+    event stream.
     """
 
     def __init__(self, content_type: str) -> None:
@@ -32,7 +34,7 @@ class Beginning:
 
     @property
     def is_other(self) -> bool:
-        """Whether the body is certainly no stream."""
+        """Whether the body is certainly no event stream."""
         return self._is_stream is False
 
     def feed(self, chunk: bytes) -> None:
@@ -46,12 +48,12 @@ class Beginning:
                 self._kept = b""
 
     def end(self) -> None:
-        """Note that the body has ended. If it was too short to decide, the content type decides."""
+        """End the body; if it was too short to decide, the content type decides."""
         if self._is_stream is None:
             self._is_stream = self._claims
 
     def error(self, status_code: int, protocol: str, url: str) -> str:
-        """The error text: what came, and what to check."""
+        """Return the error text, which tells what the response was, and what to check."""
         detail = self.detail
         called = f"with {self.media_type}" if self.media_type else "without a content type"
         if self.media_type == _STREAM:

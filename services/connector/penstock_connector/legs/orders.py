@@ -1,7 +1,7 @@
-"""Orders: an order is a command to open a leg, with all that is needed to carry it out.
+"""Orders: an order is a command to open a leg, with all data that is needed to carry it out.
 
-An order consists of a leg's record and the parsed command. The connector that takes a leg over
-reads the same order from the record of the leg's earlier holder.
+An order consists of a leg's record and the parsed command. A connector that takes a leg over reads
+the same order from the record of the leg's earlier holder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from penstock_connector.upstreams.base import Call, Upstream
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A leg to be opened. `thread_id` is what the server calls the session, once it is known."""
+    """A leg to be opened; `thread_id` is the agent server's id of the session, or empty if
+    unknown."""
 
     record: LegRecord
     command: StartCommand | ContinueCommand
@@ -33,12 +34,12 @@ class Order:
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """The id of the run."""
         return self.command.run_id
 
     @property
     def leg(self) -> int:
-        """The number of the leg: 1 for a start."""
+        """The number of the leg; a start has the number 1."""
         return self.record.leg
 
     @property
@@ -53,20 +54,20 @@ class Order:
         return session_key(command.user_id, command.agent, command.session_id)
 
     def after(self, sequence: int) -> Order:
-        """The same order, whose `open` follows that sequence of RAW."""
+        """Return the same order for a run whose last source frame has this sequence in RAW."""
         return replace(self, record=replace(self.record, after=sequence))
 
     def named(self, thread_id: str) -> Order:
-        """The same order, in a session that the server calls `thread_id`."""
+        """Return the same order, with `thread_id` as the agent server's id of the session."""
         return replace(self, thread_id=thread_id)
 
     def turn(self, pod: str) -> Turn:
-        """The leg's place in the session's queue, with that connector as the holder."""
+        """Return the leg's place in the session's queue, with the connector `pod` as the holder."""
         return Turn(run_id=self.run_id, leg=self.leg, pod=pod, sequence=self.record.sequence)
 
 
 class Orders:
-    """Reads orders, and makes their requests."""
+    """Reads orders, and makes the requests to agent servers for them."""
 
     def __init__(self, bus: Bus, client: httpx.AsyncClient) -> None:
         self._bus = bus
@@ -74,21 +75,21 @@ class Orders:
         self.decisions = Decisions(bus)
 
     async def of_start(self, stored: Stored) -> Order:
-        """The order of a start command.
+        """Return the order of a start command.
 
         Raises:
             ValidationError: the command is malformed.
-            BusError: the bus is away.
-            ObjectGone: the command's content has aged out of the object store.
+            BusError: the bus does not answer.
+            ObjectGone: the command's content has expired in the object store.
         """
         return await self.of_record(LegRecord(1, stored.sequence, "start", stored.payload))
 
     async def of_continue(self, stored: Stored) -> Order:
-        """The order of a continue command. Raises as `of_start` does."""
+        """Return the order of a continue command. Raises the same exceptions as `of_start`."""
         return await self.of_record(LegRecord(0, stored.sequence, "continue", stored.payload))
 
     async def of_record(self, record: LegRecord) -> Order:
-        """The order of a leg that another connector has held. Raises as `of_start` does."""
+        """Return the order in a leg's record. Raises the same exceptions as `of_start`."""
         payload = await objects.unwrap(self._bus, record.command)
         if record.kind == "start":
             return Order(record, StartCommand.model_validate_json(payload))
@@ -97,11 +98,11 @@ class Orders:
         return Order(complete, command)
 
     async def pause(self, command: ContinueCommand) -> PauseRecord:
-        """The pause that the command's decision is about.
+        """Return the pause that the command's decision is about.
 
         Raises:
             LookupError: the pause's record is lost, or belongs to another approval.
-            BusError: the bus is away.
+            BusError: the bus does not answer.
         """
         entry = await self._bus.bucket("pauses").get(command.run_id)
         if entry is not None and entry.value is not None:
@@ -112,13 +113,13 @@ class Orders:
         raise LookupError(f"the record of the pause for approval {command.approval_id} is lost")
 
     async def request(self, order: Order, upstream: Upstream[Any], agent: ServerAgent) -> Call:
-        """Make the request that opens the leg; it is the same for each connector that makes it.
+        """Return the request that opens the leg; every connector makes the same request.
 
         Raises:
-            NotAccepted: the start passes something that the agent's server may not be passed.
-            NotDecided: the continue has no decision that says the same.
+            NotAccepted: the start has an input that the agent's server must not get.
+            NotDecided: there is no decision with the same content as the continue command.
             LookupError: the pause's record is lost.
-            UpstreamRefused, httpx.HTTPError: the server refused a request that had to come before.
+            UpstreamRefused, httpx.HTTPError: a request that must come before failed.
         """
         command = order.command
         if isinstance(command, StartCommand):
@@ -131,10 +132,10 @@ class Orders:
 
 
 def accepted(agent: ServerAgent, command: StartCommand) -> StartCommand:
-    """Return the start with only the input that may be passed to the agent's server.
+    """Return the start with only the input that the agent's server may get.
 
     Raises:
-        NotAccepted: the start passes something else.
+        NotAccepted: the start has an input that the agent's server must not get.
     """
     if command.body is not None:
         starts.check_body(agent.protocol, agent.accepts, command.body)

@@ -1,4 +1,4 @@
-"""The progress of a leg's stream, as the leg's holder saw it, or as RAW shows it. Pure."""
+"""The progress of a leg's stream, as the leg's holder has seen it, or as RAW shows it. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ log = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """An adapter's method that notes what a frame tells: `Upstream.watch`."""
+    """The adapter's method `Upstream.watch`, which reads facts from a frame."""
 
     def __call__(self, frame: Frame, seen: Attachment, /) -> None:
-        """Note in `seen` what the frame tells about how to reattach."""
+        """Store in `seen` the facts of this frame that a reattachment needs."""
         ...
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a leg needs to reattach to the upstream, and to end when it cannot."""
+    """The facts that a leg needs to reattach, or to end if it cannot reattach."""
 
     seen: Attachment = field(default_factory=Attachment)
-    attempt: int = 1  # a reattachment that makes the server produce again begins another attempt
-    answered: bool = False  # the server has begun to answer, to this connector or an earlier one
-    attempt_unanswered: bool = False  # a later attempt was begun, and no byte of it has come
+    # the number of the attempt: a reattachment with `produces_again` begins the next one
+    attempt: int = 1
+    # whether the server has begun to answer this connector or an earlier one
+    answered: bool = False
+    # whether the newest attempt has begun but no byte of its response has come
+    attempt_unanswered: bool = False
     run_id: str = ""  # for the log
-    unwatchable: bool = False  # the adapter failed on a frame, so `seen` may be wrong
+    unwatchable: bool = False  # whether the adapter failed on a frame, so that `seen` may be wrong
 
     @property
     def can_reattach(self) -> bool:
@@ -37,12 +40,12 @@ class Progress:
         return not (self.attempt_unanswered or self.unwatchable)
 
     def watch(self, watcher: Watcher, frame: Frame) -> None:
-        """Let the adapter note the frame.
+        """Let the adapter read the frame.
 
-        If the adapter raises an exception, the run continues, and the frame's bytes are stored as
-        they came. The leg cannot be reattached any more, since the adapter's notes may be wrong. If
-        the exception were raised, each connector that takes the leg over would fail on the same
-        frame, and the leg would never end.
+        If the adapter raises an exception, the run continues, and the frame's bytes are stored
+        unchanged. The leg cannot be reattached any more, because the facts in `seen` may be wrong.
+        If the exception were raised here, each connector that takes the leg over would fail on the
+        same frame, and the leg would never end.
         """
         try:
             watcher(frame, self.seen)

@@ -1,4 +1,4 @@
-"""Which legs this process holds, and which runs it works on."""
+"""Knows which legs this process holds, and which runs it works on."""
 
 from __future__ import annotations
 
@@ -12,70 +12,71 @@ from penstock.bus import Retry
 from penstock_connector.legs.leg import Leg, Phase
 from penstock_connector.legs.outcome import Outcome
 
-# Seconds that `stop` waits for the legs to write how they ended, and how often it waits. After that
-# the process ends, even if the bus is away.
+# The seconds that `stop` waits for legs to write their outcomes, and the number of such waits.
+# After them, the process ends, even if the bus does not answer.
 STOP_S: Final = 2.0
 STOP_TRIES: Final = 3
 STOPPED: Final = "the connector was stopped, the upstream was not"
 
 
 class RunState(Enum):
-    """What this process does with a run."""
+    """The work that this process does for a run."""
 
-    OPENING = "opening"  # carries out a command of it, or takes its leg over
-    HELD = "held"  # holds its open leg
-    CLOSING = "closing"  # has ended or released its leg, and updates the leg's records
+    OPENING = "opening"  # carries out a command of the run, or takes its leg over
+    HELD = "held"  # holds the run's open leg
+    CLOSING = "closing"  # has ended or released the leg, and updates the leg's records
 
 
 class HeldLeg(NamedTuple):
-    """A leg of this process, and the task that runs and closes it."""
+    """A leg of this process, and the task that runs the leg and updates its records."""
 
     leg: Leg
     task: asyncio.Task[Outcome]
 
 
 class LegRegistry:
-    """The legs of this process by run. No I/O."""
+    """Keeps the legs of this process, by run. No I/O."""
 
     def __init__(self, max_legs: int) -> None:
         self._max_legs = max_legs
         self._legs: dict[str, HeldLeg] = {}
-        self._exclusive: set[str] = set()  # runs that one command or takeover works on
+        self._exclusive: set[str] = set()  # the runs that a command or a takeover works on
 
     def state_of(self, run_id: str) -> RunState | None:
-        """What this process does with the run; None when it does nothing."""
+        """Return the work that this process does for the run; None if it does nothing."""
         held = self._legs.get(run_id)
         if held is not None:
             return RunState.CLOSING if held.leg.phase is Phase.OVER else RunState.HELD
         return RunState.OPENING if run_id in self._exclusive else None
 
     def has_leg(self, run_id: str) -> bool:
-        """Whether a leg of the run is held or being closed here."""
+        """Return whether this process holds a leg of the run, or updates such a leg's records."""
         return run_id in self._legs
 
     def works_on(self, run_id: str) -> bool:
-        """Whether this process does anything with the run."""
+        """Return whether `state_of` is not None: the process opens, holds or closes a leg of the
+        run."""
         return self.state_of(run_id) is not None
 
     @property
     def room(self) -> int:
-        """How many more legs this connector takes."""
+        """The number of further legs that this process may hold."""
         return self._max_legs - len(self._legs)
 
     @property
     def legs(self) -> Mapping[str, HeldLeg]:
-        """The legs of this process at this moment, by run."""
+        """The legs that this process holds now, by run."""
         return dict(self._legs)
 
     @contextmanager
     def exclusively(self, run_id: str) -> Iterator[None]:
         """Let only one command or takeover work on a run at a time.
 
-        The server may deliver a command twice to this process, and the reaper may find a run that a
-        command works on. Without this lock, both would open the same leg.
+        NATS may deliver a command twice to this process, and the reaper may find a run that a
+        command works on. If both worked on the run at once, both would open the same leg.
 
         Raises:
-            Retry: another command of the run is at work.
+            Retry: another command or takeover works on the run.
         """
         if run_id in self._exclusive:
             raise Retry(1)
@@ -86,7 +87,7 @@ class LegRegistry:
             self._exclusive.remove(run_id)
 
     def register(self, leg: Leg, task: asyncio.Task[Outcome]) -> None:
-        """Hold the leg until its task has ended."""
+        """Keep the leg until its task has ended."""
         held = self._legs[leg.run_id] = HeldLeg(leg, task)
 
         def unregister(_: asyncio.Task[Outcome]) -> None:
@@ -96,23 +97,23 @@ class LegRegistry:
         task.add_done_callback(unregister)
 
     async def closed(self, run_id: str) -> None:
-        """Return when the run's earlier leg here, if any, has updated all of its records."""
+        """Wait until the run's earlier leg in this process, if any, has updated all its records."""
         if (held := self._legs.get(run_id)) is not None:
             await asyncio.wait({held.task})
 
     async def release(self, run_id: str) -> None:
-        """Release the run's leg here, if any, and return when its records are updated.
+        """Release the run's leg in this process, if any, and wait until its records are updated.
 
-        That leg is over, or another connector holds it, but its task may still update records.
-        Without the wait, these updates would change the records of the leg that this connector is
-        about to take over.
+        The leg has ended, or another connector holds it, but its task may still update records. If
+        this method did not wait, these updates would change the records of the leg that this
+        connector is about to take over.
         """
         if (held := self._legs.get(run_id)) is not None:
             held.leg.requests.release()
             await asyncio.wait({held.task})
 
     async def stop(self) -> None:
-        """End all legs as lost. Returns after at most 6 s."""
+        """End all legs as lost; this takes at most 6 s."""
         left = self.legs
         for leg, _ in left.values():
             leg.requests.abandon(STOPPED)

@@ -1,4 +1,4 @@
-"""Stores the body of one response in RAW as it came, and parses it at the same time."""
+"""Stores the body of one response in RAW byte for byte, and parses it at the same time."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from penstock_connector.legs.progress import Progress
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams.base import Upstream
 
-MAX_DETAIL_CHARACTERS: Final = 4000  # of an error response's text
+MAX_DETAIL_CHARACTERS: Final = 4000  # the number of characters of an error response that are kept
 MAX_DETAIL_BYTES: Final = 4 * MAX_DETAIL_CHARACTERS
-DETAIL_S: Final = 5.0  # to read an error response's text
+DETAIL_S: Final = 5.0  # seconds in which the text of an error response is read
 
 
 class Cut(Exception):
-    """The connection broke before the body had ended."""
+    """The connection broke before the end of the body."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReattachRefused:
-    """The server's answer to a reattachment does not continue the leg. `error` says why."""
+    """The server's answer to a reattachment does not continue the leg; `error` is the reason."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What all legs of a process share. The budgets count the bytes of all legs."""
+    """The objects that all legs of a process share; the budgets count the bytes of all legs."""
 
     client: httpx.AsyncClient
     settings: ConnectorSettings
-    budget: Budget  # bytes that are read and not yet stored
-    frame_budget: Budget  # bytes of unfinished frames
-    stamp: Callable[[], str]  # the time of receipt, RFC 3339
+    budget: Budget  # counts the bytes that are read and not yet stored
+    frame_budget: Budget  # counts the bytes of incomplete frames
+    stamp: Callable[[], str]  # returns the time of receipt, RFC 3339
     flush: Flush
 
 
@@ -55,11 +55,12 @@ Store = Callable[[bytes, str], Awaitable[None]]
 
 
 class ResponseBody:
-    """Reads a response and stores it at the same time.
+    """Reads a response, and stores it at the same time.
 
-    What comes during a write, or before the flush, is written together in the next write.
-    `reattached` is true if the response continues an earlier response. In that case, the server may
-    refuse to continue, and the response may contain events after the last event of the leg.
+    All bytes that are received during a write, or before the flush, are written together in the
+    next write. `reattached` is True if the response continues an earlier response. In that case,
+    the server may refuse to continue, and the response may contain events after the leg's last
+    event.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class ResponseBody:
         *,
         reattached: bool,
     ) -> None:
-        self.has_frames = False  # at least one whole frame has come
+        self.has_frames = False  # whether at least one complete frame was received
         self._response = response
         self._settings = resources.settings
         self._agent = agent
@@ -92,7 +93,7 @@ class ResponseBody:
         self._frames = Frames(resources.settings.max_frame_bytes, resources.frame_budget)
         self._beginning = Beginning(response.headers.get("content-type", ""))
         self._read_bytes = 0
-        self._error: httpx.HTTPError | None = None  # how the connection broke
+        self._error: httpx.HTTPError | None = None  # the error that broke the connection
 
     async def pump(self) -> Outcome | ReattachRefused:
         """Read and store the whole response.
@@ -110,29 +111,30 @@ class ResponseBody:
                 await self._reading.stop()
                 await self._response.aclose()
             finally:
-                # A write is never cancelled. After a cancelled write, the next write could not tell
-                # whether the cancelled one was stored. What was read before is written, too.
+                # A write is never cancelled: after a cancelled write, the next write could not know
+                # whether the cancelled one was stored. Bytes that were read before are written,
+                # too.
                 self._body.close()
                 await asyncio.wait({storing})
-                storing.exception()  # asyncio would log one that nobody retrieves
+                storing.exception()  # asyncio would log the exception if it were never retrieved
                 self._body.drop()
                 self._frames.drop()
         return storing.result()
 
-    # How a body comes: see `Receiver`
+    # The methods of `Receiver`
 
     def feed(self, chunk: bytes) -> None:
-        """Take a piece of the body, and hold the server back if it is too much."""
+        """Take a piece of the body; if too many bytes wait, stop reading."""
         self._body.feed(chunk)
         if not self._body.has_room:
             self._reading.pause()
 
     def end(self, error: httpx.HTTPError | None) -> None:
-        """Note the end of the body, or why it broke."""
+        """Record the end of the body; `error` is the reason if the connection broke."""
         self._error = error
         self._body.close()
 
-    # How it is stored
+    # Storing the body
 
     async def _store_all(self) -> Outcome | ReattachRefused:
         while True:
@@ -147,7 +149,7 @@ class ResponseBody:
                 return outcome
 
     def _look_at(self, chunk: bytes) -> tuple[Outcome | ReattachRefused | None, bytes]:
-        """Parse the chunk. Return the outcome if nothing is read after it, and what is stored."""
+        """Parse the chunk; return the outcome if the leg ends with it, and the bytes to store."""
         limit_bytes, before = self._settings.max_response_bytes, self._read_bytes
         self._read_bytes += len(chunk)
         if self._read_bytes > limit_bytes:
@@ -161,14 +163,14 @@ class ResponseBody:
         try:
             frames = self._frames.feed(chunk)
         except FrameTooLarge as error:
-            # RAW gets also the bytes over the limit
+            # The bytes over the limit are stored, too.
             return lost("limit", f"the upstream sent too much: {error}"), chunk
         for frame in frames:
             self.has_frames = True
             self._progress.watch(self._upstream.watch, frame)
         if self._reattached and seen.refusal is not None:
             return ReattachRefused(seen.refusal), b""
-        # After the run's last event, the stream may go on with the run's next leg.
+        # After the run's last event, the stream may continue with the run's next leg.
         return ended("eof") if self._reattached and seen.over else None, chunk
 
     def _at_end(self) -> Outcome | ReattachRefused:
@@ -186,7 +188,7 @@ class ResponseBody:
 
 
 async def detail_of(response: httpx.Response) -> str:
-    """The beginning of an error response's text, as far as it comes within 5 s."""
+    """Return the beginning of an error response's text: the part that is received within 5 s."""
     text = b""
     with suppress(httpx.HTTPError, TimeoutError):
         async with asyncio.timeout(DETAIL_S):
@@ -198,5 +200,5 @@ async def detail_of(response: httpx.Response) -> str:
 
 
 def text_of(error: Exception) -> str:
-    """The error's text, or its type where it has none."""
+    """Return the error's text; if it has none, the name of its type."""
     return str(error) or type(error).__name__

@@ -42,7 +42,7 @@ BROKEN: Final = lost("internal", "the connector failed; its log has the details"
 
 
 class LegRunner:
-    """Runs legs. What all legs share (budgets, adapters, the HTTP client) is here."""
+    """Runs legs, and has the objects that all legs share: budgets, adapters, the HTTP client."""
 
     def __init__(
         self,
@@ -69,15 +69,15 @@ class LegRunner:
         )
 
     def upstream(self, agent: ServerAgent) -> Upstream[Any]:
-        """The adapter that speaks with the agent's server."""
+        """Return the adapter for the protocol of the agent's server."""
         return self._upstreams[agent.protocol]
 
     def new_thread_id(self, order: Order, agent: ServerAgent) -> str:
-        """The id that the order's session gets at the agent's server if the session is new."""
+        """Return the agent server's id for the order's session, if the session is new."""
         return thread_id(agent, order.command, callers_known=self._callers_known)
 
     async def stop(self) -> None:
-        """Stop looking at the servers of failed runs."""
+        """Stop the checks of agent servers whose runs have failed."""
         await self._diagnosis.stop()
 
     async def run(
@@ -91,10 +91,10 @@ class LegRunner:
         why: str = "",
         cancelled: CancelCommand | None = None,
     ) -> None:
-        """Register the leg and start its task. The caller has written its `open` or `claim`.
+        """Register the leg and start its task; the caller has written the leg's `open` or `claim`.
 
-        See `Leg` for `is_queued`, `history` and `why`. With `cancelled`, the leg only asks the
-        upstream to stop.
+        `Leg` explains `is_queued`, `history` and `why`. With `cancelled`, the leg only asks the
+        agent server to stop.
         """
         run_id, upstream = order.run_id, self.upstream(agent)
         if not order.thread_id:
@@ -118,9 +118,9 @@ class LegRunner:
         )
         if cancelled is not None:
             leg.requests.cancel(cancelled.by, cancelled.reason)
-        # The leg listens before it calls. In the other order, a cancel that comes between the call
-        # and the subscription would find no holder. It would end the run while the upstream
-        # continues.
+        # The leg subscribes before it calls the agent server. In the other order, a cancel could
+        # arrive between the call and the subscription. It would find no holder, and would end the
+        # run while the agent server continues it.
         listening = await with_retries(
             lambda: self._bus.subscribe(control(run_id), partial(self._on_control, leg))
         )
@@ -140,10 +140,10 @@ class LegRunner:
     # The steps that a leg calls
 
     async def _prepare(self, order: Order, agent: ServerAgent, *, was_called: bool) -> Call:
-        """The leg's request.
+        """Return the leg's request.
 
         Raises:
-            NotAccepted: the start may not be sent; a waiting run of its session can be the reason.
+            NotAccepted: the start must not be sent, for example because a run of its session waits.
         """
         if order.leg == 1 and not was_called and _waits_for_its_thread(agent):
             sessions, key = self._stores.sessions, order.session
@@ -174,8 +174,8 @@ class LegRunner:
                     outcome = await self._end_as_lost(leg, lost("upstream_lost", STOPPED))
                 await self._close(leg, listening, order, outcome)
         except Exception:
-            # The record of the leg is still there. The reaper of this connector finds it within a
-            # minute, and does what is left undone.
+            # The leg's record still exists. The reaper of this connector finds it within a minute,
+            # and completes the updates.
             log.exception("run %s leg %d: its records cannot be updated", leg.run_id, leg.number)
             await self._stop_listening(leg, listening)
         finally:
@@ -187,7 +187,7 @@ class LegRunner:
             outcome = await leg.run()
             self._diagnosis.after(leg.run_id, leg.agent, leg.called_url, outcome)
             return outcome
-        except Exception:  # without this, the run would have no end
+        except Exception:  # without this, the run would never end
             log.exception("run %s leg %d: the connector failed", leg.run_id, leg.number)
             return await self._end_as_lost(leg, BROKEN)
 
@@ -202,45 +202,45 @@ class LegRunner:
     async def _close(
         self, leg: Leg, listening: Subscription, order: Order, outcome: Outcome
     ) -> None:
-        """Update the leg's records after its last source frame. The order of the writes matters."""
+        """Update the leg's records after its last source frame; the order of the writes matters."""
         stores, run_id = self._stores, leg.run_id
         await self._stop_listening(leg, listening)
         await self._pass_cancel_on(leg, outcome)
         if outcome == RELEASED:
-            # The connector that continues the leg needs the record and the place in the queue.
+            # The connector that continues the leg needs its record and its place in the queue.
             return
-        # 1. Leave the queue. Without this write, the session's next leg would wait until it finds
-        # in RAW that this one has ended.
+        # 1. Leave the queue. If the leg stayed in it, the session's next leg would wait until it
+        #    finds in RAW that this leg has ended.
         await with_retries(
             lambda: stores.sessions.leave(order.session, run_id, stores.pod, order.leg)
         )
-        # 2. Record what became of the decision. Without this write, the watchdog and the approvals
-        # would take the decision for one that is still being sent.
+        # 2. Record the result of the sending of the decision. If it were not recorded, the watchdog
+        #    and the approvals service would assume that the decision is still being sent.
         if order.approval_id is not None and outcome != TAKEN_OVER:
             approval_id, state = order.approval_id, sending_state(outcome.label)
             await with_retries(lambda: stores.sendings.record(approval_id, state, is_known=True))
-        # 3. Delete the record of the leg, last. If this process ends before this write, another
-        # connector finds the record, and does what is not yet done. Without the record, nobody
-        # would look.
+        # 3. Delete the record of the leg, last. If this process dies before this write, another
+        #    connector finds the record, and completes the updates. If the record were deleted
+        #    earlier, no connector would look.
         await with_retries(lambda: stores.leg_records.delete(run_id))
 
     async def _stop_listening(self, leg: Leg, listening: Subscription) -> None:
         try:
             await listening.unsubscribe()
-        except Exception as error:  # it was closed before, or the connection is
+        except Exception as error:  # the subscription or the connection was closed before
             log.debug("run %s leg %d: not unsubscribed: %r", leg.run_id, leg.number, error)
 
     async def _pass_cancel_on(self, leg: Leg, outcome: Outcome) -> None:
-        """Pass on a cancel that this connector has accepted and the leg has not carried out."""
+        """Pass on a cancel that this connector has accepted but the leg has not carried out."""
         cancelled = leg.requests.cancelled
         if cancelled is None:
             return
         if outcome.kind == "gone":
-            # Another connector holds the leg. Without this command, it would not get the cancel.
+            # Another connector holds the leg, and gets the cancel only by this command.
             await with_retries(lambda: self._cancel_again(leg.run_id, cancelled))
         elif outcome.label == "eof":
-            # The leg may have ended in a pause just before the cancel. Then the run still waits,
-            # and is cancelled here.
+            # The leg may have ended with a pause just before the cancel. The run then still waits,
+            # so it is cancelled here.
             runs = self._stores.runs
             await with_retries(lambda: runs.cancel_between_legs(leg.run_id, cancelled.facts))
 
@@ -251,10 +251,13 @@ class LegRunner:
 
 
 def _waits_for_its_thread(agent: ServerAgent) -> bool:
-    """Whether a start waits while its thread has a paused run: see `state/paused_session.py`."""
+    """Return whether a start must wait while its session has a paused run.
+
+    `state/paused_session.py` explains the reason.
+    """
     return agent.protocol == "agui" and agent.starts_while_paused == "refuse"
 
 
 def sending_state(label: str) -> SendingState:
-    """What became of the decision that a leg was to send. `label`: the label of its outcome."""
+    """Return the result of the sending of a leg's decision; `label` is the label of its outcome."""
     return "outcome_unknown" if label == "outcome_unknown" else "done"

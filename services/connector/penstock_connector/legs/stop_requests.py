@@ -1,4 +1,4 @@
-"""Requests to a leg that runs: to cancel it, to release it, or to abandon it."""
+"""Requests to stop a running leg: to cancel it, to release it, or to abandon it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from penstock_connector.legs.outcome import RELEASED, Outcome, lost
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The caller who cancelled the run, and the reason, as the events give them."""
+    """The caller who cancelled the run, and the reason, as the events contain them."""
 
     by: str
     reason: str
 
     @property
     def facts(self) -> dict[str, str]:
-        """The fields of the source frame."""
+        """The fields for the source frame."""
         return {"by": self.by, "reason": self.reason}
 
 
 @dataclass(slots=True)
 class StopRequests:
-    """Requests to stop a leg. They may come at any time and more than once.
+    """Requests to stop a leg; they may come at any time and more than once.
 
-    A leg may be both cancelled and released. Then the connector that takes the leg over cancels it.
-    If a leg is both released and abandoned, only the first request counts.
+    If a leg is both cancelled and released, the connector that takes the leg over cancels it. If a
+    leg is both released and abandoned, only the first request counts.
     """
 
     cancelled: Cancelled | None = None
@@ -39,18 +39,18 @@ class StopRequests:
         self._asked.set()
 
     def release(self) -> None:
-        """Ask the leg to close the connection and to write nothing.
+        """Ask the leg to close its connection without writing a last frame.
 
-        Another connector is about to take the leg.
+        The caller does this before another connector takes the leg.
         """
         self._stop(RELEASED)
 
     def abandon(self, error: str) -> None:
-        """Ask the leg to close the connection, and to write that the upstream is lost."""
+        """Ask the leg to close its connection, and to write a `lost` frame with this error."""
         self._stop(lost("upstream_lost", error))
 
     async def wait(self) -> None:
-        """Return at the first request."""
+        """Wait for the first request."""
         await self._asked.wait()
 
     def _stop(self, how: Outcome) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 
 async def stop(task: asyncio.Future[Any]) -> None:
-    """Cancel the task and wait until it has ended. Its result or exception is dropped."""
+    """Cancel the task, and wait until it has ended; its result or exception is dropped."""
     if not task.done():
         task.cancel()
         await asyncio.wait([task])
     if not task.cancelled():
-        task.exception()  # without this, asyncio logs that the exception was never retrieved
+        task.exception()  # otherwise asyncio logs that the exception was never retrieved

@@ -1,1 +1,1 @@
-"""Reads and writes what KV and RAW hold about runs, sessions, claims and legs."""
+"""Reads and writes the data in KV and RAW about runs, sessions, claims and legs."""

@@ -1,11 +1,13 @@
-"""Tells a command that kills connectors from one whose connectors ended for other reasons.
+"""Distinguishes a command that kills connectors from a command whose connectors ended otherwise.
 
-The server counts how often it has delivered a command. When connectors are killed again and again,
-a sound command is delivered many times and never finished, so the count says nothing about the
-command. Therefore, from a number of deliveries on, a connector records each attempt before it
-begins, and deletes the record when it has survived the attempt, whatever the result. While a
-command only waits, for a leg or for its next attempt, no attempt is under way. When several
-attempts in a row were not survived, the command is the reason.
+The server counts how often it has delivered a command. If connectors are killed again and again, a
+harmless command is delivered many times and is never finished, so this count alone does not show
+that the command is the reason.
+
+Therefore, after a number of deliveries, a connector records each attempt before it begins. It
+deletes the record when it has survived the attempt, whatever the result is. A command that only
+waits, for a leg or for its next attempt, has no record. If several attempts in a row were not
+survived, the command is the reason.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from contextlib import asynccontextmanager
 from penstock.bus import Bus, NeverFinished, Stored
 from penstock.bus.subjects import run_id_of
 
-UNCOUNTED = 10  # deliveries without a record; nearly every command needs only one delivery
-MAX_UNSURVIVED = 5  # attempts in a row; then the command is the reason
+# the number of deliveries without a record; nearly every command needs only one delivery
+UNCOUNTED = 10
+# the number of unsurvived attempts in a row after which the command is the reason
+MAX_UNSURVIVED = 5
 
 
 class Attempts:
-    """Counts how many attempts in a row no connector survived, in KV `claims`.
+    """Counts, in KV `claims`, the attempts in a row that no connector has survived.
 
-    The key is `attempts.<run>.<stream sequence>.<step>`. Each step of a command has a count of its
-    own, since a connector that survives the first step may end in the second.
+    The key is `attempts.<run>.<stream sequence>.<step>`. Each step of a command has its own count,
+    because a connector may survive the first step and die in the second.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -32,10 +36,10 @@ class Attempts:
 
     @asynccontextmanager
     async def at(self, step: str, stored: Stored) -> AsyncIterator[None]:
-        """Record an attempt. Within the context, the command may end this process.
+        """Record an attempt; within the context, the command may kill this process.
 
-        The attempt is recorded for a command that was delivered more than 10 times, or that has a
-        record. (`delivered` is 0 where the command was read from the stream, not delivered.)
+        The attempt is recorded if the command was delivered more than 10 times, or if it has a
+        record already. `delivered` is 0 if the command was read from the stream and not delivered.
 
         Raises:
             NeverFinished: five connectors in a row did not survive this step.
@@ -52,7 +56,8 @@ class Attempts:
         unsurvived = int(entry.value) if entry is not None else 0
         if unsurvived >= MAX_UNSURVIVED:
             raise NeverFinished(stored.delivered - 1)
-        # Without this write before the attempt, a command that ends the process leaves no trace.
+        # This write must come before the attempt. A command that kills the process would otherwise
+        # leave no trace.
         await self._bucket.put(key, str(unsurvived + 1).encode())
         try:
             yield

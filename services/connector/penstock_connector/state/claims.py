@@ -1,4 +1,5 @@
-"""Who starts a run: KV `claims`, key `claim.<run>`. Every write is a compare-and-set."""
+"""Claims on the starts of runs: KV `claims`, key `claim.<run>`. Every write is a
+compare-and-set."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from penstock_connector.state.connectors import NOBODY, Connectors
 
 
 class Claims:
-    """The claims on the starts of runs. All methods raise BusError while the bus is away."""
+    """Reads and writes the claims on the starts of runs; all methods may raise BusError."""
 
     def __init__(self, bus: Bus, pod: str, connectors: Connectors) -> None:
         self._pod = pod
@@ -16,26 +17,28 @@ class Claims:
         self._bucket = bus.bucket("claims")
 
     async def claim(self, run_id: str, state: ClaimState = "held") -> Claim | None:
-        """Claim the start of a run; None when it is ours now, else the claim of an earlier writer.
+        """Claim the start of a run; return None on success, otherwise the earlier claim.
 
-        Without the claim two connectors could call the upstream for one start.
+        If there were no claims, two connectors could call the agent server for one start.
         """
         claim = Claim(pod=self._pod, state=state)
         while await self._bucket.create(f"claim.{run_id}", claim.dump()) is None:
-            # the earlier claim may age out between the create and the read; then claim again
+            # The earlier claim may expire between the create and the read. In this case, claim
+            # again.
             if (earlier := await self.read(run_id)) is not None:
                 return earlier
         return None
 
     async def read(self, run_id: str) -> Claim | None:
-        """The claim of the run, if there is one."""
+        """Return the claim on the start of the run; None if there is none."""
         entry = await self._bucket.get(f"claim.{run_id}")
         return _claim(entry) if entry is not None else None
 
     async def take_over(self, run_id: str, state: ClaimState = "held") -> bool:
         """Replace the claim of a connector that does not answer.
 
-        Return False if that connector answers, or if another connector replaced the claim first.
+        Return False if that connector answers, or if another connector has replaced the claim
+        first.
         """
         entry = await self._bucket.get(f"claim.{run_id}")
         if entry is None or await self._connectors.answers(_claim(entry).pod):
@@ -47,7 +50,8 @@ class Claims:
     async def give_back(self, run_id: str) -> None:
         """Let any connector take over a start that this connector has claimed and cannot begin.
 
-        Without this write, every other connector would wait for this one, which does not begin.
+        If the claim were kept, every other connector would wait for this connector, which does not
+        begin the start.
         """
         entry = await self._bucket.get(f"claim.{run_id}")
         if entry is not None and _claim(entry) == Claim(pod=self._pod):

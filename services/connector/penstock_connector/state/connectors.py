@@ -1,4 +1,5 @@
-"""Which connectors live: their leases in KV `leases`, and the answers to `alive.<pod>`."""
+"""Finds out which connectors are alive, by their leases in KV `leases` and answers to
+`alive.<pod>`."""
 
 from __future__ import annotations
 
@@ -8,24 +9,25 @@ from typing import Final
 
 from penstock.bus import Bus, Peers
 
-NOBODY: Final = "nobody"  # the pod of a claim that was given back; no connector has this name
+NOBODY: Final = "nobody"  # the pod in a claim that was given back; no connector has this name
 
 
 class Liveness(Enum):
-    """What this connector knows of the connector that wrote a record."""
+    """The state of the connector that wrote a record, as far as this connector knows it."""
 
-    OURS = "ours"  # the record is this connector's
-    ALIVE = "alive"  # its lease is valid, or nobody can tell at present
-    SILENT = "silent"  # its lease is valid, but nobody answers for it
-    DEAD = "dead"  # its lease has expired, or asking has shown that its process ended
+    OURS = "ours"  # this connector wrote the record
+    ALIVE = "alive"  # the lease is valid, or it is unknown whether it is
+    SILENT = "silent"  # the lease is valid, but the connector does not answer
+    DEAD = "dead"  # the lease has expired, or the connector was asked and its process has ended
 
 
 class Connectors:
-    """Tells whether other connectors live.
+    """Finds out whether other connectors are alive.
 
-    `sees_others()` is False after the bus was away for so long that all leases have expired. Then
-    the other connectors are about to renew their leases, so none of them counts as dead. `peers`
-    asks connectors whether they live. A connector that `peers` has found dead is dead in any case.
+    `sees_others()` is False if the bus did not answer for so long that all leases have expired. In
+    this case, the other connectors are about to renew their leases, so none of them counts as dead.
+    `peers` asks connectors whether they are alive. A connector that `peers` has found dead always
+    counts as dead.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Connectors:
         self._leases = bus.bucket("leases")
 
     async def liveness(self, pod: str) -> Liveness:
-        """What is known of that connector.
+        """Return what is known about the connector `pod`.
 
         Raises:
             BusError: the leases cannot be read.
@@ -54,7 +56,7 @@ class Connectors:
         return Liveness.ALIVE if await self.answers(pod) else Liveness.SILENT
 
     async def lives(self, pod: str) -> bool:
-        """Whether that connector's lease is valid, or the leases cannot tell.
+        """Return whether the connector's lease is valid; also True if the leases cannot show it.
 
         Raises:
             BusError: the leases cannot be read.
@@ -67,16 +69,16 @@ class Connectors:
             return True
         if await self._leases.get(f"pod.{pod}") is not None:
             return True
-        # When the clock of NATS was set forward, all leases expire at once. Without this look at
-        # the clock, every connector would then take over the runs of every other one.
+        # If the clock of NATS was set forward, all leases expire at once. So the clock is checked
+        # here. If it were not, every connector would take over the runs of all other connectors.
         await self._bus.clock.look()
         return not self.sees_others()
 
     async def answers(self, pod: str) -> bool:
-        """As `lives`, but False as soon as nobody answers for that connector.
+        """Return the same as `lives`, but False as soon as the connector does not answer.
 
-        If nobody answers, another connector may begin what that connector has claimed and not
-        begun. If that connector lives after all, the fence refuses its `open`.
+        If a connector does not answer, another connector may begin the work that it has claimed and
+        not begun. If the silent connector is alive after all, the fence refuses its `open`.
 
         Raises:
             BusError: the leases cannot be read.
@@ -86,9 +88,9 @@ class Connectors:
         return await self.lives(pod)
 
     async def living(self) -> set[str]:
-        """All connectors with a valid lease, and this one.
+        """Return all connectors with a valid lease, and this connector.
 
-        The result counts only if `sees_others()` returns True afterwards.
+        The result may be used only if `sees_others()` returns True afterwards.
 
         Raises:
             BusError: the leases cannot be read.
@@ -98,6 +100,6 @@ class Connectors:
         return {key.removeprefix("pod.") for key in keys} | {self._pod}
 
     def suspect(self, pods: set[str]) -> None:
-        """Ask whether these connectors live. They have leg records, but no lease."""
+        """Ask whether these connectors are alive, because they have leg records but no lease."""
         if self._peers is not None:
             self._peers.suspect(pods)

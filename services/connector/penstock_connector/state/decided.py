@@ -1,7 +1,8 @@
-"""Decisions as the approvals service has recorded them: KV `approvals`, read from the leader.
+"""Reads the decisions that the approvals service has recorded: KV `approvals`, from the leader.
 
-A continue command is only a reminder. The request to the server is made from the record, which is
-written before the command. The request is made only if the command says the same as the record.
+A continue command only tells that a decision exists. The request to the agent server is made from
+the decision's record, which is written before the command. If the command's content differs from
+the record, no request is made.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from penstock.bus.write import objects
 
 
 class NotDecided(Exception):
-    """A continue command without a decision that says the same. The text names what differs."""
+    """No decision has the same content as a continue command; the text names the difference."""
 
 
 class Decisions:
-    """Reads records of approvals, and never writes one."""
+    """Reads the records of approvals; it never writes them."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def confirmed(self, command: ContinueCommand) -> ContinueCommand:
-        """The command, made of the decision's record.
+        """Return the command that the decision's record contains.
 
         Raises:
-            NotDecided: there is no decision, or the command differs from it.
+            NotDecided: there is no decision, or `command` differs from it.
             BusError: the record cannot be read.
-            ObjectGone: the record's content has aged out of the object store.
+            ObjectGone: the record's content has expired in the object store.
         """
         record = await self._record(command.approval_id)
         if record is None:
@@ -38,7 +39,7 @@ class Decisions:
                 f"approval {command.approval_id} is {record.status}, so nothing is sent"
             )
         ours, theirs = decided.model_dump(), command.model_dump()
-        # fields that a later release has added are not compared
+        # A later release may have added fields to the command. These are not compared.
         if differing := sorted(name for name in ours if ours[name] != theirs[name]):
             raise NotDecided(
                 f"approval {command.approval_id} was decided otherwise: "
@@ -47,17 +48,18 @@ class Decisions:
         return decided
 
     async def command(self, approval_id: str) -> ContinueCommand | None:
-        """The command that follows from a decision; None when there is no decision."""
+        """Return the command that a decision's record contains; None if there is no decision."""
         record = await self._record(approval_id)
         return record.going_on() if record is not None else None
 
     async def decided_at(self, approval_id: str) -> str | None:
-        """When the decision was taken, RFC 3339; None when there is none."""
+        """Return the time at which the decision was taken, RFC 3339; None if there is no
+        decision."""
         record = await self._record(approval_id)
         return record.decision.at if record is not None and record.decision is not None else None
 
     async def is_taken(self, run_id: str) -> bool:
-        """Whether the run's last pause was decided."""
+        """Return whether the run's last pause was decided."""
         entry = await self._bus.bucket("pauses").get(run_id)
         if entry is None:
             return False

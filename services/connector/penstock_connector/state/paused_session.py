@@ -1,9 +1,11 @@
-"""Whether a session has a run that waits for a decision which a new run would disturb.
+"""Finds out whether a session has a run that waits for a decision, and that a new run would
+disturb.
 
-A graph behind AG-UI waits at one place for its whole thread. While an earlier run waits for a
-person, a new run may move the graph to another place. The person's answer would then let that other
-place go on. So the new run is not sent before the earlier run is decided or cancelled. Answers that
-name a tool call, as those to Agno's interface, always reach the call that was decided.
+Behind an AG-UI server there may be a graph that waits at one place for its whole thread. While an
+earlier run waits for a person, a new run may move the graph to another place. The person's answer
+would then continue the graph at the wrong place. So the new run is not sent before the earlier run
+is decided or cancelled. An answer that names a tool call, as AG-UI servers of Agno expect it,
+always reaches the call that was decided.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from penstock.starts import NotAccepted, Refusal
 from penstock_connector.state.retries import with_retries
 from penstock_connector.state.run_state import CLOSED, Runs, kind_of
 
-SETTLES_S: Final = 20.0  # within it, the normalizer finds out whether an ended leg has paused
+SETTLES_S: Final = 20.0  # seconds in which the normalizer finds out whether an ended leg has paused
 LOOK_S: Final = 0.1
-BY_CALL: Final = "tool"  # the style of an answer that names its call
+BY_CALL: Final = "tool"  # the style of an answer that names its tool call
 
 
 async def require_at_rest(bus: Bus, runs: Runs, run_ids: Sequence[str]) -> list[str]:
-    """Return the runs that have ended. No other run waits for an answer that names no call.
+    """Return the runs that have ended; raise if a new run would disturb one of the others.
 
     Raises:
-        NotAccepted: a run waits for an answer that names no call, or it is not yet known whether a
-            run waits.
+        NotAccepted: a run waits for an answer that names no tool call, or it is not yet known
+            whether a run waits.
     """
     ended = []
     for run_id in run_ids:
@@ -42,13 +44,13 @@ async def require_at_rest(bus: Bus, runs: Runs, run_ids: Sequence[str]) -> list[
 
 
 async def _has_ended(bus: Bus, runs: Runs, run_id: str) -> bool:
-    """False for a run that waits for a decision, and for one that has not begun."""
+    """Return whether the run has ended; False if it waits for a decision, or has not begun."""
     deadline = asyncio.get_running_loop().time() + SETTLES_S
     while True:
         record = await runs.record(run_id)
         if record is None:
-            # A run's record is kept for 30 days, but its pause for as long as the run waits. So a
-            # run with neither has ended.
+            # A run's record is kept for 30 days, but its pause is kept as long as the run waits. So
+            # a run that has neither has ended.
             return await bus.bucket("pauses").get(run_id) is None
         if record.status in ENDED:
             return True

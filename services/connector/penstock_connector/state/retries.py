@@ -1,4 +1,4 @@
-"""Steps that must not be left half done: they are repeated while the bus is away."""
+"""Repeats steps that must be completed even if the bus does not answer for a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RETRY_S: Final = 0.25
 
 
 async def with_retries(step: Callable[[], Awaitable[T]]) -> T:
-    """Return the step's result; while the bus is away, do the step again every 0.25 s.
+    """Return the step's result; if the bus does not answer, repeat the step every 0.25 s.
 
     Raises:
         FenceConflict: another connector has written to the run.
@@ -30,5 +30,5 @@ async def with_retries(step: Callable[[], Awaitable[T]]) -> T:
             raise
         except (BusError, TimeoutError) as error:
             log.log(level, "the bus does not answer, trying again: %r", error)
-            level = logging.DEBUG  # with a thousand legs, one warning per step is enough
+            level = logging.DEBUG  # with a thousand legs, one warning for each step is enough
             await asyncio.sleep(RETRY_S)

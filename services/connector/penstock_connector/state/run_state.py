@@ -1,4 +1,4 @@
-"""Reads what RAW and a run's record say, and ends runs whose leg this connector does not hold."""
+"""Reads runs from RAW and KV, and ends runs whose leg this connector does not hold."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 WRITER = "upstream"
 LAG_S = 0.05
 FrameKind = Literal["open", "claim", "bytes", "end", "lost", "event"]
-LastKind = Literal["end", "lost", "event"]  # a frame after which no leg is open
+LastKind = Literal["end", "lost", "event"]  # the kinds of frames after which no leg is open
 CLOSED: Final[frozenset[FrameKind]] = frozenset({"end", "lost", "event"})
 
 
 class Runs:
-    """Reads runs, and ends them with fenced writes. All methods raise BusError."""
+    """Reads runs, and ends them with fenced writes; all methods may raise BusError."""
 
     def __init__(self, bus: Bus, pod: str) -> None:
         self._bus = bus
@@ -34,7 +34,7 @@ class Runs:
         self._connections = 0
 
     def writer(self, run_id: str, last: Stored | None = None) -> RawWriter:
-        """A writer whose first frame follows `last`.
+        """Return a writer whose first frame must directly follow the frame `last`.
 
         If another frame follows `last` already, the fence refuses the write.
         """
@@ -43,20 +43,21 @@ class Runs:
         return RawWriter(self._bus, run_id, WRITER, connection, last.sequence if last else 0)
 
     async def end(self, run_id: str, last: Stored, kind: LastKind, facts: dict[str, Any]) -> None:
-        """End the run with a frame after `last`, unless another connector writes first."""
+        """End the run with a frame after `last`; do nothing if another connector writes first."""
         try:
             await self.writer(run_id, last).write(kind, orjson.dumps(facts), leg=leg_of(last))
         except FenceConflict:
             log.info("run %s: another connector ended it first", run_id)
 
     async def tail(self, run_id: str) -> Stored | None:
-        """The last source frame of the upstream's writer."""
+        """Return the last source frame that a connector has written for the run; None without
+        one."""
         return await tail(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
 
     async def frames(self, run_id: str, after: int, last: Stored) -> AsyncIterator[Stored]:
-        """The source frames of the upstream's writer after that sequence of RAW, up to `last`.
+        """Yield the source frames of connectors after RAW's sequence `after`, up to `last`.
 
-        The server finds a run's frames by their subject, so no clock decides where to begin.
+        The frames are found by their subject and sequence, so no clock matters here.
         """
         read_to = after
         stream, pattern = raw_for(run_id), raw_stored(run_id, WRITER)
@@ -67,30 +68,31 @@ class Runs:
                     read_to = stored.sequence
                     yield stored
             if read_to == before:
-                await asyncio.sleep(LAG_S)  # a replica that lags has answered
+                await asyncio.sleep(LAG_S)  # a replica that lags behind has answered
 
     async def stored_at(self, run_id: str, sequence: int) -> str:
-        """When the server stored that frame of the run, RFC 3339; empty when it has aged."""
+        """Return when NATS stored this frame of the run, RFC 3339; empty if the frame has
+        expired."""
         stored = await self._bus.at(raw_for(run_id), sequence)
         return stored.stored_at if stored is not None else ""
 
     async def record(self, run_id: str) -> RunRecord | None:
-        """The run's record in KV `runs`; None if there is none."""
+        """Return the run's record in KV `runs`; None if there is none."""
         entry = await self._bus.bucket("runs").get(run_id)
         if entry is None or entry.value is None:
             return None
         return RunRecord.model_validate_json(entry.value)
 
     async def has_ended(self, run_id: str) -> bool:
-        """Whether the run's record says that the run has ended."""
+        """Return whether the run has ended, by the status in its record."""
         record = await self.record(run_id)
         return record is not None and record.status in ENDED
 
     async def cancel_that_forbids_continuing(self, run_id: str) -> CancelCommand | None:
-        """The cancel that forbids continuing the run's open leg; None if there is none.
+        """Return the cancel that forbids continuing the run's open leg; None if there is none.
 
         A cancel stays in COMMANDS until the leg has ended. A run may also have ended before its
-        leg: the edge cancels a run by a frame of its own when no connector does so in time.
+        leg: if no connector cancels a run in time, the edge ends the run with its own frame.
         """
         stored = await self._bus.tail(COMMANDS, command("connector", "cancel", run_id))
         if stored is not None:
@@ -100,7 +102,7 @@ class Runs:
         return None
 
     async def cancel_between_legs(self, run_id: str, facts: dict[str, str]) -> None:
-        """Cancel a run whose last leg has ended. `facts`: `by` and `reason` of the event."""
+        """Cancel a run whose last leg has ended; `facts` has `by` and `reason` of the event."""
         if await self.has_ended(run_id):
             return
         last = await self.tail(run_id)
@@ -110,26 +112,26 @@ class Runs:
 
 
 def ending(type_: str, **data: Any) -> dict[str, Any]:
-    """The payload of an `event` frame: a terminal event that no upstream has sent."""
+    """Return the payload of an `event` frame: a terminal event that no agent server has sent."""
     return {"type": type_, "data": data}
 
 
 def leg_of(stored: Stored) -> int:
-    """The leg of a source frame."""
+    """Return the number of a source frame's leg."""
     return int(stored.headers[messages.LEG])
 
 
 def kind_of(stored: Stored) -> FrameKind:
-    """The kind of a source frame; for a part, the kind of the whole frame."""
+    """Return the kind of a source frame; for a part of a frame, the kind of the whole frame."""
     kind = stored.headers.get(messages.WHOLE) or stored.headers[messages.KIND]
     return cast(FrameKind, kind)  # only connectors write under this subject
 
 
 def is_over(last: Stored, leg: int) -> bool:
-    """Whether that leg has ended, by the last source frame of its run."""
+    """Return whether the leg has ended; `last` is the last source frame of its run."""
     return leg_of(last) > leg or (leg_of(last) == leg and kind_of(last) in CLOSED)
 
 
 def holder_of(stored: Stored) -> str:
-    """The connector that wrote a source frame."""
+    """Return the name of the connector that wrote a source frame."""
     return stored.headers[messages.CONNECTION].partition("/")[0]

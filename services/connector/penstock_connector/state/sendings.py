@@ -1,7 +1,7 @@
-"""What became of the one sending of a decision: KV `sent`, key approval id.
+"""Records of the sendings of decisions: KV `sent`, key approval id.
 
-A decision goes upstream at most once. A connector claims the sending before it sends, and records
-the result. Every write is a compare-and-set.
+A decision is sent to the agent server at most once. So a connector claims the sending before it
+sends the decision, and records the result afterwards. Every write is a compare-and-set.
 """
 
 from __future__ import annotations
@@ -14,47 +14,50 @@ from penstock_connector.state.connectors import NOBODY
 
 
 class ClaimedSending(NamedTuple):
-    """The sending of an earlier writer, and its revision in the bucket."""
+    """The record of a sending that a connector has claimed, and the record's revision in the
+    bucket."""
 
     sent: Sent
     revision: int
 
 
 class Sendings:
-    """The sendings of decisions. All methods raise BusError while the bus is away."""
+    """Reads and writes the records of sendings; all methods may raise BusError."""
 
     def __init__(self, bus: Bus, pod: str) -> None:
         self._pod = pod
         self._bucket = bus.bucket("sent")
 
     async def claim(self, approval_id: str) -> ClaimedSending | None:
-        """Claim the sending; None when it is ours now, else the sending of an earlier writer.
+        """Claim the sending; return None on success, otherwise the record of the earlier claim.
 
-        Without the claim two connectors could send one decision.
+        If there were no claims, two connectors could send one decision.
         """
         sent = Sent(pod=self._pod)
         while await self._bucket.create(approval_id, sent.dump()) is None:
-            # the earlier record may age out between the create and the read; then claim again
+            # The earlier record may expire between the create and the read. In this case, claim
+            # again.
             if (entry := await self._bucket.get(approval_id)) is not None:
                 return ClaimedSending(Sent.model_validate_json(entry.value), entry.revision)
         return None
 
     async def read(self, approval_id: str) -> Sent | None:
-        """What became of the sending; None when nobody has claimed it."""
+        """Return the record of the sending; None if no connector has claimed the sending."""
         entry = await self._bucket.get(approval_id)
         return Sent.model_validate_json(entry.value) if entry is not None else None
 
     async def take_over(self, approval_id: str, revision: int) -> bool:
-        """Replace the claim of a dead connector that has not begun.
+        """Replace the claim of a dead connector that has not begun to send.
 
         `revision` is the revision of the claim that the caller has read. Return False if another
-        connector has replaced that claim first.
+        connector has replaced this claim first.
         """
         sent = Sent(pod=self._pod)
         return await self._bucket.update(approval_id, sent.dump(), revision) is not None
 
     async def give_back(self, approval_id: str) -> None:
-        """Let any connector take over a sending that this one has claimed and cannot begin."""
+        """Replace this connector's claim on a sending that it cannot begin, so that others may
+        claim it."""
         entry = await self._bucket.get(approval_id)
         if entry is not None and Sent.model_validate_json(entry.value) == Sent(pod=self._pod):
             await self._bucket.update(approval_id, Sent(pod=NOBODY).dump(), entry.revision)
@@ -67,12 +70,13 @@ class Sendings:
         *,
         is_known: bool = False,
     ) -> None:
-        """Record what became of the sending, unless that is recorded already.
+        """Record the result of the sending; do nothing if a result is recorded already.
 
-        Only the connector that claimed the sending may record the result: this connector, or `pod`,
-        for which this connector acts. With `is_known`, RAW shows what became of the leg, and any
-        connector may record it. The claim may be another connector's in that case: a connector that
-        was suspended may have sent the decision after its claim was taken over.
+        Normally only the connector that claimed the sending may record the result: this connector,
+        or the connector `pod` for which this connector acts. If `is_known` is True, RAW shows the
+        outcome of the leg, and any connector may record it. The claim may then belong to another
+        connector: a connector that was suspended may have sent the decision after its claim was
+        taken over.
         """
         sent = Sent(pod=self._pod, state=state)
         while (entry := await self._bucket.get(approval_id)) is not None:

@@ -1,7 +1,7 @@
-"""The legs of one session run one after another: KV `sessions`, one record per session.
+"""Lets the legs of one session run one after another: KV `sessions`, one record for each session.
 
-The record holds the queue of the session's legs, its runs, and what its server calls it. The key is
-a hash of owner, agent and session. Every write is a compare-and-set.
+The record has the queue of the session's legs, the session's runs, and the agent server's id of the
+session. The key is a hash of owner, agent and session. Every write is a compare-and-set.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from penstock_connector.state.run_state import WRITER, is_over
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 2.0  # between two looks at the leg in front, when no notice comes
+LOOK_AGAIN_S = 2.0  # seconds between two checks of the first leg in the queue, if no notice comes
 MAX_RUNS_LISTED: Final = 1000
-# The number of last runs that count as open if a record of an earlier release does not say which
-# runs are open.
+# A record of an earlier release does not tell which runs are open. In such a record, this number of
+# the last runs count as open.
 MAX_OPEN_OF_BEFORE: Final = 50
 
 
 class Joined(NamedTuple):
-    """The place of a leg that was put into its session's queue."""
+    """The place of a leg in its session's queue."""
 
-    is_first: bool  # no other leg is in front of it
-    thread_id: str  # what the server calls the session
+    is_first: bool  # whether no other leg is before this one
+    thread_id: str  # the agent server's id of the session
 
 
 class SessionQueue:
-    """The queues of all sessions. All methods raise BusError while the bus is away."""
+    """Reads and writes the queues of all sessions; all methods may raise BusError."""
 
     def __init__(self, bus: Bus, connectors: Connectors, leg_records: LegRecords) -> None:
         self._bus = bus
@@ -57,15 +57,16 @@ class SessionQueue:
         owner: str | None = None,
         lists_open_runs: bool = False,
     ) -> Joined:
-        """Put the leg into the queue. Return its place, and what the server calls the session.
+        """Put the leg into the queue; return its place, and the agent server's id of the session.
 
-        A new session is called `thread_id` at its server, now and in all later legs. With
-        `lists_open_runs`, `others` tells later which runs of the session may wait for a decision.
+        For a new session, this id is `thread_id`, for this leg and all later legs. With
+        `lists_open_runs`, the record also lists the runs that may wait for a decision, which
+        `others` returns later.
         """
 
         def change(record: SessionRecord) -> None:
             if owner is not None:
-                record.user_id = owner  # records of older versions have none
+                record.user_id = owner  # records of older versions do not name the owner
             if record.thread_id == "":
                 record.thread_id = thread_id
             if mine not in record.queue:
@@ -75,38 +76,38 @@ class SessionQueue:
                 record.queue = [*record.queue[:1], *waiting]
             if lists_open_runs:
                 before = record.runs[-MAX_OPEN_OF_BEFORE:] if record.open is None else record.open
-                # The list may have the run already: for ADK's legacy POST and GET
-                # (adk-streaming.md), the edge lists a run before the run is started.
+                # The list may have the run already: before the edge starts a run by ADK's legacy
+                # POST (adk-streaming.md), it adds the run to the list.
                 record.open = [*(each for each in before if each != mine.run_id), mine.run_id]
             if mine.run_id not in record.runs:
-                insort(record.runs, mine.run_id)  # run ids sort by the time of creation
+                insort(record.runs, mine.run_id)  # run ids are ordered by their time of creation
                 del record.runs[:-MAX_RUNS_LISTED]
 
         new = SessionRecord(agent=agent, session_id=session_id, thread_id=thread_id)
         record = await self._change(key, change, new)
         assert record is not None
-        # The compare-and-set has shown that this is the record, so it is not read again.
+        # The compare-and-set has shown that this is the stored record, so it is not read again.
         return Joined(_is_first(record, mine), record.thread_id or record.session_id)
 
     async def thread_id(self, key: str) -> str | None:
-        """What the server calls the session; None when the session has no record."""
+        """Return the agent server's id of the session; None if the session has no record."""
         entry = await self._bucket.get(key)
         record = _session(entry) if entry is not None else None
         return (record.thread_id or record.session_id) if record is not None else None
 
     async def others(self, key: str, run_id: str) -> list[str]:
-        """The session's other runs that have begun and may wait for a decision."""
+        """Return the session's other runs that have begun and may wait for a decision."""
         entry = await self._bucket.get(key)
         if entry is None:
             return []
         record = _session(entry)
-        # Only runs whose first leg is in the queue are left out, since they have not begun. A run
-        # whose decision is in the queue behind this leg still waits.
+        # A run whose first leg is in the queue has not begun, so it is left out. A run with a later
+        # leg in the queue stays: its decision is queued behind this leg, so the run still waits.
         queued = {turn.run_id for turn in record.queue if turn.leg == 1} | {run_id}
         return [each for each in record.open or [] if each not in queued]
 
     async def forget_ended(self, key: str, run_ids: Sequence[str]) -> None:
-        """Take runs that have ended off the list of open runs, so that `others` leaves them out."""
+        """Remove ended runs from the list of open runs, so that `others` leaves them out."""
 
         def change(record: SessionRecord) -> None:
             if record.open is not None:
@@ -115,9 +116,9 @@ class SessionQueue:
         await self._change(key, change)
 
     async def take_over(self, key: str, mine: Turn) -> bool:
-        """Take the place of the leg's earlier holder; True when no other leg is in front of it.
+        """Take the place of the leg's earlier holder; return True if no other leg is before it.
 
-        The turns of the run's earlier legs, which have ended, are deleted.
+        The places of the run's earlier legs, which have ended, are deleted.
         """
 
         def change(record: SessionRecord) -> None:
@@ -126,18 +127,18 @@ class SessionQueue:
             ]
             places = [n for n, turn in enumerate(others) if _same_leg(turn, mine)]
             record.queue = [turn for turn in others if not _same_leg(turn, mine)]
-            # The leg gets the first of its places. If it has no place, another leg has passed it
-            # over. That other leg runs now, so the leg goes behind it.
+            # The leg gets the first of its places. If it has no place, another leg has deleted it
+            # from the queue and runs now. So this leg gets the place behind that leg.
             record.queue.insert(places[0] if places else 1, mine)
 
         record = await self._change(key, change)
         return record is None or _is_first(record, mine)
 
     async def wait(self, key: str, mine: Turn) -> None:
-        """Return when the leg is first in the queue.
+        """Wait until the leg is first in the queue.
 
-        Deletes turns in front of it that no connector will delete any more. Without that, one
-        connector that ended at the wrong moment would block the session.
+        This method also deletes places before the leg that no connector will delete any more. If it
+        did not, one connector that died at the wrong moment would block the session for ever.
         """
         moved = asyncio.Event()
 
@@ -159,11 +160,11 @@ class SessionQueue:
             await subscription.unsubscribe()
 
     async def leave(self, key: str, run_id: str, pod: str, leg: int | None) -> None:
-        """Delete the turn of a leg that has ended, and tell the connectors that wait.
+        """Delete the place of a leg that has ended, and notify the connectors that wait.
 
-        If `leg` is given, only the turn of this leg is deleted, because the same pod may hold a
-        later leg of the run by now. If `leg` is None, the turns of all legs of the run that the pod
-        has put into the queue are deleted.
+        If `leg` is given, only the place of this leg is deleted, because the same pod may now hold
+        a later leg of the run. If `leg` is None, all places of the run that belong to the pod are
+        deleted.
         """
 
         def change(record: SessionRecord) -> None:
@@ -174,7 +175,7 @@ class SessionQueue:
             ]
 
         record = await self._change(key, change)
-        if record is not None and record.queue:  # a leg that waits is in the queue
+        if record is not None and record.queue:  # otherwise no leg waits for the notice
             await self._bus.client.publish(turn(key))
 
     async def _is_first(self, key: str, mine: Turn) -> bool:
@@ -182,15 +183,16 @@ class SessionQueue:
         return entry is None or _is_first(_session(entry), mine)
 
     async def _pass_over(self, key: str, mine: Turn) -> None:
-        """Delete the turns in front of ours that no connector will delete any more."""
+        """Delete the places before this leg that no connector will delete any more."""
         while True:
             entry = await self._bucket.get(key)
             queue = _session(entry).queue if entry is not None else []
             if mine not in queue or queue[0] == mine:
                 return
             first = queue[0]
-            # If the first turn is of the same leg, it is the turn of another connector, which the
-            # fence has refused: our `open` is in RAW, so no other connector can run this leg.
+            # If the first place is of the same leg, another connector made it, and the fence has
+            # refused that connector. This connector's `open` is in RAW, so no other connector can
+            # run this leg.
             if not _same_leg(first, mine) and not await self._is_abandoned(first):
                 return
             log.warning("run %s leg %d: its turn is passed over", first.run_id, first.leg)
@@ -202,11 +204,11 @@ class SessionQueue:
             await self._bus.client.publish(turn(key))
 
     async def _is_abandoned(self, turn: Turn) -> bool:
-        """Whether the turn's leg has ended, or the leg's connector is dead and left no leg record.
+        """Return whether the leg has ended, or its connector is dead and has left no leg record.
 
-        RAW shows whether a leg has ended. The leg's connector may have ended, or may hang, before
-        it deleted the turn. If a dead connector's leg is recorded and open, the turn stays, since
-        the reaper continues the leg.
+        RAW shows whether the leg has ended; its connector may have died, or may hang, before it
+        deleted the place. If a dead connector's leg is open and has a record, the place stays,
+        because the reaper continues the leg.
         """
         last = await tail(self._bus, raw_for(turn.run_id), raw_stored(turn.run_id, WRITER))
         if last is not None and is_over(last, turn.leg):
@@ -221,7 +223,7 @@ class SessionQueue:
         change: Callable[[SessionRecord], None],
         new: SessionRecord | None = None,
     ) -> SessionRecord | None:
-        """Change the record, and return it as it is now; None when there is none."""
+        """Change the record, and return the changed record; None if there is no record."""
         while True:
             entry = await self._bucket.get(key)
             if entry is None and new is None:

@@ -1,4 +1,4 @@
-"""What connectors keep on the bus about runs, in one object for all that use several of them."""
+"""Holds the stores for connectors' data on the bus in one object."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from penstock_connector.state.session_queue import SessionQueue
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The records by which connectors divide runs, and what RAW tells of runs."""
+    """The stores that connectors use to divide runs among them, and to read runs from RAW."""
 
     bus: Bus
-    pod: str  # this connector
+    pod: str  # the name of this connector
     connectors: Connectors
     claims: Claims
     leg_records: LegRecords
@@ -34,7 +34,7 @@ def open_stores(
     sees_others: Callable[[], bool] = lambda: True,
     peers: Peers | None = None,
 ) -> Stores:
-    """The stores of this connector. See `Connectors` for `sees_others` and `peers`."""
+    """Return the stores of this connector; `Connectors` explains `sees_others` and `peers`."""
     connectors = Connectors(bus, pod, sees_others, peers)
     leg_records = LegRecords(bus, pod)
     return Stores(

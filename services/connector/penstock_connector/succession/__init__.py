@@ -1,1 +1,1 @@
-"""What happens when a connector dies or stops: its legs are taken over, or ended."""
+"""Takes over or ends the legs of a connector that has died or that stops."""

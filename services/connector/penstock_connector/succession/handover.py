@@ -1,8 +1,8 @@
-"""Hands the legs of a stopping connector over to other connectors, and accepts theirs.
+"""Hands the legs of a stopping connector over to other connectors, and accepts legs of others.
 
-A connector that stops releases a leg, then asks by the core request `handover.leg` whether another
-connector goes on with it. The request `{}` asks whether another connector is there at all;
-`{"run_id": …}` asks it to take that run's leg, and it answers `{"taken": true or false}`.
+A connector that stops releases a leg, and then sends the core request `handover.leg`. The request
+`{}` asks whether another connector exists at all. The request `{"run_id": …}` asks it to take the
+leg of this run, and it answers `{"taken": true or false}`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from penstock_connector.succession.takeover import Takeover
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 16  # legs that are handed over side by side
+AT_ONCE: Final = 16  # the number of legs that are handed over at the same time
 LOOK_FOR_PEERS_S: Final = 1.0
-HAND_OVER_S: Final = 10.0  # the time for another connector to answer that it has taken a leg
+HAND_OVER_S: Final = 10.0  # seconds in which another connector must answer that it has taken a leg
 
 
 class Handover:
-    """Gives this connector's legs to others when it stops, and takes legs of others."""
+    """Hands this connector's legs over when it stops, and takes legs of other connectors."""
 
     def __init__(
         self, stores: Stores, registry: LegRegistry, runner: LegRunner, takeover: Takeover
@@ -46,17 +46,18 @@ class Handover:
         self._offers: Subscription | None = None
         self._taking: set[asyncio.Task[None]] = set()
 
-    # Legs of others
+    # Taking legs of other connectors
 
     async def accept(self) -> None:
-        """Let other connectors offer their legs; wait for a server that takes the subscription."""
+        """Let other connectors offer their legs; wait until a NATS server accepts the
+        subscription."""
         self._offers = await until_answered(
             "subscribing to offers of legs",
             lambda: self._bus.subscribe(handover(), self._on_offer, queue="connectors"),
         )
 
     async def refuse(self) -> None:
-        """Accept no more offers, and finish what was accepted."""
+        """Accept no more offers, and complete the takeovers of accepted offers."""
         if self._offers is not None:
             await self._offers.unsubscribe()
             self._offers = None
@@ -83,17 +84,17 @@ class Handover:
                     taken = await self._takeover.take_over(run_id, last, why)
         except (BusError, Retry) as error:
             log.warning("run %s: its leg is not taken over: %s", run_id, error)
-        except Exception:  # without an answer, the connector that stops would wait for 10 s
+        except Exception:  # without an answer, the stopping connector would wait for 10 s
             log.exception("run %s: its leg is not taken over", run_id)
         try:
             await self._bus.client.publish(reply, orjson.dumps({"taken": taken}))
-        except Exception as error:  # the connector that asked then looks at RAW itself
+        except Exception as error:  # the connector that made the offer then reads RAW
             log.warning("run %s: the offer of its leg is not answered: %r", run_id, error)
 
-    # Legs of ours
+    # Handing over this connector's legs
 
     async def drain(self, grace_s: float) -> None:
-        """Hand over the legs that lose nothing by it, and let the others end within `grace_s`."""
+        """Hand over the legs that lose nothing by it; let the others end within `grace_s`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         offered: set[str] = set()
@@ -108,7 +109,7 @@ class Handover:
                 await asyncio.wait(tasks, timeout=min(LOOK_FOR_PEERS_S, left_s))
 
     async def stop(self) -> None:
-        """Hand over all legs that are left, if another connector is there; end the rest as lost."""
+        """Hand over all remaining legs if another connector exists; end the other legs as lost."""
         try:
             if self._registry.legs and await self._has_peers():
                 await asyncio.gather(*map(self._hand_over, self._registry.legs))
@@ -129,7 +130,7 @@ class Handover:
                 await self._offer(run_id)
         except (BusError, Retry) as error:
             log.warning("run %s: its leg is not handed over: %s", run_id, error)
-        except Exception:  # without this, one leg would keep all others from being handed over
+        except Exception:  # one leg must not prevent the handover of all other legs
             log.exception("run %s: its leg is not handed over", run_id)
 
     async def _offer(self, run_id: str) -> None:
@@ -137,7 +138,7 @@ class Handover:
         if held is None:
             return  # the leg has ended while others were handed over
         # The leg is released before it is offered. In the other order, two connectors would read
-        # the upstream's stream, and only the fence would stop this connector.
+        # the agent server's stream at once, and only the fence would stop this connector.
         held.leg.requests.release()
         await asyncio.wait({held.task})
         if held.task.result() != RELEASED:
@@ -153,7 +154,8 @@ class Handover:
             await with_retries(lambda: self._keep(run_id))
 
     async def _keep(self, run_id: str) -> None:
-        """Take the leg back if it is still ours. Without this, nobody would end it."""
+        """Take the leg back if this connector still holds it; otherwise no connector would end
+        it."""
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == self._stores.pod:
             await self._takeover.take_over(run_id, last, STOPPED)

@@ -1,4 +1,4 @@
-"""Finds the legs of dead connectors, and takes over, ends or clears away each of them."""
+"""Finds the legs of dead connectors; continues or ends them, and deletes their records."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from penstock_connector.succession.takeover import DIED, Takeover
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 16  # legs that change hands side by side
-FULL_SWEEP_S: Final = 30.0  # between two looks at all leg records
+AT_ONCE: Final = 16  # the number of legs that are settled at the same time
+FULL_SWEEP_S: Final = 30.0  # seconds between two reads of all leg records
 
 
 class Reaper:
@@ -31,25 +31,26 @@ class Reaper:
         self._registry = registry
         self._takeover = takeover
         self._side_by_side = asyncio.Semaphore(AT_ONCE)
-        self._living: set[str] = set()  # the connectors that lived at the last look
-        self._dead: set[str] = set()  # dead connectors with legs that are not settled yet
-        self._silent: set[str] = set()  # connectors that do not answer
+        self._living: set[str] = set()  # the connectors that were alive at the last check
+        self._dead: set[str] = set()  # the dead connectors that still have unsettled legs
+        self._silent: set[str] = set()  # the connectors that do not answer
         self._swept_at_s = float("-inf")
-        self._orphans: set[str] = set()  # runs with a record of ours and no leg, at the last look
+        # the runs that have a record of this connector but no leg, at the last check
+        self._orphans: set[str] = set()
 
     def lease_ended(self, pod: str) -> None:
-        """Note that a connector's lease has expired, or was given back."""
+        """Record that a connector's lease has expired or was given back."""
         self._dead.add(pod)
 
     def fell_silent(self, pod: str) -> None:
-        """Note that nobody answers for a connector: it was killed, or has no connection now."""
+        """Record that a connector does not answer: it was killed, or has no connection now."""
         self._silent.add(pod)
 
     async def reap(self) -> None:
         """Settle the legs of dead connectors once.
 
         Raises:
-            BusError: the bus is away; the next call continues.
+            BusError: the bus does not answer; the next call continues.
         """
         connectors = self._stores.connectors
         while self._silent:
@@ -81,10 +82,10 @@ class Reaper:
             self._living = living
 
     async def _settle_orphans(self, recorded: set[str]) -> None:
-        """Settle legs that were recorded as held here twice in a row, and have no task.
+        """Settle legs that have a record of this connector in two checks in a row, but no task.
 
-        An exception in this process has left such legs. No other connector settles them, since
-        their own connector lives.
+        An exception in this process has left such legs. No other connector settles them, because
+        this connector is alive.
         """
         orphans = {run_id for run_id in recorded if not self._registry.works_on(run_id)}
         for run_id in orphans & self._orphans:
@@ -94,7 +95,8 @@ class Reaper:
         self._orphans = orphans
 
     async def _for_each_leg(self, pod: str, action: Callable[[str, str], Awaitable[None]]) -> bool:
-        """Do the action for each leg that the connector has recorded; False when there is none."""
+        """Do the action for each leg that the connector has recorded; return False if there is
+        none."""
         recorded = await self._stores.leg_records.find(pod)
         random.shuffle(recorded)  # other connectors settle the same legs at the same time
         await asyncio.gather(*(self._deal_with(pod, run_id, action) for _, run_id in recorded))
@@ -109,11 +111,11 @@ class Reaper:
                     await action(pod, run_id)
         except (BusError, Retry) as error:
             log.warning("run %s of the dead connector %s: later: %s", run_id, pod, error)
-        except Exception:  # without this, one leg would keep all others from being settled
+        except Exception:  # one leg must not prevent the settlement of all other legs
             log.exception("run %s of the dead connector %s cannot be settled", run_id, pod)
 
     async def _take_over_freely(self, pod: str, run_id: str) -> None:
-        """Continue a leg, if this loses no data even if the leg's holder is still running."""
+        """Continue a leg if this loses no data, even if the leg's holder is still running."""
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == pod:
             await self._takeover.take_over(run_id, last, DIED.format(pod), only_freely=True)
@@ -123,26 +125,26 @@ class Reaper:
         if last is not None and kind_of(last) not in CLOSED:
             record, _ = await self._stores.leg_records.read(run_id, pod)
             if record is not None and record.leg < leg_of(last):
-                # The connector ended between the last frame of that leg and the deletion of its
-                # turn, and the run's next leg has begun since. Without this, the old turn would
-                # stay in the queue for as long as the next leg is open.
+                # The connector died between the last frame of its leg and the deletion of the leg's
+                # place in the queue, and the run's next leg has begun since. If the old place were
+                # not deleted here, it would stay in the queue as long as the next leg is open.
                 await self._clear(pod, run_id)
                 return
             if holder_of(last) != pod and await self._takeover.is_held(run_id, last):
-                return  # another connector has taken the leg over, and deletes these records
+                return  # the other connector has taken the leg over, and deletes these records
             log.warning("run %s: its connector %s is dead", run_id, pod)
             if await self._takeover.take_over(run_id, last, DIED.format(holder_of(last))):
                 return
             last = await self._stores.runs.tail(run_id)
         if last is None or kind_of(last) in CLOSED:
-            # a leg without an `open` is begun by its command, which is delivered again
+            # A leg without an `open` is begun by its command, which is delivered again.
             await self._clear(pod, run_id)
 
     async def _clear(self, pod: str, run_id: str) -> None:
-        """Do what a dead connector left undone for a leg that is over or never began.
+        """Complete the updates of a dead connector, for a leg that has ended or never began.
 
         The order is the same as at the end of a leg: the queue, the sending, the record. The record
-        is last, since another connector finds by the record what is not yet done.
+        is deleted last, because another connector finds by the record which updates are missing.
         """
         stores = self._stores
         record, revision = await stores.leg_records.read(run_id, pod)

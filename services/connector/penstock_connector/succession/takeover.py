@@ -1,8 +1,8 @@
-"""Takes over one leg: continues it if the agent server allows that, or ends it.
+"""Takes over one leg: continues it if the agent server allows this, otherwise ends it.
 
-The fence decides which connector takes a leg over. The connector writes a `claim` after the last
-frame that it saw, before it asks the upstream for anything. The fence then refuses the writes of
-any other connector, also of an earlier holder that was only suspended.
+The fence decides which connector takes a leg over. Before the connector sends any request to the
+agent server, it writes a `claim` after the last frame that it has read. From then on, the fence
+refuses the writes of all other connectors, even of an earlier holder that was only suspended.
 """
 
 from __future__ import annotations
@@ -58,26 +58,26 @@ class Takeover:
         self._runner = runner
 
     async def is_held(self, run_id: str, last: Stored) -> bool:
-        """Whether the connector that wrote this frame still works on the run."""
+        """Return whether the connector that wrote the frame `last` still works on the run."""
         pod = holder_of(last)
         if pod == self._stores.pod:
             return self._registry.works_on(run_id)
         return await self._stores.connectors.lives(pod)
 
     async def take_over_unless_held(self, run_id: str, last: Stored) -> None:
-        """Take the leg over if its holder is dead. The caller works exclusively on the run.
+        """Take the leg over if its holder is dead; the caller works exclusively on the run.
 
         Raises:
-            Retry: nobody can tell at present whether the holder lives.
-            BusError: the bus is away.
+            Retry: it is unknown at present whether the holder is alive.
+            BusError: the bus does not answer.
         """
         if kind_of(last) in CLOSED:
             return
         connectors, pod = self._stores.connectors, holder_of(last)
         if not connectors.sees_others() and await connectors.lives(pod):
             raise Retry(1)
-        # The caller works on the run, so a leg of this connector counts as held here. If such a leg
-        # has no task, the reaper finds it.
+        # The caller works on the run, so a leg of this connector counts as held. If such a leg has
+        # no task, the reaper finds it.
         if not await self.is_held(run_id, last):
             await self.take_over(run_id, last, DIED.format(pod))
 
@@ -92,14 +92,16 @@ class Takeover:
     ) -> bool:
         """Continue an open leg that no connector holds, or end it.
 
-        `last` is the run's last source frame. `why` is the reason of the takeover, for the leg's
-        end. Return True when the leg is ours now, and False when it has ended, or another connector
-        was first. If the run was cancelled, or has ended without the leg, the upstream is only
-        asked to stop. With `only_freely`, do nothing unless no data is lost even if the earlier
-        holder still lives. The caller works exclusively on the run.
+        `last` is the run's last source frame. `why` is the reason of the takeover, which is written
+        when the leg ends. Return True if this connector now holds the leg. Return False if the leg
+        has ended, or if another connector was first. If the run was cancelled, or has ended before
+        the leg, the leg only asks the agent server to stop. With `only_freely`, the leg is taken
+        over only if no data is lost even if the earlier holder is alive. The caller works
+        exclusively on the run.
 
         Raises:
-            BusError: the bus is away; the leg is unchanged, or has a record of this connector.
+            BusError: the bus does not answer; the leg is unchanged, or has a record of this
+                connector.
         """
         stores, pod = self._stores, self._stores.pod
         holder = holder_of(last)
@@ -114,27 +116,30 @@ class Takeover:
         if only_freely and not self._moves_freely(order, agent, history):
             return False
         await self._registry.release(run_id)
-        # 1. Our record of the leg. Without it, nobody would find the leg if this process ended
-        # right after the `claim`.
+        # 1. This connector's record of the leg. If there were no record, no connector would find
+        #    the leg if this process died right after the `claim`.
         await stores.leg_records.put(run_id, order.record)
         writer = stores.runs.writer(run_id, last)
         try:
-            # 2. The fenced `claim`. Without it, two connectors could call the upstream for one leg,
-            # and the earlier holder could still write.
+            # 2. The fenced `claim`. Without it, two connectors could call the agent server for one
+            #    leg, and the earlier holder could still write frames.
             claim = await writer.write("claim", orjson.dumps({"calls": False}), leg=order.leg)
         except FenceConflict:
-            # Without this, the record would make others look for a leg that is not ours.
+            # This connector does not hold the leg, and the record would make other connectors look
+            # for it.
             await stores.leg_records.delete(run_id)
             return False
-        # 3. The place in the queue, after the `claim`: only the holder of the leg may take it.
-        # Without this write, the turn would still name the dead connector, and be passed over.
+        # 3. The place in the queue, after the `claim`, because only the leg's holder may take it.
+        #    If it were not taken, it would still name the dead connector, and the next leg would
+        #    delete it.
         mine = order.turn(pod)
         await with_retries(lambda: stores.sessions.take_over(order.session, mine))
         if (approval_id := order.approval_id) is not None:
-            # 4. The sending is ours. Without this write, this connector could not record the result
-            # of a decision that the dead one had claimed.
+            # 4. The claim of the sending. If it still named the dead connector, this connector
+            #    could not record the result of the sending.
             await with_retries(lambda: stores.sendings.record(approval_id, "claimed", holder))
-        # 5. The earlier holders' records, last: a successor finds by them what is not yet done.
+        # 5. The deletion of the earlier holders' records, last: a successor finds by them which
+        #    steps are missing.
         await with_retries(lambda: self._opener.delete_records_of_others(run_id, order.leg))
         history.taken(await with_retries(lambda: stores.runs.stored_at(run_id, claim)))
         await self._runner.run(
@@ -149,7 +154,7 @@ class Takeover:
         return True
 
     async def record_sending(self, record: LegRecord, run_id: str) -> None:
-        """Record what became of the decision that a leg was to send, if RAW shows it."""
+        """Record the result of the sending of a leg's decision, if RAW shows the result."""
         last = await self._stores.runs.tail(run_id)
         if record.approval_id is None or last is None or leg_of(last) < record.leg:
             return  # nothing was sent
@@ -160,7 +165,7 @@ class Takeover:
             await self._stores.sendings.record(record.approval_id, state, is_known=True)
 
     def _moves_freely(self, order: Order, agent: ServerAgent, history: LegHistory) -> bool:
-        """Whether two connectors may hold the leg for a moment without any loss."""
+        """Return whether two connectors may hold the leg for a moment without any loss."""
         if not history.called:
             return True  # the fence admits only one call
         seen = history.progress.seen
@@ -168,7 +173,8 @@ class Takeover:
         return has_position and outlives_us(self._runner.upstream(agent), seen, order.run_id)
 
     async def _order(self, run_id: str, last: Stored) -> tuple[Order, ServerAgent] | None:
-        """The order that the leg's holder has recorded; None if it does not suffice."""
+        """Return the order that the leg's holder has recorded, and its agent; None if data is
+        missing."""
         record, _ = await self._stores.leg_records.read(run_id, holder_of(last))
         if record is None or record.leg != leg_of(last):
             return None
@@ -181,14 +187,15 @@ class Takeover:
         return (order, agent) if agent is not None else None
 
     async def _history(self, order: Order, agent: ServerAgent, last: Stored) -> LegHistory:
-        """The leg up to `last`, as its holder saw it."""
+        """Return the leg's history up to the frame `last`."""
         upstream = self._runner.upstream(agent)
         history = LegHistory(order.leg, upstream.watch, self._max_frame_bytes)
         history.progress.run_id = order.run_id
         history.progress.seen.run_id = order.record.upstream_run_id
         async for stored in self._stores.runs.frames(order.run_id, order.record.after, last):
             history.feed(raw_frame(stored), stored.headers[STORED_AT])
-        history.progress.seen.refusal = None  # it was about a connection that is closed
+        # the refusal was about a connection that is closed now
+        history.progress.seen.refusal = None
         return history
 
     async def _end(

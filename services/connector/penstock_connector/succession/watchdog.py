@@ -1,16 +1,15 @@
-"""Finds open runs that would never continue by a connector, a command or a person.
+"""Finds open runs that no connector, command or person would ever continue.
 
-If a connector's process ends, other connectors find its legs by the legs' records, and the server
-delivers its commands again. In three cases this is not enough: an edge ended before it sent the
-command of a start, a leg's record is lost, or the command of a decision is lost. Without the
-watchdog, such a run would wait for ever. The watchdog looks through the open runs and continues or
-ends such a run.
+If a connector dies, other connectors find its legs by the legs' records, and the server delivers
+its commands again. In three cases this is not enough: an edge died before it sent the command of a
+start, a leg's record is lost, or the command of a decision is lost. Such a run would wait for ever.
+The watchdog checks the open runs, and continues or ends such a run.
 
-One connector at a time is the watchdog: the connector with the lease `watchdog`. The watchdog reads
-the list of runs once, a few pages per look, and then only the changes. In each look it examines
-some of the open runs. It acts on a run only if two looks have found the same problem. Each write of
-the watchdog is fenced, or takes the run's claim. So the watchdog and another connector cannot both
-move a run.
+At any time, one connector is the watchdog: the connector with the lease `watchdog`. It reads the
+list of runs once, a few pages in each check, and then only the changes. In each check it examines
+some of the open runs. It acts on a run only if two checks have found the same problem. Each write
+of the watchdog is fenced, or takes the run's claim. So the watchdog and another connector cannot
+both act on a run.
 """
 
 from __future__ import annotations
@@ -36,38 +35,39 @@ from penstock_connector.state.stores import Stores
 log = logging.getLogger(__name__)
 
 RUNS_STREAM, PREFIX = "KV_runs", "$KV.runs."
-# The number of pages, of 500 records each, that a look reads. So a million records are read in less
-# than two hours.
+# The number of pages, of 500 records each, that one check reads. With this number, a million
+# records are read in less than two hours.
 PAGES = 10
-EXAMINED = 100  # the number of runs that each look examines
-# Seconds after which a run without a command counts as never started. An edge stops trying to send
-# the command before this time.
+EXAMINED = 100  # the number of runs that each check examines
+# Seconds after which a run without a command counts as never started. An edge stops its attempts to
+# send the command before this time.
 UNSTARTED_S = 120.0
 
 
 class Stuck(StrEnum):
-    """Why a run is stuck, so that it would never continue."""
+    """The reason why a run would never continue."""
 
-    NOBODY_HOLDS = "nobody_holds"  # the run's leg is open, and its connector's lease has expired
+    # the run's leg is open, and the lease of its connector has expired
+    NOBODY_HOLDS = "nobody_holds"
     NEVER_STARTED = (
         "never_started"  # there is no command, no claim of a live connector, and no `open`
     )
-    # the approval is decided, and no command or connector has the decision
+    # The approval is decided, but no command and no connector has the decision.
     NEVER_SENT = "never_sent"
 
 
 @dataclass(slots=True)
 class _Watched:
-    """An open run, and the problem that the last look found."""
+    """An open run, and the problem that the last check has found."""
 
     revision: int
     since: float
-    # the problem, and the sequence of the run's last frame then
+    # The problem, and the sequence of the run's last frame at the time of the check.
     found: tuple[Stuck, int] | None = None
 
 
 class Watchdog:
-    """Finds stuck runs. `take_over`, `send` and `end` move a run; they work exclusively on it."""
+    """Finds stuck runs; `take_over`, `send` and `end` continue or end a run."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class Watchdog:
         """Renew or take the lease; return False while another connector has the lease.
 
         Raises:
-            BusError: the bus is away.
+            BusError: the bus does not answer.
         """
         held = await (self._lease.renew() if self._lease.held else self._lease.acquire())
         if not held:
-            # another connector acts on the runs now, so the known state becomes outdated
+            # Another connector acts on the runs now, so the known state becomes outdated.
             self._forget()
         return held
 
@@ -104,19 +104,20 @@ class Watchdog:
         """Read the changes in the list of runs, and examine some of the open runs.
 
         Raises:
-            BusError: the bus is away.
+            BusError: the bus does not answer.
         """
         await self._read()
         for run_id in tuple(self._open)[:EXAMINED]:
             watched = self._open.pop(run_id)
             self._open[run_id] = (
-                watched  # at the end of the dict, so that every open run is examined in turn
+                # the run moves to the end of the dict, so that each open run is examined in turn
+                watched
             )
             try:
                 await self._examine(run_id, watched)
             except (BusError, Retry) as error:
                 log.warning("run %s: not examined now: %s", run_id, error)
-            except Exception:  # without this, one run would keep all others from being examined
+            except Exception:  # one run must not prevent the examination of all other runs
                 log.exception("run %s: it cannot be examined", run_id)
 
     async def stop(self) -> None:
@@ -181,7 +182,10 @@ class Watchdog:
     async def _why(
         self, record: RunRecord, last: Stored | None, watched: _Watched
     ) -> tuple[Stuck | None, str | None]:
-        """Return why the run is stuck, and the approval whose decision was not sent, or None."""
+        """Return the reason why the run is stuck, and the approval whose decision was not sent.
+
+        Both may be None.
+        """
         run_id = record.run_id
         if last is None:
             if time.monotonic() - watched.since < UNSTARTED_S or await self._waits(run_id, "start"):
@@ -195,11 +199,12 @@ class Watchdog:
             return None if lives else Stuck.NOBODY_HOLDS, None
         approval_id = record.approval_id
         if approval_id is None or await self._is_on_its_way(run_id, approval_id, leg_of(last)):
-            return None, None  # the normalizer, or a person, moves the run
+            return None, None  # the normalizer or a person continues the run
         return Stuck.NEVER_SENT, approval_id
 
     async def _why_workflow(self, record: RunRecord, watched: _Watched) -> Stuck | None:
-        """Return whether the run of a workflow never begins; `workflows` moves all other runs."""
+        """Return whether a workflow's run was never started; the workflows service continues all
+        others."""
         run_id = record.run_id
         if record.status != "queued" or time.monotonic() - watched.since < UNSTARTED_S:
             return None

@@ -1,4 +1,4 @@
-"""Adapters to each kind of agent server: a table from protocol to adapter."""
+"""The adapters to agent servers: one for each protocol."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from penstock_connector.upstreams.conversations import Threads
 
 
 def upstreams(bus: Bus) -> Mapping[str, Upstream[Any]]:
-    """The adapters by protocol. Only `AguiUpstream` keeps anything on the bus."""
+    """Return the adapter of each protocol; only `AguiUpstream` stores data on the bus."""
     return {"agno": AgnoUpstream(), "adk": AdkUpstream(), "agui": AguiUpstream(Threads(bus))}

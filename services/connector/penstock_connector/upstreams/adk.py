@@ -1,7 +1,7 @@
-"""Google ADK's API server, 1.16 to 2.x.
+"""The adapter to Google ADK's API server, 1.16 to 2.x.
 
-ADK has no cancel request and no run id; closing the connection cancels the run. A run whose
-connection broke can be continued by its `invocationId`, where no tool runs twice (see `reattach`).
+ADK has no cancel request and no run id; closing the connection cancels the run. After a broken
+connection, a run can be continued by its `invocationId`, if no tool can run twice (see `reattach`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from penstock.settings import AdkAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import Attachment, Call, UpstreamRefused, segment
 
-# The headers of each request. The client's Origin header is not passed on, because the server
-# refuses unknown origins since ADK 1.28.
+# The headers of each request. The client's Origin header is not forwarded, because ADK servers
+# refuse unknown origins since 1.28.
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
 
 _ABORTED = "INVOCATION_ABORTED"
-_SEALS_SINCE = 2  # the major version from which on the server notes an aborted invocation
-SEAL_TRIES = 20  # how often the session is read to find the server's note
-SEAL_S = 0.25  # between two such reads
+_SEALS_SINCE = 2  # the major version from which on the server records that it aborted an invocation
+SEAL_TRIES = 20  # the number of reads of the session to find the server's record
+SEAL_S = 0.25  # seconds between two such reads
 
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """What a continuation of a first leg needs: its session, and whether it streams tokens."""
+    """The data that a continuation of a first leg needs: its session, and whether it streams
+    tokens."""
 
     user_id: str
     session_id: str
@@ -39,16 +40,16 @@ class _First:
 
 
 class AdkUpstream:
-    """Posts to /run_sse, in a session that exists."""
+    """Sends POST /run_sse, in a session that exists or that it creates."""
 
     def __init__(self) -> None:
-        # the major version of each ADK server, by the server's base URL
+        # The major version of each ADK server, by the server's base URL.
         self._versions: dict[str, int] = {}
 
     async def start(
         self, client: httpx.AsyncClient, agent: AdkAgent, command: StartCommand
     ) -> Call:
-        """Make the request from the client's body, or from the message if there is no body."""
+        """Return the request, made of the client's body; if there is no body, of the message."""
         await self._ensure_session(client, agent, command.user_id, command.session_id)
         if command.body is not None:
             body, content = _in_session(command.body, _session(agent, command))
@@ -71,7 +72,8 @@ class AdkUpstream:
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """Send all answers in one message, with the stored ids and names of the requests."""
+        """Return the request with all answers in one message, and the requests' stored ids and
+        names."""
         decided = {item.item_id: item for item in command.items}
         parts = [
             {
@@ -90,7 +92,7 @@ class AdkUpstream:
             "streaming": pause.fold.get("facts", {}).get("streaming", True),
         }
         invocation_id = pause.resume.get("invocation_id")
-        # 1.16 refuses an `invocationId` unless its app is resumable. A client that names the
+        # ADK 1.16 refuses an `invocationId` if its app is not resumable. A client that names the
         # invocation knows that its app is resumable.
         if invocation_id and (
             agent.resumable
@@ -101,14 +103,14 @@ class AdkUpstream:
         return Call(f"{agent.url}/run_sse", _HEADERS, orjson.dumps(body))
 
     async def cancel(self, client: httpx.AsyncClient, agent: AdkAgent, call: Call) -> bool:
-        """Return False: closing the connection cancels the run at once."""
+        """Return False, because closing the connection cancels the run at once."""
         return False
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
         """Do nothing, because ADK's headers do not name the run."""
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Keep the invocation's id, which every event has."""
+        """Store the invocation's id, which every event has."""
         if seen.run_id is not None:
             return
         try:
@@ -120,19 +122,21 @@ class AdkUpstream:
             seen.run_id = invocation_id
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """Return False: closing the connection aborts the run."""
+        """Return False, because closing the connection aborts the run."""
         return False
 
     async def reattach(
         self, client: httpx.AsyncClient, agent: AdkAgent, call: Call, seen: Attachment
     ) -> Call | None:
-        """POST /run_sse with the `invocationId` alone: a resumable app continues after its abort.
+        """Return a POST /run_sse with only the `invocationId`; None if the leg cannot be continued
+        safely.
 
-        The request is made only if the last event of the session is the server's own note that it
-        aborted this invocation. With that note, a tool call that was under way has an error as its
-        result, so no tool runs again. Servers of 1.x, and servers that were killed, leave no note,
-        and would run the tool again. A leg that carries a decision is not continued, since nobody
-        has tried what a server does in that case.
+        A resumable app continues an invocation that was aborted. The request is made only if the
+        last event of the session is the server's own record that it aborted this invocation. This
+        record gives a tool call that was running an error as its result, so no tool runs again.
+        Servers of 1.x, and servers that were killed, write no such record, and would run the tool
+        again. A leg that carries a decision is not continued, because it was never tried how a
+        server behaves in this case.
 
         Raises:
             httpx.HTTPError: the server cannot be reached.
@@ -164,12 +168,13 @@ class AdkUpstream:
         return None
 
     async def closed(self, agent: AdkAgent, call: Call, seen: Attachment) -> None:
-        """Keep nothing: the server keeps the session."""
+        """Do nothing, because the server keeps the session."""
 
     async def _ensure_session(
         self, client: httpx.AsyncClient, agent: AdkAgent, user_id: str, session_id: str
     ) -> None:
-        """Read the session, and create a missing one: 1.16 would replace one that exists."""
+        """Read the session, and create it only if it is missing: 1.16 would replace an existing
+        session."""
         url = _session_url(agent, user_id, session_id)
         read = await client.get(url, headers=agent.headers)
         if read.is_success:
@@ -177,7 +182,7 @@ class AdkUpstream:
         if read.status_code != httpx.codes.NOT_FOUND:
             raise UpstreamRefused(read.status_code, read.text)
         created = await client.post(url, headers=agent.headers, json={})
-        # 409 (1.16: 400): another request has created the session meanwhile
+        # With 409 (in 1.16: 400), another request has created the session meanwhile.
         if created.status_code >= 400 and created.status_code not in (400, 409):
             raise UpstreamRefused(created.status_code, created.text)
 
@@ -193,7 +198,7 @@ class AdkUpstream:
         return (last.get("invocationId"), last.get("errorCode")) == (invocation_id, _ABORTED)
 
     async def _version(self, client: httpx.AsyncClient, agent: AdkAgent) -> int:
-        """The major version; 0 for a server that has no /version, which is 1.16."""
+        """Return the major version; 0 for a server without /version, which is 1.16."""
         if agent.url not in self._versions:
             answer = await client.get(f"{agent.url}/version", headers=agent.headers)
             if answer.is_server_error:
@@ -208,7 +213,7 @@ def _major(answer: httpx.Response) -> int:
     try:
         return int(answer.json()["version"].partition(".")[0])
     except (ValueError, LookupError, TypeError, AttributeError):
-        return 1  # the server has the route /version, which 1.16 lacks
+        return 1  # the server has the route /version, which 1.16 does not have
 
 
 def _session_url(agent: AdkAgent, user_id: str, session_id: str) -> str:
@@ -234,7 +239,7 @@ _SNAKE: Mapping[str, str] = {
 
 
 def _in_session(text: str, session: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """The client's body and its bytes; with the session's ids where the body has other ids."""
+    """Return the client's body and its bytes, with the session's ids instead of other ids."""
     body: dict[str, Any] = orjson.loads(text)
     named = {_SNAKE.get(name, name): value for name, value in body.items()}
     if {name: named.get(name) for name in session} == session:
@@ -245,7 +250,7 @@ def _in_session(text: str, session: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 def _response(name: str, item: Decided) -> dict[str, Any]:
     if name == "adk_request_confirmation":
-        # the server refuses any further key, and the run fails
+        # The server refuses any further key, and the run would fail.
         answer: dict[str, Any] = {"confirmed": item.decision == "approve"}
         if item.value is not None:
             answer["payload"] = item.value

@@ -1,4 +1,4 @@
-"""Calls Agno AgentOS 2.3 and 3.x: agents, teams and workflows.
+"""The adapter to Agno AgentOS 2.3 and 3.x: agents, teams and workflows.
 
 Agents and teams run with `background=true`. In 3.x, such a run survives a broken connection and can
 be resumed; 2.3 ignores the field. Penstock's run id is sent as `run_id`, which 2.3.18 and later
@@ -26,18 +26,20 @@ _HEADERS = {
     "accept": "text/event-stream",
 }
 _EVENT_INDEX = b'"event_index"'
-_OF_RESUME = ("replay", "catch_up", "subscribed")  # frames about the resumption have no number
-_UNNUMBERED = "unnumbered"  # the stream cannot be resumed: 2.3, or a run in the foreground
-_GOES_ON = "continue"  # `Call.own` of a leg after the first
+# the events of a resumption itself, which have no number
+_OF_RESUME = ("replay", "catch_up", "subscribed")
+# the stream cannot be resumed: it is from 2.3, or from a run in the foreground
+_UNNUMBERED = "unnumbered"
+_GOES_ON = "continue"  # the value of `Call.own` for all legs but the first
 
 
 class AgnoUpstream:
-    """Posts forms to /agents, /teams and /workflows."""
+    """Sends forms to /agents, /teams and /workflows."""
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgnoAgent, command: StartCommand
     ) -> Call:
-        """POST /{kind}s/{agent}/runs."""
+        """Return POST /{kind}s/{agent}/runs."""
         fields: dict[str, Any] = {
             **(command.input or {}),
             "message": command.message,
@@ -56,7 +58,8 @@ class AgnoUpstream:
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """POST …/runs/{run_id}/continue with the stored objects and the decisions in them."""
+        """Return POST …/runs/{run_id}/continue, with the decisions in the pause's stored
+        objects."""
         resume = pause.resume
         run_id = resume.get("run_id") or command.run_id
         session_id = resume.get("session_id") or command.session_id
@@ -71,7 +74,7 @@ class AgnoUpstream:
         return replace(_call(url, fields, run_id, session_id), own=_GOES_ON)
 
     async def cancel(self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call) -> bool:
-        """POST …/runs/{run_id}/cancel. The stream then ends with RunCancelled."""
+        """Send POST …/runs/{run_id}/cancel; the stream then ends with RunCancelled."""
         url = f"{_base(agent)}/runs/{segment(call.run_id or '')}/cancel"
         await client.post(url, headers=agent.headers)
         return True
@@ -80,8 +83,9 @@ class AgnoUpstream:
         """Do nothing, because Agno's headers do not name the run."""
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Keep the event's number. Agno 3.x numbers the events of a background run without gaps."""
-        if frame.event == "error":  # the answer of /resume for a run that the server does not know
+        """Store the event's number: Agno 3.x numbers the events of a background run without
+        gaps."""
+        if frame.event == "error":  # the answer to /resume if the server does not know the run
             seen.refusal = "the agent server does not know the run any more"
             return
         if _EVENT_INDEX not in frame.data:
@@ -92,8 +96,8 @@ class AgnoUpstream:
             event = orjson.loads(frame.data)
         except orjson.JSONDecodeError:
             return
-        # Only the event's own field is read, because a tool's arguments may have a field with this
-        # name.
+        # Only the event's own field is read, because the arguments of a tool may have a field with
+        # the same name.
         index = event.get("event_index") if isinstance(event, dict) else None
         if not isinstance(index, int):
             return
@@ -103,17 +107,17 @@ class AgnoUpstream:
         seen.last_event_index = index
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """Whether the server numbers the events: 3.x does so for runs in the background."""
+        """Return whether the server numbers the events, as 3.x does for runs in the background."""
         return seen.last_event_index is not None
 
     async def reattach(
         self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call, seen: Attachment
     ) -> Call | None:
-        """POST …/runs/{run_id}/resume (3.x), after the last complete event.
+        """Return POST …/runs/{run_id}/resume (3.x), after the last complete event.
 
-        If no event has arrived, a first leg asks for the whole run, and a later leg is not
-        continued. The number of a later leg's first event is not known, because a restarted server
-        counts from the beginning again.
+        If no event has arrived, the request for a first leg asks for the whole run. A later leg is
+        then not continued: the number of its first event is unknown, because a restarted server
+        begins to count again.
         """
         if call.run_id is None or (call.own == _GOES_ON and seen.last_event_index is None):
             return None
@@ -130,7 +134,7 @@ class AgnoUpstream:
         )
 
     async def closed(self, agent: AgnoAgent, call: Call, seen: Attachment) -> None:
-        """Keep nothing: the server keeps the session."""
+        """Do nothing, because the server keeps the session."""
 
 
 def _base(agent: AgnoAgent) -> str:
@@ -138,8 +142,8 @@ def _base(agent: AgnoAgent) -> str:
 
 
 def _background(agent: AgnoAgent) -> dict[str, str]:
-    # Workflows run in the foreground: when a background workflow pauses, Agno 3.1.10 ends its
-    # stream without an event about the pause.
+    # Workflows run in the foreground, because Agno 3.1.10 ends the stream of a background workflow
+    # that pauses without an event about the pause.
     return {} if agent.kind == "workflow" else {"background": "true"}
 
 
@@ -152,10 +156,10 @@ def _call(url: str, fields: Mapping[str, Any], run_id: str, session_id: str) -> 
 
 
 def _answers(resume: Mapping[str, Any], decided: Mapping[str, Decided]) -> dict[str, Any]:
-    """Return the form field with the decisions. Each kind of run has another field.
+    """Return the form field with the decisions; each kind of run has another field.
 
     `resume["items"]` has the path from each item to the item's own object. Only this object is
-    changed, because two members of a team may ask under the same tool call id.
+    changed, because two members of a team may use the same tool call id.
     """
     section = _SECTIONS.get(resume.get("kind", ""), "tools")
     answered = {section: copy.deepcopy(resume.get(section, []))}
@@ -190,7 +194,7 @@ def _decide_tool(tool: dict[str, Any], item: Decided) -> None:
 def _confirm(tool: dict[str, Any], item: Decided) -> None:
     tool["confirmed"] = item.decision == "approve"
     if item.decision == "approve" and item.args is not None:
-        # Agno runs the call with the arguments in the continue request
+        # Agno runs the call with the arguments in the continue request.
         tool["tool_args"] = item.args
     if item.note is not None:
         tool["confirmation_note"] = item.note
@@ -215,7 +219,7 @@ def _execute(tool: dict[str, Any], item: Decided) -> None:
 
 
 _TOOL_MARKS: Mapping[str, Callable[[dict[str, Any], Decided], None]] = {
-    # the most specific field comes first, as in Agno's own `pause_type`
+    # The most specific field comes first, as in Agno's own `pause_type`.
     "external_execution_required": _execute,
     "requires_user_input": _answer,
     "requires_confirmation": _confirm,
@@ -232,7 +236,7 @@ def _decide_requirement(requirement: dict[str, Any], item: Decided) -> None:
 
 
 def _decide_step(step: dict[str, Any], item: Decided) -> None:
-    # After a step has got its choices or its input, the step may also ask for a confirmation.
+    # A step may ask for a confirmation after it has got its choices or its input.
     if step.get("requires_route_selection") and step.get("selected_choices") is None:
         step["selected_choices"] = item.value if isinstance(item.value, list) else [item.value]
     elif step.get("requires_user_input") and step.get("user_input") is None:

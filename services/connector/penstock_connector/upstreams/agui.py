@@ -1,12 +1,13 @@
-"""Calls AG-UI servers. A server has one URL, which takes a RunAgentInput and streams one run.
+"""The adapter to AG-UI servers. A server has one URL, which takes a RunAgentInput and streams one
+run.
 
 For the server, each leg is a separate run in the thread of the session. AG-UI has no cancel
-request: the connector closes the connection to cancel the run. A broken stream can be continued
+request, so the connector closes the connection to cancel the run. A broken stream can be continued
 only if the server is another Penstock, which names its run in the response's headers. The form of
 the answers to a pause depends on the pause (`penstock.dialects.agui.decode.pauses`).
 
-The conversation is kept with ids that are unique in the thread, as AG-UI clients know them
-(`penstock.dialects.agui.ids`). It is sent to the server with the server's own ids.
+The conversation is stored with ids that are unique in the thread, as AG-UI clients know them
+(`penstock.dialects.agui.ids`). The server gets the conversation with the server's own ids.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from penstock_connector.upstreams.conversations import Thread, Threads
 
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
 _LAST_WORDS = ("RUN_FINISHED", "RUN_ERROR")
-_SURFACE = "/agui/"  # the path under which another Penstock takes runs
+_SURFACE = "/agui/"  # the path under which another Penstock accepts runs
 
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """The leg that a call opens: the run, its session, its id on the server, and the request."""
+    """The leg that a call opens: the run, its session, its id at the server, and the request."""
 
     run_id: str
     session: str
@@ -58,7 +59,7 @@ class _Received:
 
 
 class AguiUpstream:
-    """Posts a RunAgentInput. `threads` keeps the conversation, which most servers do not."""
+    """Sends a RunAgentInput; `threads` stores the conversation, because most servers do not."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -108,16 +109,16 @@ class AguiUpstream:
         return _call(agent, orjson.dumps(body), own)
 
     async def cancel(self, client: httpx.AsyncClient, agent: AguiAgent, call: Call) -> bool:
-        """Return False: closing the connection cancels the run."""
+        """Return False, because closing the connection cancels the run."""
         return False
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
-        """Keep the run's id from the headers, which only another Penstock sends."""
+        """Store the run's id from the response's headers, which only another Penstock sends."""
         seen.run_id = headers.get("penstock-run-id") or seen.run_id
         seen.says_when_over = seen.run_id is not None
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Keep the frame's id, and add the frame to the conversation and the state."""
+        """Store the frame's id, and add the frame to the conversation and the state."""
         seen.last_id = frame.id or seen.last_id
         try:
             event = loads(frame.data)
@@ -133,16 +134,18 @@ class AguiUpstream:
             seen.notes.state.feed(each)
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """Whether the server is another Penstock, whose run continues when a client leaves."""
+        """Return whether the server is another Penstock, whose run continues without this
+        client."""
         return seen.run_id is not None
 
     async def reattach(
         self, client: httpx.AsyncClient, agent: AguiAgent, call: Call, seen: Attachment
     ) -> Call | None:
-        """GET …/v1/runs/{run_id}/events of another Penstock, after the last frame with an id.
+        """Return GET …/v1/runs/{run_id}/events of another Penstock, after the last frame with an
+        id.
 
-        If no frame had an id, a first leg asks for all events of the run. A later leg is not
-        continued then, because it is not known where the leg's events begin.
+        If no frame had an id, the request for a first leg asks for all events of the run. A later
+        leg is then not continued, because it is unknown where the leg's events begin.
         """
         at = urlsplit(agent.url)
         own = call.own
@@ -165,10 +168,10 @@ class AguiUpstream:
         )
 
     async def closed(self, agent: AguiAgent, call: Call, seen: Attachment) -> None:
-        """Keep the leg's messages for the session and, if the run waits, for the run.
+        """Store the leg's messages for the session and, if the run waits, for the run.
 
-        The session gets no tool calls without a result. The call without a result is left out here.
-        The run that waits for the result adds it later.
+        The session's messages have no tool calls without a result. If a call has no result yet, the
+        run that waits for the result adds the call later.
         """
         own, received = call.own, seen.notes
         if not isinstance(own, _Own) or not isinstance(received, _Received):
@@ -183,7 +186,8 @@ class AguiUpstream:
 
 
 def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
-    """Return the names of the tools that the client runs, from configuration and request."""
+    """Return the names of the tools that the client runs, from the configuration and the
+    request."""
     try:
         body = orjson.loads(command.body) if command.body is not None else command.input
     except orjson.JSONDecodeError:
@@ -194,7 +198,7 @@ def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
 
 def _run_input(agent: AguiAgent, command: StartCommand, thread: Thread) -> dict[str, Any]:
     given = command.input or {}
-    # messages from the client are the complete conversation, so the kept ones are not needed
+    # A client that sends messages sends the complete conversation, so the stored one is not needed.
     messages = _messages(given) or list(thread.messages)
     if command.message and not (_messages(given) and _ends_with(messages, command.message)):
         id_ = f"{command.run_id}-user"
@@ -220,7 +224,7 @@ def _empty(agent: AguiAgent) -> dict[str, Any]:
 def _tools(agent: AguiAgent, body: Any) -> list[dict[str, Any]]:
     """Return the tools of the configuration and of the request.
 
-    If both have a tool with the same name, the tool of the request is used.
+    If both have a tool with the same name, the request's tool is used.
     """
     given = _objects(body.get("tools")) if isinstance(body, dict) else []
     named = {tool.get("name") for tool in given}
@@ -241,13 +245,13 @@ def _ends_with(messages: list[dict[str, Any]], text: str) -> bool:
 
 
 def _named(own: _Own, before: list[dict[str, Any]], transcript: Transcript) -> list[dict[str, Any]]:
-    """Return a leg's messages with the ids that clients know, since servers may repeat ids."""
+    """Return a leg's messages with the ids that clients know, because servers may repeat ids."""
     begun = transcript.begun | ids_of_run(own.run_id, before)
     return Restated(scope_of(own.run_id), begun, transcript.messages, before).messages
 
 
 def _call(agent: AguiAgent, content: bytes, own: _Own) -> Call:
-    """Return the request, with the server's own ids in its messages."""
+    """Return the request; its messages have the server's own ids."""
     run_id, thread_id = own.body.get("runId"), own.body.get("threadId", "")
     messages = own.body.get("messages")
     if isinstance(messages, list) and (theirs := own_messages(messages)) != messages:
@@ -255,7 +259,7 @@ def _call(agent: AguiAgent, content: bytes, own: _Own) -> Call:
     return Call(agent.url, _HEADERS, content, run_id, thread_id, own)
 
 
-# The forms of an answer
+# The forms of an answer to a pause
 
 
 def _by_entry(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> None:

@@ -1,4 +1,4 @@
-"""The interface of an adapter to a kind of agent server."""
+"""The interface of the adapters to agent servers."""
 
 from __future__ import annotations
 
@@ -16,47 +16,54 @@ from penstock.sse import Frame
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The request that opens a leg or reattaches to it. `run_id`: the upstream's id of the run."""
+    """The request that opens a leg or reattaches to it.
+
+    `run_id` is the agent server's id of the run.
+    """
 
     url: str
     headers: Mapping[str, str]
     content: bytes
     run_id: str | None = None
     session_id: str = ""
-    own: Any = None  # the adapter's own data, which `closed` gets back
+    own: Any = None  # the adapter's own data, which is passed to `closed`
     method: str = "POST"
-    produces_again: bool = False  # the server produces again what was under way: a new attempt
+    # whether the server produces the unfinished part again, in a new attempt
+    produces_again: bool = False
 
 
 @dataclass(slots=True)
 class Attachment:
-    """What the adapter has noted of a leg's stream, to reattach to the stream.
+    """The facts of a leg's stream that the adapter needs to reattach to the stream.
 
-    A connector that takes the leg over reads the frames from RAW, and calls the same `watch`.
+    A connector that takes the leg over reads the frames from RAW, and passes them to the same
+    `watch`.
     """
 
     last_event_index: int | None = None
     last_id: str | None = None
-    run_id: str | None = None  # the server's id of the run, where it gave one
-    over: bool = False  # the run's last event has come, so a cut loses nothing
-    says_when_over: bool = False  # a clean end without the run's last event is a cut, too
-    refusal: str | None = None  # why the server cannot continue the stream
-    notes: Any = None  # the adapter's own
+    run_id: str | None = None  # the agent server's id of the run; None if it is unknown
+    over: bool = False  # whether the run's last event was received, so that a cut loses nothing
+    # whether the stream always ends with the run's last event, so that any other end is a cut
+    says_when_over: bool = False
+    refusal: str | None = None  # the reason why the server cannot continue the stream
+    notes: Any = None  # the adapter's own data
 
 
 AgentT_contra = TypeVar("AgentT_contra", bound=AgentOfServer, contravariant=True)
 
 
 class Upstream(Protocol[AgentT_contra]):
-    """The adapter for one protocol. A leg's state is in its `Call` and its `Attachment`."""
+    """The adapter for one protocol; a leg's state is in its `Call` and its `Attachment`."""
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgentT_contra, command: StartCommand
     ) -> Call:
-        """Do what the server needs before a run, and return the request for leg 1.
+        """Do the preparations that the server needs before a run, and return the request for leg 1.
 
-        Here and in `resume`, the command's `session_id` is the id that the server uses. A connector
-        that takes the leg over calls this method again, and gets the same request.
+        In this method and in `resume`, the command's `session_id` is the server's id of the
+        session. A connector that takes the leg over calls this method again, and gets the same
+        request.
 
         Raises:
             httpx.HTTPError: the server cannot be reached.
@@ -71,29 +78,29 @@ class Upstream(Protocol[AgentT_contra]):
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """The request that carries a decision, made of the stored objects, not of the caller's."""
+        """Return the request that carries a decision; it uses the pause's stored objects."""
         ...
 
     async def cancel(self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call) -> bool:
-        """Ask the server to stop; False if only closing the connection stops the run."""
+        """Ask the server to stop; return False if only closing the connection stops the run."""
         ...
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
-        """Keep in `seen` the facts from the response's headers that `reattach` needs."""
+        """Store in `seen` the facts from the response's headers that `reattach` needs."""
         ...
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Keep in `seen` the facts from a frame that `reattach` needs."""
+        """Store in `seen` the facts from a frame that `reattach` needs."""
         ...
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """Whether the run continues after the connection is closed, so that `reattach` can work."""
+        """Return whether the run continues without the connection, so that `reattach` can work."""
         ...
 
     async def reattach(
         self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call, seen: Attachment
     ) -> Call | None:
-        """The request that continues a stream that was cut; None when there is no safe way.
+        """Return the request that continues a cut stream; None if there is no safe request.
 
         Raises:
             httpx.HTTPError: the server cannot be reached.
@@ -102,7 +109,7 @@ class Upstream(Protocol[AgentT_contra]):
         ...
 
     async def closed(self, agent: AgentT_contra, call: Call, seen: Attachment) -> None:
-        """Keep what later legs need. The leg's last source frame is not written yet."""
+        """Store the data that later legs need; the leg's last source frame is not written yet."""
         ...
 
 
@@ -116,5 +123,6 @@ class UpstreamRefused(Exception):
 
 
 def segment(text: str) -> str:
-    """Quote a foreign id as a segment of a URL's path. Unquoted, `..` would leave the path."""
+    """Quote an id from outside as one segment of a URL's path, so that `..` cannot leave the
+    path."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")

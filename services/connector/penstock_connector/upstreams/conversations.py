@@ -1,8 +1,8 @@
-"""Conversations with AG-UI servers. Most servers keep none, so a request has all messages.
+"""Stores conversations with AG-UI servers. Most servers store none, so a request has all messages.
 
-KV `threads`: `thread.<session key>` is a session's conversation and state; `run.<run id>` is the
-request by which a run is continued. Legs of one session run one after another, so a plain write is
-enough.
+In KV `threads`, `thread.<session key>` is a session's conversation and state, and `run.<run id>` is
+the request that continues a run. The legs of one session run one after another, so a write without
+a revision is safe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from penstock_connector.state.retries import with_retries
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGES = 500  # of a conversation; the oldest turns go first
+# the greatest number of messages in a conversation; the oldest turns are dropped first
+MAX_MESSAGES = 500
 
 _Request = TypeAdapter(dict[str, Any])
 
@@ -33,31 +34,31 @@ class Thread(BaseModel):
 
 
 class Threads:
-    """Reads and writes conversations. Repeats each step while the bus is away."""
+    """Reads and writes conversations; repeats each step while the bus does not answer."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket = bus.bucket("threads")
 
     async def thread(self, session: str) -> Thread:
-        """The conversation so far."""
+        """Return the conversation of the session so far."""
         kept = await self._get(f"thread.{session}")
         return Thread.model_validate_json(kept) if kept else Thread()
 
     async def add(self, session: str, messages: Sequence[dict[str, Any]], state: Any) -> None:
-        """Add the messages of a leg by their ids. A state of None changes nothing."""
+        """Add the messages of a leg, by their ids; if `state` is None, the state stays the same."""
         thread = await self.thread(session)
         thread.messages = newest(merged(thread.messages, messages))
         thread.state = thread.state if state is None else state
         await self._put(f"thread.{session}", thread.model_dump_json().encode())
 
     async def request(self, run_id: str) -> dict[str, Any]:
-        """The run's RunAgentInput with the messages since then; empty when it is lost."""
+        """Return the run's RunAgentInput, with the messages since then; empty if it is lost."""
         kept = await self._get(f"run.{run_id}")
         return _Request.validate_json(kept) if kept else {}
 
     async def keep_request(self, run_id: str, body: dict[str, Any]) -> None:
-        """Keep the run's request, before the upstream is called and when a leg has ended."""
+        """Store the run's request, before the server is called and when a leg has ended."""
         await self._put(f"run.{run_id}", _Request.dump_json(body))
 
     async def _get(self, key: str) -> bytes | None:
@@ -79,7 +80,7 @@ class Threads:
 
 
 def newest(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest messages, beginning with one of the user. At most 500."""
+    """Return the newest messages, at most 500, beginning with a message of the user."""
     if len(messages) <= MAX_MESSAGES:
         return messages
     kept = messages[-MAX_MESSAGES:]

@@ -1,8 +1,8 @@
-"""The id of a session at its agent server. Pure.
+"""Chooses the id of a session at its agent server. Pure.
 
-Some servers do not check users: a caller who knows the id of a thread can use it. So where callers
-are known, the id that goes upstream is made of owner, agent and session. Clients name sessions
-only, so no client can name another user's thread.
+Some servers do not check users: any caller who knows the id of a thread can use the thread. So if
+callers are authenticated, the server's id is made of owner, agent and session. Clients only choose
+the session, so no client can name another user's thread.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from penstock.settings import ServerAgent
 def thread_id(
     agent: ServerAgent, command: StartCommand | ContinueCommand, *, callers_known: bool
 ) -> str:
-    """The id of a new session. `callers_known` counts if the command does not say it."""
+    """Return the id of a new session; `callers_known` is used if the command does not have it."""
     of_command = getattr(command, "callers_known", None)
     known = callers_known if of_command is None else of_command
-    # an ADK server keeps the sessions of users apart by itself
+    # An ADK server itself separates the sessions of different users.
     if not known or agent.protocol == "adk" or agent.thread_ids == "verbatim":
         return command.session_id
     key = session_key(command.user_id, agent.id, command.session_id)
