@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -72,6 +73,20 @@ async def test_a_live_event_costs_one_write_for_each_client_and_no_task(world: W
     assert [each.writes for each in connections] == [each + 1 for each in before]
     await all_there(world, connections)
     assert all(each.is_in_step for each in connections)
+
+
+async def test_events_are_joined_from_the_end_of_a_long_fan_out_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a fan-out to many clients would use up the time in which events are joined."""
+    await in_step(world, 5)
+    hub = world.connections[0].client.hub
+    clock = count(1_000_000)
+    monkeypatch.setattr(hub._flushes, "time", lambda: float(next(clock)))
+    world.say("a")
+    await until(lambda: hub.ring.end == 2 and not hub.in_step.behind)
+    assert hub.in_step.wrote_at >= 1_000_000
+    assert hub.flush_at > hub.in_step.wrote_at
 
 
 async def test_a_paused_client_leaves_the_group_and_returns_when_it_has_read(world: World) -> None:

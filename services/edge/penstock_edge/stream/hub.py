@@ -255,6 +255,10 @@ class Hub:
             return SLICE
         if writes:
             self._flushes.delivered(self.view.dialect, writes * group.events)
+            if len(group.level) > SLICE and not group.behind:
+                # A fan-out to 1,000 clients takes 8 ms. Without this line it would take 8 of the 20
+                # ms in which events are joined, and W1 would cost 9.2 µs an event instead of 5.1.
+                self.flush_at = self._flushes.time() + self._flushes.join_s
         if group.behind or group.at != self.ring.end:
             self._flush_again()
         elif self._arrivals.waiting:
