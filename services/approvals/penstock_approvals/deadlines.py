@@ -18,6 +18,9 @@ from penstock.bus.write.schedules import schedule
 
 SERVICE = "approvals"
 DUE = subjects.due(SERVICE, ">")
+# The TTL in seconds of a due message that no process has handled. A process deletes each message
+# that it has handled, unless the process ends before.
+DUE_TTL_S = 30 * 86_400.0
 
 
 class Deadlines:
@@ -38,14 +41,16 @@ class Deadlines:
                 continue
             key = _key(record, step)
             subject, target = subjects.schedule(SERVICE, key), subjects.due(SERVICE, key)
-            await schedule(self._bus, subject, target, at, payload)
+            await schedule(self._bus, subject, target, at, payload, DUE_TTL_S)
 
     async def cancel(self, record: ApprovalRecord) -> None:
-        """Remove the messages that are scheduled, or due and not yet handled. Raises BusError."""
+        """Remove the messages that are scheduled. Raises BusError.
+
+        A message that is due is deleted by the process that handles it, after its acknowledgement.
+        """
         for step, _ in _steps(record):
-            key = _key(record, step)
-            for subject in (subjects.schedule(SERVICE, key), subjects.due(SERVICE, key)):
-                await self._bus.api(f"STREAM.PURGE.{SCHEDULES}", {"filter": subject})
+            subject = subjects.schedule(SERVICE, _key(record, step))
+            await self._bus.api(f"STREAM.PURGE.{SCHEDULES}", {"filter": subject})
 
 
 def approval_of(payload: bytes) -> str:

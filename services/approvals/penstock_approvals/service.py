@@ -120,13 +120,12 @@ class ApprovalsService(Service):
             self._on_due,
             on_poison=self.give_up,
             ack_wait_s=self._settings.ack_wait_s,
+            deletes=True,  # SCHEDULES has no age limit
         )
 
     async def _on_due(self, stored: Stored) -> None:
         try:
             await self._approvals.on_due(approval_of(stored.payload))
-            # SCHEDULES has no age limit. Without this, the stream would keep the message for ever.
-            await self.bus.delete(streams.SCHEDULES, stored.sequence)
         except BusError as error:
             log.warning("%s is handled again in a second: %s", stored.subject, error)
             raise Retry(1) from error

@@ -12,8 +12,15 @@ from nats.errors import Error as NatsError
 
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.connection.retry import first_answer
-from penstock.bus.errors import CONSUMER_NOT_FOUND, ApiError, BusUnavailable, OutcomeUnknown
+from penstock.bus.errors import (
+    CONSUMER_NOT_FOUND,
+    ApiError,
+    BusError,
+    BusUnavailable,
+    OutcomeUnknown,
+)
 from penstock.bus.messages import Stored
+from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
 from penstock.bus.read.pull import NANO, Delivery, PullLoop
 from penstock.bus.subjects import traceback_id
@@ -32,6 +39,7 @@ LOOK_S = 0.2  # seconds between two checks whether there is room for more messag
 # The reason that a work queue gives when it ends a message that it has made a dead letter. The
 # server publishes the reason, and `admin.advisories` makes no second dead letter of the message.
 BURIED = "penstock: the message is a dead letter"
+AGAIN = b"-NAK"  # the beginning of the answer that asks the server for another delivery
 MAX_PENDING = 10_000  # the limit of messages that are delivered and not acknowledged
 
 
@@ -72,6 +80,10 @@ class WorkQueue:
     `GIVE_UP_TRIES` more times, the server stops delivering the message and publishes an advisory.
     With `max_unfinished=None`, the server does so after `MAX_UNCOUNTED` deliveries.
 
+    With `deletes`, a message that was acknowledged or given up is deleted from the stream, which
+    then needs no age limit. If the process ends between the two steps, the message stays, so give
+    such messages a TTL.
+
     `room` returns how many more messages may be taken. Pass `room` where this number depends on
     more than the number of running handlers.
     """
@@ -90,6 +102,7 @@ class WorkQueue:
         ack_wait_s: float = 30.0,
         max_deliver: int = 5,
         max_unfinished: int | None = 15,
+        deletes: bool = False,
     ) -> None:
         self._bus = bus
         self._stream = stream
@@ -102,6 +115,7 @@ class WorkQueue:
         self._ack_wait_s = ack_wait_s
         self._max_deliver = max_deliver
         self._max_unfinished = max_unfinished
+        self._deletes = deletes
         # The stream sequences of messages that failed in this process. Another process may have
         # processed some of these messages since then.
         self._failed: set[int] = set()
@@ -253,8 +267,26 @@ class WorkQueue:
         finally:
             heartbeat.cancel()
             self._in_hand.discard(delivery.stored.sequence)
+        if self._deletes and not verdict.startswith(AGAIN):
+            await self._answer_and_delete(delivery, verdict)
+            return
         with contextlib.suppress(NatsError):  # without an answer, the message is redelivered
             await self._bus.jetstream.connection.publish(delivery.reply, verdict)
+
+    async def _answer_and_delete(self, delivery: Delivery, verdict: bytes) -> None:
+        """Answer the server first: it reports a message that is deleted earlier as terminated."""
+        stored = delivery.stored
+        try:
+            await self._bus.jetstream.request(delivery.reply, verdict)
+        except BusError as error:
+            log.debug("%s may be delivered again: %s", stored.subject, error)
+        while not self._stopped.is_set():
+            try:
+                await leader.delete(self._bus, self._stream, stored.sequence)
+                return
+            except BusError as error:
+                log.warning("%s is deleted in %g s: %s", stored.subject, AGAIN_S, error)
+                await self._pause(AGAIN_S)
 
     async def _verdict(self, delivery: Delivery) -> bytes:
         """Handle a message; return the answer for the server: done, again, or never again."""
@@ -324,4 +356,4 @@ class WorkQueue:
 
 
 def _again(delay_s: float) -> bytes:
-    return b"-NAK " + orjson.dumps({"delay": int(delay_s * NANO)})
+    return AGAIN + b" " + orjson.dumps({"delay": int(delay_s * NANO)})
