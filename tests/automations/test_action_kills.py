@@ -60,6 +60,37 @@ async def test_a_kill_at_any_step_of_a_start_leaves_one_run_and_one_outcome(
         assert await made.bus.tail(streams.DELIVERIES, "delivery.>") is None
 
 
+# The writes of one started run up to the record of the delivery, as above.
+@pytest.mark.parametrize(("write", "started"), [(4, False), (5, True), (6, True)])
+async def test_a_run_that_was_begun_when_its_rule_goes_is_started_and_told(
+    fresh_nats: NatsServer, tmp_path: Path, write: int, started: bool
+) -> None:
+    config = tmp_path / "penstock.yaml"
+    config.write_text(AGENTS)
+    async with without_service(fresh_nats.url) as made:
+        await made.store.apply(rule_with("next", {"run": RUN}, "lifecycle.started"), user("u1"))
+        run = await made.run()
+        async with automations_process(
+            fresh_nats.url, dies_before=write, config=str(config)
+        ) as victim:
+            await run.open()
+            assert await victim.process.ended() == -signal.SIGKILL
+        assert await made.store.delete("next")
+        async with automations_process(fresh_nats.url, config=str(config)) as other:
+            [outcome] = await made.outcomes(run.run_id, 1)
+            assert await other.stop() == 0
+        starts = direct.replay(made.bus, streams.COMMANDS, "command.connector.start.*")
+        commands = [StartCommand.model_validate_json(each.payload) async for each in starts]
+        if started:
+            assert outcome.type == "automation.completed"
+            assert [each.run_id for each in commands] == [outcome.data["started_run_id"]]
+            assert [each.user_id for each in commands] == ["u1"]
+        else:
+            assert outcome.data["error"]["code"] == "rule_deleted"
+            assert "perhaps after an attempt" in outcome.data["error"]["message"]
+            assert commands == []
+
+
 # The writes of one decision: the job, automation.triggered, (the request), the record, the outcome.
 @pytest.mark.parametrize("write", range(1, 5))
 async def test_a_kill_at_any_step_of_a_decision_leaves_one_decision_and_one_outcome(

@@ -98,3 +98,14 @@ class Carrier(Protocol):
             BusError: the bus does not answer. The deliverer repeats the same attempt.
         """
         ...
+
+    async def unrecorded(self, job: Job) -> Attempted | None:
+        """Complete an attempt that a killed process began and did not record; None without one.
+
+        The deliverer asks this when it can make no attempt, because the rule was deleted or the
+        event has expired. A kind of action whose attempts leave no trace returns None.
+
+        Raises:
+            BusError: as `attempt` does.
+        """
+        ...

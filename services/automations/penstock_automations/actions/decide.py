@@ -74,6 +74,10 @@ class DecideCarrier:
             verdict = Verdict("failed", "unavailable", f"the approvals service is away: {error}")
         return Attempted(verdict, at, time.monotonic() - begun)
 
+    async def unrecorded(self, job: Job) -> Attempted | None:
+        """Return None: this service may not read approvals, which show the decision."""
+        return None
+
     async def _decided(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Verdict:
         record = rule.record
         action = record.rule.action.decide

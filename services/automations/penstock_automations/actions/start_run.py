@@ -9,7 +9,7 @@ kept for 24 hours only.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -76,15 +76,45 @@ class RunCarrier:
         started_run_id: str | None = None,
     ) -> Attempted:
         """Start the run, unless an earlier attempt has started it."""
-        begun, at = time.monotonic(), self._bus.clock.stamp()
         if started_run_id is not None:
             # This is a replay of a delivery that has started its run. The plan may have expired.
             text = f"run {started_run_id} was started before"
+            at = self._bus.clock.stamp()
             return Attempted(Verdict("delivered", text=text), at, 0.0, run_id=started_run_id)
+
+        async def started() -> Plan:
+            plan = await self._plan(rule, job, occurrence)
+            owner = rule.record.owner
+            await self._start(job, plan, owner.user_id, owner.roles, occurrence.traceparent)
+            return plan
+
+        return await self._attempted(started())
+
+    async def unrecorded(self, job: Job) -> Attempted | None:
+        """Complete the start if the run has a record; without a record, nothing was started."""
+        entry = await self._plans.get(f"run.{job.key}")
+        if entry is None:
+            return None
+        plan = Plan.model_validate_json(entry.value)
+        run = await self._bus.bucket("runs").get(plan.run_id)
+        if run is None:
+            return None
+        record = RunRecord.model_validate_json(run.value)
+
+        async def started() -> Plan:
+            if record.status == "queued":
+                # The process may have ended before it published the command.
+                await self._start(job, plan, record.user_id, record.roles or [], None)
+            return plan
+
+        return await self._attempted(started())
+
+    async def _attempted(self, started: Awaitable[Plan]) -> Attempted:
+        """Return the result of a start."""
+        begun, at = time.monotonic(), self._bus.clock.stamp()
         run_id: str | None = None
         try:
-            plan = await self._plan(rule, job, occurrence)
-            await self._start(rule, job, plan, occurrence.traceparent)
+            plan = await started
             run_id = plan.run_id
             verdict = Verdict("delivered", text=f"started run {run_id} of agent {plan.agent}")
         except ExpressionError as error:
@@ -156,7 +186,12 @@ class RunCarrier:
             return []
 
     async def _start(
-        self, rule: CompiledRule, job: Job, plan: Plan, traceparent: str | None
+        self,
+        job: Job,
+        plan: Plan,
+        user_id: str,
+        roles: Sequence[str],
+        traceparent: str | None,
     ) -> None:
         agent = self._config.agent(plan.agent)
         if agent is None:
@@ -166,8 +201,8 @@ class RunCarrier:
                 agent,
                 plan.message,
                 plan.session_id,
-                rule.record.owner.user_id,
-                roles=rule.record.owner.roles,
+                user_id,
+                roles=roles,
                 input=plan.input,
                 key=job.webhook_id,
                 run_id=plan.run_id,

@@ -193,7 +193,10 @@ class Deliverer:
             rule = self._rules.get(job.rule)
         if rule is None or rule.record.uid != job.uid:
             # A rule with another `uid` may belong to another user, who must not get this event.
-            return await self._fail(job, stored, record, "rule_deleted", "the rule was deleted")
+            text = "the rule was deleted"
+            if stored.delivered > 1:
+                text += ", perhaps after an attempt whose result was not recorded"
+            return await self._fail_unless_done(job, stored, record, "rule_deleted", text)
         record.name = rule.record.rule.name
         if job.deferrals > MAX_DEFERRALS:
             text = f"put off {job.deferrals} times: the rule is paused, or the receiver away"
@@ -241,7 +244,7 @@ class Deliverer:
         occurrence = await self._persist(lambda: self._occurrence(job))
         if occurrence is None:
             text = "the event has expired or was deleted before it was delivered"
-            return await self._fail(job, stored, record, "event_expired", text)
+            return await self._fail_unless_done(job, stored, record, "event_expired", text)
         if job.attempt == 1:
             await self._announce_trigger(job, record)
         attempted = await self._persist(
@@ -323,6 +326,16 @@ class Deliverer:
         record.status, record.ended_at = "failed", self._bus.clock.time()
         record.made = max(record.made, job.attempt - 1)
         await self._settle_new(job, stored, record)
+
+    async def _fail_unless_done(
+        self, job: Job, stored: Stored, record: DeliveryRecord, code: str, text: str
+    ) -> None:
+        """End a delivery, unless a killed process has made the attempt without recording it."""
+        for carrier in self._carriers.values():
+            attempted = await self._persist(partial(carrier.unrecorded, job))
+            if attempted is not None:
+                return await self._judge(job, stored, record, attempted)
+        await self._fail(job, stored, record, code, text)
 
     async def _settle_new(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
         while not await self._persist(partial(self._records.put, job, record)):

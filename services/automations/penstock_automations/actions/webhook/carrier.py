@@ -81,6 +81,10 @@ class WebhookCarrier:
         telemetry.DELIVERY_SECONDS.observe(attempted.seconds)
         return attempted
 
+    async def unrecorded(self, job: Job) -> Attempted | None:
+        """Return None: nobody but the receiver knows whether a request was sent."""
+        return None
+
     async def test(
         self, rule: CompiledRule, job: Job, occurrence: Occurrence
     ) -> tuple[Request, Attempted]:
