@@ -290,3 +290,16 @@ def test_a_server_without_a_penstock_is_told_and_left_as_it_is(
             await bus.close()
 
     assert asyncio.run(streams()) == 0
+
+
+def test_a_delivery_that_a_hook_triggered_has_no_run(
+    nats: NatsServer, penstock: Invoke, service: str
+) -> None:
+    letter = letter_about("delivery.orders.hook-1", service=service).model_copy(
+        update={"run_id": "hook"}
+    )
+    with_letter(nats, letter)
+    [_, row] = penstock("list", "--service", service).stdout.splitlines()
+    assert row.split()[2:5] == [service, "-", "delivery.orders.hook-1"]
+    [listed] = lines(penstock("list", "--service", service, "--json"))
+    assert (listed["run_id"], listed["subject"]) == (None, "delivery.orders.hook-1")

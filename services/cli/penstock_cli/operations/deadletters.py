@@ -141,7 +141,7 @@ def _report(output: Output, number: int, outcome: str, text: str) -> None:
 
 def _row(one: Letter) -> tuple[str, ...]:
     letter = one.letter
-    about = (str(one.number), letter.at, letter.service, letter.run_id)
+    about = (str(one.number), letter.at, letter.service, letter.run or "-")
     return (*about, _source(one), _state(one), letter.reason)
 
 
@@ -164,7 +164,9 @@ def _summary(one: Letter) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "number": one.number,
         "state": _state(one),
-        **letter.model_dump(include={"at", "service", "pod", "run_id", "subject", "sequence"}),
+        **letter.model_dump(include={"at", "service", "pod"}),
+        "run_id": letter.run,
+        **letter.model_dump(include={"subject", "sequence"}),
         **letter.model_dump(include={"delivered", "reason", "traceback_id"}),
         "bytes": len(letter.payload),
     }

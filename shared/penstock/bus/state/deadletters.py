@@ -53,6 +53,11 @@ class DeadLetter(Record):
         return base64.b64decode(self.payload_base64)
 
     @property
+    def run(self) -> str | None:
+        """The run; None for a message about no run, such as a delivery that a hook triggered."""
+        return self.run_id if subjects.is_run_id(self.run_id) else None
+
+    @property
     def message(self) -> Stored:
         """The message as it was delivered to the service."""
         return Stored(self.subject, self.sequence, self.headers, self.payload, self.delivered)
