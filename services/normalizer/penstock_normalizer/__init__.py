@@ -1,1 +1,1 @@
-"""The normalizer makes the canonical events of every run, in one order."""
+"""The normalizer: the service that makes the canonical events of all runs from source frames."""

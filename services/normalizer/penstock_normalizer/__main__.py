@@ -1,4 +1,4 @@
-"""Run the normalizer as a process."""
+"""Runs the normalizer as a separate process (`python -m penstock_normalizer`)."""
 
 from penstock.service import main
 from penstock_normalizer.service import NormalizerService

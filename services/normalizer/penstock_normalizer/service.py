@@ -1,4 +1,4 @@
-"""Run the normalizer: hold a fair share of the partitions, and work on each held partition."""
+"""The normalizer as a service: holds a fair share of the partitions, and works on each of them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
-NEW_SHARDS_S = 1.0  # how often the normalizer looks whether the bus has new shards
-COUNT_S = 15.0  # how often the dead letters are counted
-COLLECT_LOSSES_S = 0.1  # one failure of NATS is found as several losses, one for each stream
+NEW_SHARDS_S = 1.0  # seconds between two checks whether the bus has new shards
+COUNT_S = 15.0  # seconds between two counts of the dead letters
+# seconds in which losses are collected: one failure of NATS is found as one loss for each stream
+COLLECT_LOSSES_S = 0.1
 
 
 class NormalizerService(Service):
-    """Folds source frames into canonical events. No other service writes to EVENTS."""
+    """Folds source frames into canonical events; no other service writes to EVENTS."""
 
     name: ClassVar[str] = "normalizer"
     settings_type: ClassVar[type[Settings]] = NormalizerSettings
@@ -55,7 +56,8 @@ class NormalizerService(Service):
         return share.held if share is not None else frozenset()
 
     async def start(self) -> None:
-        """Join the normalizers; the first partitions come within `partition_renew_s`."""
+        """Begin to compete for partitions; the first ones are assigned within
+        `partition_renew_s`."""
         telemetry.count_runs_from_zero(sorted(ENDED))
         self.bus.continuity.on_loss(self._on_loss)
         self.spawn("losses", self._begin_anew)
@@ -78,9 +80,9 @@ class NormalizerService(Service):
         self._loss.set()
 
     async def _begin_anew(self) -> None:
-        """Begin every partition again after NATS has lost data.
+        """Begin the work on every partition again after NATS has lost data.
 
-        The state of a partition may describe events that are gone.
+        The state of a partition in memory may count events that are lost.
         """
         while True:
             await self._loss.wait()
@@ -90,11 +92,12 @@ class NormalizerService(Service):
                 name = _name(shard, number)
                 if self.spawned(name):
                     await self.cancel(name)
-                    if number in self._held_of(shard):  # another normalizer may hold it now
+                    # another normalizer may hold the partition now
+                    if number in self._held_of(shard):
                         self._work_on(shard, number)
 
     async def _take_part_in_all(self) -> None:
-        """Take part in the work on each shard, also on shards that are made later."""
+        """Take part in the work on each shard, including shards that are made later."""
         while True:
             for shard in range(self.bus.shards.made):
                 if shard not in self._shares:
@@ -129,7 +132,7 @@ class NormalizerService(Service):
             await asyncio.sleep(COUNT_S)
 
     async def _measure_lag(self) -> None:
-        """Set the lag of each shard, from the partitions that this normalizer holds."""
+        """Set the lag of each shard, measured on the partitions that this normalizer holds."""
         while True:
             await asyncio.sleep(COUNT_S)
             lags = dict.fromkeys(self._shares, 0)
@@ -137,7 +140,8 @@ class NormalizerService(Service):
                 for (shard, _), partition in tuple(self._partitions.items()):
                     lags[shard] = max(lags[shard], await partition.lag())
             except BusError as error:
-                # The metric keeps its value. `penstock_nats_connected` shows that NATS is away.
+                # The metric keeps its value; `penstock_nats_connected` shows that NATS does not
+                # answer.
                 log.debug("the lag is not measured now: %s", error)
                 continue
             for shard, lag in lags.items():
@@ -165,5 +169,5 @@ class NormalizerService(Service):
 
 
 def _name(shard: int, number: int) -> str:
-    """Return the name of the loop that works on a partition."""
+    """Return the name of the task that works on a partition."""
     return f"partition {number} of shard {shard}" if shard else f"partition {number}"

@@ -10,7 +10,7 @@ from penstock.settings import Settings
 class NormalizerSettings(Settings):
     """Each field is read from the environment variable `PENSTOCK_<NAME>`."""
 
-    # `partition_ttl_s` is longer than an election of NATS, because no lease can be renewed during
+    # `partition_ttl_s` is longer than an election in NATS, because no lease can be renewed during
     # an election.
     partition_ttl_s: float = Field(
         12.0,

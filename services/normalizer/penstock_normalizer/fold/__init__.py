@@ -1,1 +1,1 @@
-"""The pure core folds a run's source frames, in the order of RAW, into its canonical events."""
+"""The pure core: folds a run's source frames, in the order of RAW, into its canonical events."""

@@ -1,4 +1,4 @@
-"""Make the request for an approval from a pause of the upstream. Pure."""
+"""Makes the request for an approval when the agent server pauses. Pure."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from dataclasses import asdict, dataclass
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem
 from penstock.digests import item_digest, request_digest
 
-# An approval's id is made from the run's id and the leg, so that every fold makes the same id.
+# The namespace of approval ids. An id is made from the run's id and the leg, so each fold makes the
+# same id.
 APPROVAL_NAMESPACE = uuid.UUID("6f9d1c1e-5b5b-5d38-9c52-3f3a8c7e1a10")
 
 
 @dataclass(slots=True)
 class PendingApproval:
-    """The request that a run waits for, from `approval.requested` until its next leg opens.
+    """The request that a run waits for, from `approval.requested` until the run's next leg opens.
 
-    The approvals service announces the pause (`lifecycle.paused`) after it has recorded the
-    request, each escalation that is reached (`approval.escalated`), the end of the deadline
-    (`approval.expired`), and the decision (`approval.decided`).
+    The approvals service announces four kinds of events in the run: the pause (`lifecycle.paused`)
+    after it has recorded the request, each escalation that is reached (`approval.escalated`), the
+    end of the deadline (`approval.expired`), and the decision (`approval.decided`).
     """
 
     approval_id: str
-    resume: JsonObject  # what the connector needs to continue the upstream, verbatim
+    resume: JsonObject  # the data with which the connector continues the run, verbatim
     pause_announced: bool = False
     decision_announced: bool = False
-    escalated: int = 0  # the last step that was announced
+    escalated: int = 0  # the number of the last escalation that was announced
     expiry_announced: bool = False
 
     def note(self, type_: str, data: JsonObject) -> None:
-        """Remember an event of the approvals service that the run has taken."""
+        """Record that the run has got this event of the approvals service."""
         match type_:
             case "lifecycle.paused":
                 self.pause_announced = True
@@ -42,7 +43,7 @@ class PendingApproval:
 
 
 def pending_approval(run_id: str, leg: int, pause: Pause) -> PendingApproval:
-    """Return the approval for which a run waits after this leg."""
+    """Return the approval that a run waits for after this leg."""
     approval_id = str(uuid.uuid5(APPROVAL_NAMESPACE, f"{run_id}/{leg}"))
     return PendingApproval(approval_id, pause.resume)
 
@@ -50,8 +51,8 @@ def pending_approval(run_id: str, leg: int, pause: Pause) -> PendingApproval:
 def approval_requested(approval_id: str, pause: Pause) -> Draft:
     """Return the event that asks for a decision about every item of a pause.
 
-    Each item has a digest of its content and the approval's id, and the request has a digest of the
-    items' digests. So a decision that carries the request's digest cannot be used for a request
+    Each item has a digest of its content and of the approval's id, and the request has a digest of
+    the items' digests. A decision carries the request's digest. So it cannot be used for a request
     with other items, or for another pause with the same items.
     """
     items = [_item(approval_id, item) for item in pause.items]

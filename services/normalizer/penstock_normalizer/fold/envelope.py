@@ -1,4 +1,4 @@
-"""Build the envelope of a canonical event, encoded as JSON. Pure."""
+"""Makes the envelope of a canonical event, encoded as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class NotEncodable(ValueError):
     """The event cannot be encoded as JSON: it is nested too deeply, or a number is out of range."""
 
 
-# The facts that only a step of a workflow has, besides the parent's id.
+# The facts, besides the parent's id, that only a run of a workflow's step has.
 _OF_CHILD: Final = ("step_id", "workflow_depth")
 
 
 @dataclass(slots=True)
 class CanonicalEvent:
-    """An event with its sequence number in the run. `body` is the whole envelope as JSON."""
+    """An event with its sequence number in the run; `body` is the whole envelope as JSON."""
 
     type: str
     sequence: int
@@ -72,7 +72,8 @@ def canonical_event(
     except orjson.JSONEncodeError as error:
         raise NotEncodable(f"{draft.type} cannot be written: {error}") from error
     if thread_id := facts.get("thread_id"):
-        # Clients know the session by their own id, not by the id that the agent server got.
+        # The agent server's id of the session is replaced, because clients know the session by
+        # their own id.
         encoded = encoded.replace(thread_id.encode(), _within_quotes(facts["session_id"]))
     unredacted = None if data is draft.data else draft.data
     return CanonicalEvent(draft.type, sequence, timestamp, data, encoded, unredacted)
@@ -85,5 +86,5 @@ def _event_name(type_: str) -> JsonObject:
 
 
 def _within_quotes(text: str) -> bytes:
-    """Encode a text as JSON, without the quotes around it."""
+    """Return the text as JSON, without the quotes around it."""
     return orjson.dumps(text)[1:-1]

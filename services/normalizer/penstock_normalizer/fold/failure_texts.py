@@ -1,8 +1,8 @@
-"""Remove credentials and internal addresses from the texts of failures. Pure.
+"""Removes credentials and internal addresses from the texts of failures. Pure.
 
-The fields listed here repeat an error text of a server, a library, a tool or this project, and the
-error text may contain a token or an internal address. Texts of models and people, and the results
-of tools that succeeded, are not changed.
+The fields in this module contain an error text of a server, a library, a tool or this project. Such
+a text may contain a token or an internal address. Texts of models and people are not changed, and
+neither are the results of tools that succeeded.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _TEXT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 def redacted(type: str, data: JsonObject, hosts: Sequence[str]) -> JsonObject:
     """Return the event's data, redacted for clients; the same object if nothing was redacted.
 
-    `hosts`: the host names of the run's agent server, which are redacted even if they look public.
+    `hosts` are the host names of the run's agent server, which are redacted even if they look
+    public.
     """
     fields = _TEXT_FIELDS.get(type)
     if fields is None:
         return data
     if type == "llm.tool_result" and data.get("outcome") == "error":
-        fields = ("error", "result")  # the result of a tool that failed is the error's text
+        fields = ("error", "result")  # if a tool failed, its result is the error text
     changed = {
         name: clean
         for name in fields

@@ -1,11 +1,12 @@
-"""Fold a run's source frames, in the order of RAW, into the run's canonical events. Pure.
+"""Folds a run's source frames, in the order of RAW, into the run's canonical events. Pure.
 
 The fold is deterministic: the same frames give the same events, with the same numbers and times. So
 any normalizer can rebuild a run at any time by folding the run's frames again.
 
-A decoder reads the responses of one upstream. The fold decides everything that depends on the whole
-run: the sequence numbers, the one terminal event and the events that may follow it, when the run
-waits for an approval, when the run resumes, and the approval's id.
+A decoder reads the responses of one agent server. The fold decides everything that depends on the
+whole run. It numbers the events. It makes the one terminal event, and decides which events may
+follow it. It decides when the run waits for an approval and when it resumes, and makes the
+approval's id.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ from penstock_normalizer.fold.service_events import is_allowed, is_of_workflow
 
 log = logging.getLogger(__name__)
 
-DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]  # the key is the protocol
+# maps a protocol to the function that makes its decoder
+DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
 
-_SLICE_BYTES = 64 * 1024  # a body is parsed in slices of this size
+_SLICE_BYTES = 64 * 1024  # the size in bytes of the slices in which a body is parsed
 
 
 @dataclass(slots=True)
 class _Response:
-    """The upstream's response that the fold reads now."""
+    """The agent server's response that the fold is reading."""
 
     connection: str
     parser: Parser
@@ -47,30 +49,30 @@ class _Response:
 
 @dataclass(slots=True)
 class RunFold:
-    """The fold of one run. `feed` takes a source frame, in order, and returns the frame's events.
+    """The fold of one run; `feed` takes the source frames in order, and returns each frame's
+    events.
 
     The state of a run:
-
     - `leg` is 0: the run has not started. Events from services wait in `_early`.
-    - `_response` is set: the upstream's response of this leg is being read.
-    - `_pause` is set: the upstream has paused, and its response has not ended yet.
+    - `_response` is set: the agent server's response of this leg is being read.
+    - `_pause` is set: the agent server has paused, and its response has not ended yet.
     - `pending` is set: the leg is over, and the run waits for a decision about this approval.
     - `ended` is set: the terminal event was made; only an epilogue may follow.
-    - `broken_off` is true: frames are missing, and no further frame makes an event.
+    - `broken_off` is True: frames are missing, and no further frame makes an event.
 
-    The run of a workflow has no responses. It may wait for several approvals at once, and `pending`
-    is never set.
+    A workflow's run has no responses. It may wait for several approvals at once, so `pending` is
+    never set.
     """
 
     run_id: str
     decoders: DecoderFor
     max_frame_bytes: int = MAX_FRAME_BYTES
-    sequence: int = 0  # the number of the last event
+    sequence: int = 0  # the sequence number of the last event
     raw_sequence: int = 0  # the position in RAW of the last frame that was fed
     raw_first: int = 0  # the position in RAW of the run's first frame
     timestamp: str = ""
     leg: int = 0
-    attempt: int = 1  # how many times connectors have begun to produce this leg
+    attempt: int = 1  # the number of times that connectors have begun to produce this leg
     facts: JsonObject = field(default_factory=dict)  # the payload of the first `open`
     pending: PendingApproval | None = None
     ended: str | None = None  # the terminal event's type
@@ -80,7 +82,8 @@ class RunFold:
     _decoder: Decoder | None = None
     _response: _Response | None = None
     _pause: Pause | None = None
-    _parts: list[bytes] = field(default_factory=list)  # the payloads of a frame that comes in parts
+    # the payloads of the parts, while a frame comes in parts
+    _parts: list[bytes] = field(default_factory=list)
 
     @property
     def approval_id(self) -> str | None:
@@ -89,17 +92,18 @@ class RunFold:
 
     @property
     def is_workflow(self) -> bool:
-        """Whether this is the run of a workflow, whose events the service `workflows` writes."""
+        """Whether this is a workflow's run; the service `workflows` writes its events."""
         return self.facts.get("protocol") == PROTOCOL
 
     def feed(self, frame: RawFrame) -> list[CanonicalEvent]:
-        """Return this frame's events; none if the frame was fed before."""
+        """Return this frame's events; an empty list if the frame was fed before."""
         return list(self.events(frame))
 
     def events(self, frame: RawFrame) -> Iterator[CanonicalEvent]:
         """Yield this frame's events one by one.
 
-        All events of a frame together can be a hundred times as large as the frame.
+        They are not returned as a list, because all events of a frame together can be a hundred
+        times as large as the frame.
         """
         self.error = None
         if frame.sequence <= self.raw_sequence or self.broken_off:
@@ -116,7 +120,7 @@ class RunFold:
             try:
                 draft = next(drafts, None)
             except Exception as error:
-                # A decoder must not raise. If a decoder raises, only this run fails.
+                # A decoder must not raise an exception. If it does, only this run fails.
                 self.error = error
                 break
             if draft is None:
@@ -128,7 +132,7 @@ class RunFold:
         if self._admits(failed):
             yield self._placed(failed)
 
-    # kinds of source frames
+    # The kinds of source frames
 
     def _on_open(self, frame: RawFrame) -> Iterable[Draft]:
         opened: JsonObject = orjson.loads(frame.payload)
@@ -153,7 +157,7 @@ class RunFold:
             yield from self._decoded(decoder.decided(items))
 
     def _on_claim(self, frame: RawFrame) -> Iterable[Draft]:
-        """Begin another attempt of the leg, because another connector produces it again."""
+        """Begin another attempt of the leg, because the agent server produces the leg again."""
         attempt = orjson.loads(frame.payload).get("attempt", 1)
         if frame.leg != self.leg or self._response is None or attempt <= self.attempt:
             return
@@ -167,7 +171,7 @@ class RunFold:
         if frame.leg != self.leg or response is None:
             return
         if frame.connection != response.connection:
-            # Another connector has attached to the upstream, so a new response begins.
+            # Another connector reads from the agent server now, so a new response begins.
             response = self._begin_response(frame)
         decoder = self._the_decoder()
         for start in range(0, len(frame.payload), _SLICE_BYTES):
@@ -179,7 +183,7 @@ class RunFold:
             for parsed in frames:
                 for draft in decoder.feed(parsed):
                     if type(draft) is Draft and draft.type != "lifecycle.resumed":
-                        # `_decoded` would do the same, but a further generator costs time.
+                        # `_decoded` would do the same, but one more generator costs time.
                         yield draft
                     else:
                         yield from self._decoded((draft,))
@@ -232,7 +236,7 @@ class RunFold:
             return
         self._response = None
         if self._pause is not None:
-            # The upstream paused before the connection was lost, so the leg is complete.
+            # The agent server paused before the connection was lost, so the leg is complete.
             yield from self._request_approval()
             self.attempt = 1
             return
@@ -261,7 +265,7 @@ class RunFold:
             yield from self._decoded(self._decoder.abort())
         yield Draft(type_, data, event.get("source"))
 
-    # the state of the run
+    # The state of the run
 
     def _begin_response(self, frame: RawFrame) -> _Response:
         self._response = _Response(frame.connection, Parser(self.max_frame_bytes))
@@ -282,7 +286,7 @@ class RunFold:
     def _decoded(self, drafts: Iterable[Draft | Pause]) -> Iterable[Draft]:
         for draft in drafts:
             if isinstance(draft, Pause):
-                self._pause = draft  # the request follows when the leg has ended
+                self._pause = draft  # the approval is requested when the leg has ended
             elif draft.type != "lifecycle.resumed":
                 yield draft
             elif self.pending is not None and self.pending.pause_announced:
@@ -320,7 +324,8 @@ class RunFold:
         )
 
     def _admits(self, draft: Draft) -> bool:
-        """Return whether the run takes a draft: after a terminal draft, only an epilogue."""
+        """Return whether the run accepts a draft: after a terminal draft, it accepts only an
+        epilogue."""
         if self.ended:
             return is_epilogue(draft.type)
         if draft.type in TERMINAL:
@@ -329,7 +334,7 @@ class RunFold:
         return True
 
     def _placed(self, draft: Draft) -> CanonicalEvent:
-        """Return the draft as the run's next event; an error event if it cannot be encoded."""
+        """Return the draft as the run's next event; if it cannot be encoded, an error event."""
         sequence = self.sequence + 1
         try:
             event = canonical_event(
@@ -346,14 +351,14 @@ class RunFold:
             return self._placed(self._failed(error=text, code="internal"))
         return self._placed(Draft("system.error", {"message": text, "code": "internal"}))
 
-    # the end of a run whose frames are missing
+    # The end of a run whose frames are missing
 
     def break_off(
         self, frame: RawFrame, facts: JsonObject, code: str, error: str
     ) -> list[CanonicalEvent]:
         """End the run at `frame`, because the run cannot be continued; ignore all further frames.
 
-        `facts` replaces the payload of the run's first `open` frame if that frame is missing.
+        If the run's first `open` frame is missing, `facts` is used in place of its payload.
         """
         self.broken_off = True
         self.facts = self.facts or facts
@@ -365,11 +370,11 @@ class RunFold:
             drafts.insert(0, self._started())
         return [self._placed(draft) for draft in drafts if self._admits(draft)]
 
-    # the state that is stored while a run waits, for longer perhaps than its frames and events are
-    # kept
+    # The state that is stored while a run waits. A run may wait for longer than its frames and
+    # events are kept.
 
     def snapshot(self) -> JsonObject:
-        """Return the fold's state while the run waits, as JSON."""
+        """Return the fold's state, while the run waits, as JSON."""
         decoder, approval = self._the_decoder(), self.pending
         return {
             **{name: getattr(self, name) for name in _IN_SNAPSHOT},
@@ -383,7 +388,7 @@ class RunFold:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Restore the fold's state from a snapshot."""
+        """Set the fold's state to the state in a snapshot."""
         for name in _IN_SNAPSHOT:
             setattr(self, name, state[name])
         if state["approval_id"] is not None:
@@ -392,7 +397,7 @@ class RunFold:
                 resume=state["resume"] or {},
                 pause_announced=state["paused"],
                 decision_announced=state["decided"],
-                # Snapshots of releases up to 0.1 have none of the following.
+                # Snapshots of releases up to 0.1 do not have the following two values.
                 escalated=state.get("escalated", 0),
                 expiry_announced=state.get("expired", False),
             )

@@ -1,4 +1,5 @@
-"""Decide which events services may add to a run. All other events come from the upstream. Pure."""
+"""Decides which events services may add to a run; all other events come from the agent server.
+Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from penstock.dialects.base import JsonObject
 from penstock.events import CATALOGUE, TERMINAL
 from penstock_normalizer.fold.approval_request import PendingApproval
 
-# All events of a workflow's run except `lifecycle.started`. They have no conditions, because the
-# service `workflows` decides what the run does.
+# All events of a workflow's run except `lifecycle.started`. They are accepted at any time, because
+# the service `workflows` decides how the run continues.
 _OF_WORKFLOW: Final = frozenset(
     {
         *(type_ for type_ in CATALOGUE if type_.startswith(("workflow.", "dispatch."))),
@@ -31,7 +32,7 @@ def is_of_workflow(type_: str) -> bool:
 def is_allowed(type_: str, data: JsonObject, pending: PendingApproval | None) -> bool:
     """Return whether a service may add this event now.
 
-    `pending` is the request that the run waits for; None if the run waits for none.
+    `pending` is the request that the run waits for; None if the run waits for no request.
     """
     condition = _CONDITIONS.get(type_)
     return condition is not None and condition(data, pending)
@@ -50,7 +51,7 @@ def _is_first_decision(data: JsonObject, pending: PendingApproval | None) -> boo
 
 
 def _is_next_escalation(data: JsonObject, pending: PendingApproval | None) -> bool:
-    """Return whether further people may still decide, and the step was not announced before."""
+    """Return whether this escalation is new, and the approval can still be decided."""
     if pending is None or not _is_about_pending(data, pending):
         return False
     is_over = pending.decision_announced or pending.expiry_announced

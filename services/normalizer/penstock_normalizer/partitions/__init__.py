@@ -1,1 +1,1 @@
-"""Read a partition of RAW in order, hand its frames to runs, and keep its checkpoint."""
+"""Reads a partition of RAW in order, gives its frames to runs, and stores its checkpoint."""

@@ -1,4 +1,4 @@
-"""Store a partition's checkpoint: the frame of RAW up to which all events are published."""
+"""Stores a partition's checkpoint: the position in RAW up to which all events are published."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from penstock_normalizer.partitions.checkpoint_history import CheckpointHistory
 
 log = logging.getLogger(__name__)
 
-REMEMBER_S = 10.0  # the time between two additions to the history
+REMEMBER_S = 10.0  # seconds between two additions to the history
 
 
 class Checkpoint:
     """A partition's checkpoint and its history, in KV `checkpoints`.
 
-    Each write is a compare-and-set, because a normalizer that does not know that it has lost the
-    partition may write, too. The compare-and-set stops such a normalizer from moving the checkpoint
-    back.
+    A normalizer may write although it has lost the partition, as long as it does not know of the
+    loss. So each write is a compare-and-set, which prevents such a normalizer from moving the
+    checkpoint back.
     """
 
     def __init__(self, bus: Bus, shard: int, partition: int) -> None:
@@ -33,13 +33,13 @@ class Checkpoint:
         self._history = CheckpointHistory()
         self._history_revision = 0
         self._remembered_at = 0.0
-        self.position = 0  # as stored: all frames of RAW up to this one are done
+        self.position = 0  # the stored checkpoint: all frames of RAW up to this position are done
 
     async def read(self) -> None:
         """Read the stored checkpoint. Raises BusError.
 
-        A record that is no number counts as 0: RAW is read from its start, and the fence of EVENTS
-        refuses events that are already published.
+        A record that is not a number counts as 0. RAW is then read from its start, and the fence of
+        EVENTS refuses events that are published already.
         """
         entry = await self._bucket.get(self._key)
         if entry is None:
@@ -55,7 +55,7 @@ class Checkpoint:
             self.position = 0
 
     async def go_back(self) -> list[Loss]:
-        """Move the checkpoint back before the lost events, if EVENTS has lost its end.
+        """If EVENTS has lost its end, move the checkpoint back to a frame before the lost events.
 
         Returns the losses, of all streams, that the partition has not handled yet. Raises BusError.
         """
@@ -63,7 +63,7 @@ class Checkpoint:
         if entry is not None:
             self._take_history(entry)
         elif not self.position:
-            # No normalizer has worked on this partition before, so it has lost nothing.
+            # No normalizer has worked on this partition before, so the partition has lost no data.
             self._history.settle(self._bus.continuity.all)
         losses = self._history.unsettled(self._bus.continuity.all)
         back = self._history.go_back(loss for loss in losses if loss.stream == self._events)
@@ -81,26 +81,27 @@ class Checkpoint:
         return losses
 
     async def settle(self, losses: list[Loss], floor: int) -> None:
-        """Store that the partition has handled these losses. Raises BusError."""
+        """Record that the partition has handled these losses. Raises BusError."""
         self._history.settle(losses)
         await self._remember(floor)
 
     async def write(self, floor: int) -> None:
-        """Store that all frames up to this one are done, unless a later frame is stored already."""
+        """Record that all frames up to `floor` are done; do nothing if a later position is
+        stored."""
         if floor <= self.position:
             return
         try:
             value = str(floor).encode()
             revision = await self._bucket.update(self._key, value, self._revision)
             if revision is None:
-                await self.read()  # another normalizer has written it
+                await self.read()  # another normalizer has written the checkpoint
             else:
                 self.position, self._revision = floor, revision
         except BusError as error:
             log.warning("partition %d: its checkpoint is not written: %s", self._partition, error)
 
     async def remember_now_and_then(self, floor: int) -> None:
-        """Add the checkpoint to the history, if the history's last one is old and differs."""
+        """Add the checkpoint to the history, if the newest one there is old and is another one."""
         if time.monotonic() < self._remembered_at + REMEMBER_S:
             return
         if self._history.points and self._history.points[-1][0] >= floor:
@@ -112,8 +113,8 @@ class Checkpoint:
 
     async def _remember(self, floor: int) -> None:
         self._remembered_at = time.monotonic()
-        # `floor` was read before this request, so the end of EVENTS is at or after the events of
-        # all frames up to `floor`.
+        # `floor` was read before this request. So at this time, EVENTS has the events of all frames
+        # up to `floor`.
         state = (await self._bus.api(f"STREAM.INFO.{self._events}"))["state"]
         self._history.add(floor, state["last_seq"])
         value = self._history.dump()
@@ -121,12 +122,13 @@ class Checkpoint:
         if revision is not None:
             self._history_revision = revision
             return
-        entry = await self._bucket.get(self._history_key)  # another normalizer has written it
+        # another normalizer has written the history
+        entry = await self._bucket.get(self._history_key)
         if entry is not None:
             self._take_history(entry)
 
     def _take_history(self, entry: Entry) -> None:
-        """Use the stored history. A history that cannot be read is replaced by an empty one.
+        """Use the stored history; if it cannot be read, use an empty one.
 
         After a loss in EVENTS, an empty history makes the partition read all of RAW again.
         """

@@ -1,9 +1,9 @@
-"""Keep earlier checkpoints of a partition, each with the end of EVENTS at that time. Pure.
+"""Keeps earlier checkpoints of a partition, each with the end of EVENTS at that time. Pure.
 
-A checkpoint is the frame of RAW up to which all events are published. If EVENTS loses its end in a
-failure, some of these events are gone, and RAW must be read again from a frame before the lost
-events. So the history keeps pairs `(raw, events)`: all events of the frames up to `raw` are in
-EVENTS at or before the stream sequence `events`.
+A checkpoint is the position in RAW up to which all events are published. If EVENTS loses its end in
+a failure, some of these events are lost, and RAW must be read again from a frame before the lost
+events. So the history keeps pairs `(raw, events)`: all events of the frames up to `raw` have stream
+sequences up to `events`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class CheckpointHistory:
     """Earlier checkpoints, the oldest first, and the losses that the partition has handled."""
 
     points: list[tuple[int, int]] = field(default_factory=list)  # sequences in RAW and in EVENTS
-    settled: list[str] = field(default_factory=list)  # handled losses, as stream and time
+    settled: list[str] = field(default_factory=list)  # the handled losses, each as stream and time
 
     @classmethod
     def parse(cls, value: bytes) -> CheckpointHistory:
-        """Parse a history that `dump` wrote. Raises ValueError, KeyError, TypeError."""
+        """Return the history that `dump` has written. Raises ValueError, KeyError, TypeError."""
         fields = orjson.loads(value)
         return cls([(raw, events) for raw, events in fields["points"]], fields["settled"])
 
@@ -36,7 +36,7 @@ class CheckpointHistory:
         return orjson.dumps({"points": self.points, "settled": self.settled})
 
     def add(self, raw: int, events: int) -> None:
-        """Add a checkpoint. If there are too many, remove every second one of the older half."""
+        """Add a checkpoint; if there are too many, remove every second one of the older half."""
         self.points.append((raw, events))
         if len(self.points) > MAX_POINTS:
             half = MAX_POINTS // 2
@@ -47,13 +47,13 @@ class CheckpointHistory:
         return [loss for loss in losses if _name(loss) not in self.settled]
 
     def settle(self, losses: Iterable[Loss]) -> None:
-        """Remember that the partition has handled these losses."""
+        """Record that the partition has handled these losses."""
         self.settled += [_name(loss) for loss in losses]
 
     def go_back(self, losses: Iterable[Loss]) -> int | None:
-        """Return the frame of RAW after which to read again; None without losses of EVENTS.
+        """Return the position in RAW after which to read again; None if `losses` is empty.
 
-        Removes the checkpoints after this frame.
+        The losses must be losses of EVENTS. The checkpoints after this position are removed.
         """
         last_left = min((loss.stands for loss in losses), default=None)
         if last_left is None:

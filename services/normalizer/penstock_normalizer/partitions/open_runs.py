@@ -1,4 +1,4 @@
-"""Keep the runs of a partition that are in memory: the busy ones, and the idle ones by age."""
+"""Keeps the runs of a partition that are in memory: busy runs, and idle runs by age."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from penstock.bus import Stored
 from penstock_normalizer.runs.active_run import ActiveRun
 
-ENDED_IDLE_S = 10.0  # an epilogue follows its terminal event within this time
+ENDED_IDLE_S = 10.0  # seconds after a terminal event within which an epilogue follows
 
 
 class OpenRuns:
     """The runs of one partition whose state is in memory.
 
     Idle runs are kept in the order in which they became idle. So no method looks at all runs: the
-    costs depend only on the number of busy runs, and of the runs that are forgotten.
+    cost depends only on the number of busy runs, or on the number of runs that are removed.
     """
 
     def __init__(
@@ -24,14 +24,14 @@ class OpenRuns:
     ) -> None:
         self._begin = begin
         self._idle_s = idle_s
-        self._busy: dict[str, ActiveRun] = {}  # frames of these runs are not done
-        # Idle runs, with the time of the monotonic clock since when they are idle. The first run is
-        # idle for the longest time.
+        self._busy: dict[str, ActiveRun] = {}  # runs with frames that are not done
+        # Idle runs, each with the monotonic time at which it became idle. The run that became idle
+        # first is first.
         self._idle: dict[str, tuple[ActiveRun, float]] = {}
         self._ended: dict[str, tuple[ActiveRun, float]] = {}
 
     def push(self, run_id: str, stored: Stored) -> None:
-        """Hand a frame to its run; begin the run if it is not in memory."""
+        """Give a frame to its run; load the run if it is not in memory."""
         run = self._busy.get(run_id)
         if run is None:
             known = self._idle.pop(run_id, None) or self._ended.pop(run_id, None)
@@ -46,11 +46,11 @@ class OpenRuns:
 
     @property
     def is_busy(self) -> bool:
-        """Whether some frames are not done."""
+        """Whether some frames of the partition are not done."""
         return bool(self._busy)
 
     def __len__(self) -> int:
-        """The number of runs in memory."""
+        """Return the number of runs in memory."""
         return len(self._busy) + len(self._idle) + len(self._ended)
 
     def floor(self, seen: int) -> int:
@@ -58,13 +58,14 @@ class OpenRuns:
         return min((run.floor for run in self._busy.values()), default=seen)
 
     def forget_idle(self) -> None:
-        """Remove the runs that have been idle for long enough."""
+        """Remove the runs that have been idle for `idle_s`, or for a shorter time if they have
+        ended."""
         now = time.monotonic()
         _forget(self._idle, now - self._idle_s)
         _forget(self._ended, now - min(self._idle_s, ENDED_IDLE_S))
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Stop the work on all runs; return the tasks that still have to end."""
+        """Stop the work on all runs; return the tasks that have not ended yet."""
         return [task for run in self._busy.values() if (task := run.close()) is not None]
 
     def clear(self) -> None:
@@ -77,7 +78,7 @@ class OpenRuns:
 
 
 def _forget(idle: dict[str, tuple[ActiveRun, float]], before: float) -> None:
-    """Remove the runs that are idle since a time before `before`."""
+    """Remove the runs that became idle before this time."""
     while idle:
         run_id = next(iter(idle))
         run, since = idle[run_id]

@@ -1,4 +1,4 @@
-"""Work on one partition of RAW: read its frames in order and hand them to their runs."""
+"""Works on one partition of RAW: reads its frames in order, and gives them to their runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 30.0  # how often a quiet partition's checkpoint moves to the end of RAW
+LOOK_S = 30.0  # seconds after which a quiet partition's checkpoint is moved to the end of RAW
 
 
 class PartitionPhase(Enum):
@@ -32,12 +32,12 @@ class PartitionPhase(Enum):
 
     RESUMING = auto()  # the partition finds out where to begin
     READING = auto()  # the partition reads RAW and hands frames to runs
-    HALTED = auto()  # NATS has lost data: nothing is published until the work begins again
+    HALTED = auto()  # NATS has lost data: no event is published until the work begins again
     CLOSED = auto()
 
 
 class Partition:
-    """Works on one partition of RAW, as long as this normalizer holds the partition's lease."""
+    """Works on one partition of RAW while this normalizer holds the partition's lease."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class Partition:
         )
         self._checkpoint = Checkpoint(bus, shard, number)
         self._looked_at = time.monotonic()
-        self._seen = 0  # the last frame that was handed to a run, by its sequence in RAW
+        self._seen = 0  # the sequence in RAW of the last frame that was given to a run
         self.runs = OpenRuns(partial(ActiveRun, context), settings.run_idle_s)
         self.phase = PartitionPhase.CLOSED
 
     async def work(self) -> None:
-        """Work from the last checkpoint until cancelled; then write the checkpoint.
+        """Work from the last checkpoint on until cancelled; then write the checkpoint.
 
         If one of the partition's loops fails, the other loops are ended, and the exception is
-        raised. The service then begins the partition again.
+        raised. The service then begins the work on the partition again.
         """
         self.phase = PartitionPhase.RESUMING
         losses = await self._resume()
@@ -85,7 +85,7 @@ class Partition:
             self._checkpoint.position + 1,
             self._hand_out,
         )
-        if self.phase is PartitionPhase.RESUMING:  # unless it was halted
+        if self.phase is PartitionPhase.RESUMING:  # False if the partition was halted meanwhile
             self.phase = PartitionPhase.READING
         try:
             async with asyncio.TaskGroup() as loops:
@@ -109,7 +109,8 @@ class Partition:
             self.runs.clear()
 
     async def _resume(self) -> list[Loss]:
-        """Find out where to begin; return the losses that the partition has not handled yet."""
+        """Find the position to begin at; return the losses that the partition has not handled
+        yet."""
         while True:
             try:
                 await self._checkpoint.read()
@@ -141,26 +142,29 @@ class Partition:
                 await asyncio.sleep(self._settings.checkpoint_s)
 
     def halt(self) -> None:
-        """Stop publishing, because the state of the runs may describe events that NATS has lost."""
+        """Stop publishing, because the runs' state in memory may count events that NATS has
+        lost."""
         self.phase = PartitionPhase.HALTED
         self.runs.stop()
 
     async def lag(self) -> int:
-        """Return how far the newest frame of the partition is from the oldest unfinished one.
+        """Return the distance in RAW from the oldest unfinished frame to the partition's newest
+        frame.
 
-        The distance counts the frames of all partitions in between. It is 0 if all are finished.
-        Raises BusError.
+        The distance includes the frames of all partitions in between. It is 0 if all frames are
+        done. Raises BusError.
         """
         newest = await self._bus.tail(self._raw, subjects.raw_of_partition(self._number))
         return max(0, newest.sequence - self._floor) if newest is not None else 0
 
     async def _hand_out(self, stored: Stored) -> None:
         if self.phase is PartitionPhase.HALTED:
-            await asyncio.Event().wait()  # until the service begins the partition again
+            # wait until the service begins the work on the partition again
+            await asyncio.Event().wait()
         self._seen = stored.sequence
         run_id = subjects.run_id_of(stored.subject)
         if run_id == NOBODY:
-            return  # a filler that the bus has written after a loss
+            return  # a message without a run, which the bus has written after a loss
         self.runs.push(run_id, stored)
 
     @property
@@ -179,9 +183,10 @@ class Partition:
             self.runs.forget_idle()
 
     async def _pass_over_other_partitions(self) -> None:
-        """Count the end of RAW as seen if the partition has no further frames before it.
+        """Count the end of RAW as read, if the partition has no further frames before it.
 
-        Otherwise, once RAW has deleted these frames, this partition would seem to have lost frames.
+        Otherwise, when RAW deletes the frames of other partitions up to there, this partition would
+        seem to have lost frames.
         """
         self._looked_at = time.monotonic()
         try:

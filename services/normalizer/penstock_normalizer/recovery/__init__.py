@@ -1,1 +1,1 @@
-"""End or repair runs that have lost source frames, events or commands."""
+"""Ends or repairs runs that have lost source frames, events or commands."""

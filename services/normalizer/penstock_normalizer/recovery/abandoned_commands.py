@@ -1,7 +1,7 @@
-"""End a run whose command NATS has stopped delivering: no connector will execute the command.
+"""Ends a run whose command NATS no longer delivers, so that no connector will carry it out.
 
-A service that gives up a command ends the command's run itself. This module handles a command that
-no service could give up, because the service's process ended on each delivery.
+A service that gives up a command also ends the command's run. This module handles a command that no
+service could give up, because the service's process died on each delivery.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SERVICES = frozenset({"connector", WRITER})
 
 
 async def end_abandoned_run(bus: Bus, stored: Stored, error: Exception) -> None:
-    """End the run of an abandoned start or continue command, unless the command's leg was opened.
+    """End the run of an abandoned start or continue command, if the command's leg was not opened.
 
-    `stored` is the command, and `error` is the reason why the command was given up. The run of a
-    workflow has only one leg. It is ended in any case, since it would wait for the command for
-    ever. A repeat changes nothing. Raises BusError.
+    `stored` is the command, and `error` is the reason why it was given up. A workflow's run is
+    ended in any case: it has only one leg, and would wait for the command for ever. A repeated call
+    changes nothing. Raises BusError.
     """
     _, service, kind, run_id = stored.subject.split(".")
     if service not in _SERVICES or kind not in _OPEN_A_LEG:
@@ -53,7 +53,8 @@ async def _is_opened(bus: Bus, stored: Stored, record: RunRecord) -> bool:
 
 
 async def _leg_of(bus: Bus, stored: Stored, record: RunRecord) -> int:
-    """Return the leg that a continue command opens; the run's next leg if it cannot be read."""
+    """Return the leg that a continue command opens; the run's next leg if the command is
+    unreadable."""
     try:
         payload = await objects.unwrap(bus, stored.payload)
         return ContinueCommand.model_validate_json(payload).leg

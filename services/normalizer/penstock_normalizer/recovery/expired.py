@@ -1,9 +1,9 @@
-"""End runs whose source frames were deleted before any normalizer read them.
+"""Ends runs whose source frames were deleted before any normalizer read them.
 
 RAW keeps frames for a limited time and up to a limited size. If no normalizer ran for longer than
-that time, there is a gap between a partition's checkpoint and the first frame that is left. A run
-with frames after the gap is ended when these frames are read (`runs/ending.py`). A run without any
-frame left is ended here: the normalizer writes a source frame that ends the run.
+that time, the first remaining frame comes after a gap behind the partition's checkpoint. A run with
+frames after the gap is ended when these frames are read (`runs/ending.py`). A run without any
+remaining frame is ended here: the normalizer writes a source frame that ends the run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock_normalizer.runs.pauses import waits_on
 
 log = logging.getLogger(__name__)
 
-MIN_AGE_S = 10.0  # a younger run may be starting, and its first frame may not be stored yet
+MIN_AGE_S = 10.0  # a younger run may be starting, so its first frame may not be stored yet
 
 
 async def end_expired_runs(bus: Bus, shard: int, partition: int, checkpoint: int) -> None:
-    """End the partition's runs that have no frame left, if RAW has a gap after the checkpoint.
+    """End the partition's runs without remaining frames, if RAW has a gap after the checkpoint.
 
     Raises BusError.
     """
@@ -40,7 +40,7 @@ async def end_expired_runs(bus: Bus, shard: int, partition: int, checkpoint: int
     # The list of runs may be long, so the records are read in batches.
     async for stored in direct.replay(bus, "KV_runs", "$KV.runs.>"):
         if not stored.payload:
-            continue  # a deleted record
+            continue  # the record was deleted
         run_id = stored.subject.removeprefix("$KV.runs.")
         if not subjects.is_in_partition(run_id, shard, partition, count):
             continue
@@ -63,6 +63,6 @@ async def _has_expired(bus: Bus, record: RunRecord) -> bool:
     ):
         return False
     if await waits_on(bus, record.run_id, is_paused=False):
-        return False  # the run of a workflow
+        return False  # a workflow's run can continue from its stored state
     start = subjects.command("*", "start", record.run_id)
     return record.status == "running" or await bus.tail(streams.COMMANDS, start) is None

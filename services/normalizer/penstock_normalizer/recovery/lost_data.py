@@ -1,9 +1,8 @@
-"""Bring each run into one consistent state after NATS has lost data.
+"""Makes each run consistent again after NATS has lost data.
 
-The partition has read RAW again from a frame before the lost events (`partitions/checkpoint.py`),
-so each lost event whose frame is left was published again. Two kinds of contradiction remain:
-
-- a run whose frames are gone is ended with code `history_lost`;
+The partition has read RAW again from a frame before the lost events (`partitions/checkpoint.py`).
+So each lost event whose frame still exists was published again. Two kinds of contradiction remain:
+- a run whose frames are lost is ended with code `history_lost`;
 - a record that differs from its run's events is written again from the events.
 """
 
@@ -29,8 +28,8 @@ from penstock_normalizer.runs.run_index import RunIndex
 log = logging.getLogger(__name__)
 
 RUNS = "KV_runs"
-# Runs that were changed up to this long before a loss are checked, too, because clocks differ, and
-# messages may have been on their way.
+# Runs that changed up to this time before a loss are checked, too, because clocks may differ and
+# messages may have been delayed.
 MARGIN = timedelta(minutes=5)
 TEXT = (
     "NATS has lost source frames of this run (a power cut, or an older store that was put back): "
@@ -39,9 +38,10 @@ TEXT = (
 
 
 async def repair_runs(bus: Bus, shard: int, partition: int, losses: Iterable[Loss]) -> None:
-    """Repair or end the partition's runs, after all its frames were read. Raises BusError."""
-    # The streams that contain a run's state. Connectors and approvals handle losses of other
-    # streams.
+    """Repair or end the partition's runs; call this after all its frames were read. Raises
+    BusError."""
+    # The streams that contain a run's state. Connectors and the approvals service handle losses of
+    # other streams.
     streams_of_run = (streams.raw_of(shard), streams.events_of(shard), streams.COMMANDS, RUNS)
     relevant = tuple(loss for loss in losses if loss.stream in streams_of_run)
     if not relevant:
@@ -55,13 +55,13 @@ async def repair_runs(bus: Bus, shard: int, partition: int, losses: Iterable[Los
         if not await _repaired(bus, record, since)
     ]
     if too_young:
-        await asyncio.sleep(MIN_AGE_S)  # the commands of young runs may be on their way
+        await asyncio.sleep(MIN_AGE_S)  # The commands of young runs may not be stored yet.
     for record in too_young:
         await _repaired(bus, record, since, wait_for_young=False)
 
 
 async def _earliest_loss(bus: Bus, losses: Iterable[Loss]) -> datetime:
-    """Return a time before which nothing was lost."""
+    """Return a time before which no data was lost."""
     earliest = bus.clock.now()
     for loss in losses:
         last_left = await bus.at(loss.stream, loss.stands) if loss.stands else None
@@ -99,8 +99,9 @@ async def _repaired(
         await RunIndex(bus).update_from_stored(record.run_id, last)
     if last is not None and last.headers["ce-type"] in TERMINAL:
         return True
-    # A run without events may be starting. If the record says that the run has ended and no
-    # terminal event is there, the event may follow, because the record is written first.
+    # Two cases may be only delays. A run without events may be starting. And a record is written
+    # before the terminal event, so if the record has an end and EVENTS has none, the terminal event
+    # may still follow.
     is_unclear = last is None or record.status in ENDED
     if wait_for_young and is_unclear and bus.clock.age_s(record.updated_at) < MIN_AGE_S:
         return False
@@ -113,18 +114,18 @@ async def _repaired(
 async def _has_lost_data(bus: Bus, record: RunRecord, lifecycle: Stored | None) -> bool:
     if lifecycle is None:
         if record.status in ENDED:
-            return False  # the run had ended, and all its events are gone
+            return False  # the run had ended, and all its events have expired or are lost
         if (
             await bus.tail(streams.raw_for(record.run_id), subjects.raw_of_run(record.run_id))
             is not None
         ):
             return False  # the partition is reading these frames
         if await waits_on(bus, record.run_id, is_paused=record.status == "paused"):
-            return False  # the run waits, for longer than frames and events are kept
+            return False  # the run waits for longer than frames and events are kept
         start = subjects.command("*", "start", record.run_id)
         return await bus.tail(streams.COMMANDS, start) is None
     if record.status in ENDED:
-        return True  # the terminal event was published, and its frame is gone
+        return True  # the terminal event was published and lost, and its frame is lost, too
     last = await bus.tail(streams.events_for(record.run_id), subjects.events_of_run(record.run_id))
     return last is not None and any(
         bus.continuity.covers(streams.raw_for(record.run_id), int(last.headers[name]))
@@ -133,7 +134,7 @@ async def _has_lost_data(bus: Bus, record: RunRecord, lifecycle: Stored | None) 
 
 
 async def _restore_records(bus: Bus, shard: int, partition: int, since: datetime) -> None:
-    """Create the missing records of runs that have lifecycle events since then."""
+    """Create the missing records of runs that have lifecycle events since this time."""
     first = await bus.since(streams.events_of(shard), since)
     if first is None:
         return

@@ -1,1 +1,1 @@
-"""Fold one run: wait for its frames, publish its events once, keep its records up to date."""
+"""Folds one run: queues its frames, publishes its events once, and updates its records."""

@@ -1,10 +1,10 @@
-"""Decide when a run is worked on, and publish the events of ordinary frames without a task.
+"""Decides when a run is worked on, and publishes the events of ordinary frames without a task.
 
-Most frames are pieces of the upstream's response, and their events only need to be published. Such
-frames are folded in one turn of the event loop, for all runs whose frames have arrived together,
-and each acknowledgement causes the next step. A task for each run would take three more turns of
-the event loop for a frame, and 2 KiB for each open run. Everything that waits for more than one
-answer of the bus is the work of a task (`Run.work`).
+Most frames are pieces of the agent server's response, and their events only need to be published.
+One turn of the event loop folds such frames, for all runs whose frames have arrived together. Each
+acknowledgement then causes the next step. A task for each run would take three more turns of the
+event loop for each frame, and 2 KiB for each open run. A task (`Run.work`) is used only for work
+that needs more than one answer of the bus.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class RunPhase(Enum):
 
     IDLE = auto()  # no frame waits
     READY = auto()  # frames wait for the next turn of the event loop
-    PUBLISHING = auto()  # an event is sent and not acknowledged; no task works
-    WORKING = auto()  # a task works
-    CLOSED = auto()  # this process works on the run no more
+    PUBLISHING = auto()  # an event is sent and not acknowledged, and there is no task
+    WORKING = auto()  # a task does the work
+    CLOSED = auto()  # this process no longer works on the run
 
 
 class ActiveRun:
-    """Works on one run. `push` takes the run's frames, in the order of RAW.
+    """Works on one run; `push` takes the run's frames, in the order of RAW.
 
-    `on_idle` is called when no frame waits any more.
+    `on_idle` is called when no more frames wait.
     """
 
     __slots__ = ("_at", "_context", "_count", "_on_idle", "_ready", "_run", "_task", "phase")
@@ -67,16 +67,16 @@ class ActiveRun:
         return self._run.backlog.floor
 
     def push(self, stored: Stored) -> None:
-        """Add the next frame. The work begins in the next turn of the event loop."""
+        """Add the next frame; the work begins in the next turn of the event loop."""
         self._run.backlog.push(stored)
         if self.phase is RunPhase.IDLE:
             self.phase = RunPhase.READY
             self._context.loop.call_soon(self._turn)
 
     def close(self) -> asyncio.Task[None] | None:
-        """Stop the work; return the task that still has to end, if there is one.
+        """Stop the work; return the task if it has not ended yet.
 
-        An acknowledgement that comes later has no effect: the frames count as not done.
+        An acknowledgement that comes later is ignored, so its frames count as not done.
         """
         self.phase = RunPhase.CLOSED
         self._run.close()
@@ -98,7 +98,7 @@ class ActiveRun:
 
     def _fold(self) -> None:
         if len(self._run.backlog) >= BATCH_FROM:
-            self._work()  # a task publishes in batches
+            self._work()  # many frames wait: a task publishes their events in batches
             return
         ready = ReadyEvents()
         count, is_simple = self._run.fold_at_once(ready, BATCH_FROM)
@@ -122,7 +122,7 @@ class ActiveRun:
             self._publish_in_task(None)
 
     def _settled(self, outcome: int | BusError) -> None:
-        """Take the acknowledgement of the event that was sent, and send the next event."""
+        """Handle the answer to the event that was sent, and send the next event."""
         if self.phase is not RunPhase.PUBLISHING:
             return
         try:
@@ -152,7 +152,7 @@ class ActiveRun:
         self._work(partial(self._run.publish_rest, ready, self._at, self._count, error))
 
     def _rest(self) -> None:
-        """Continue with the frames that have arrived meanwhile, if there are any."""
+        """Continue with the frames that have arrived meanwhile; without any, become idle."""
         if self.phase is RunPhase.CLOSED:
             return
         if self._run.backlog:
@@ -163,15 +163,16 @@ class ActiveRun:
             self._on_idle(self)
 
     def _work(self, first_step: Step | None = None) -> None:
-        """Let a task work until no frame waits."""
+        """Start a task that works until no frame waits."""
         self.phase = RunPhase.WORKING
         name = f"run {self.run_id}"
         self._task = self._context.loop.create_task(self._work_in_task(first_step), name=name)
 
     def _fail(self, error: Exception) -> None:
-        """Let a task log an unexpected error, and fold the run again.
+        """Start a task that logs an unexpected error and folds the run again.
 
-        Without this, the run would take frames, but publish nothing, and no log would say so.
+        If the error ended here, the run would accept frames without publishing events, and no log
+        would show it.
         """
         self._ready = None
         self._work(partial(_raise, error))

@@ -1,8 +1,8 @@
-"""Queue the source frames of a run, in memory as far as the budget allows.
+"""Queues the source frames of a run: in memory if the budget allows it, otherwise by position.
 
 If the budget is used up, only a frame's position in RAW is kept, and the frame is read again when
-the frames before it are done. So a run with a flood of frames does not delay the other runs of its
-partition.
+all earlier frames of the run are done. So a run with very many frames does not delay the other runs
+of its partition.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penstock.bus.write import fence
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 1024 * 1024  # the largest size of one read of RAW
+READ_BYTES = 1024 * 1024  # the greatest number of bytes that are read from RAW at once
 
 
 class Backlog:
-    """The waiting frames of one run, in the order of RAW. All positions are sequences in RAW."""
+    """The waiting frames of one run, in the order of RAW; all positions are sequences in RAW."""
 
     __slots__ = (
         "_arrived",
@@ -42,19 +42,21 @@ class Backlog:
         self._bus = bus
         self._run_id = run_id
         self._budget = budget
-        # A list, because an empty deque takes 760 bytes, and most open runs have no waiting frame.
+        # A list is used, because an empty deque takes 760 bytes and most open runs have no waiting
+        # frames.
         self._frames: list[Stored] = []
         self._held_bytes = 0
-        self._done = 0  # the last frame that is done
-        self._arrived = 0  # the last frame that was pushed
-        self._loaded = 0  # the last frame that was held in memory, now or earlier
-        self._newest: Stored | None = None  # the last frame not held in memory, without payload
-        # The newest frame, without its payload, if RAW has deleted all frames that were not held in
-        # memory before they were read again.
+        self._done = 0  # the position of the last frame that is done
+        self._arrived = 0  # the position of the last frame that was pushed
+        self._loaded = 0  # the position of the last frame that is or was in memory
+        # the last frame that is not in memory, without its payload
+        self._newest: Stored | None = None
+        # RAW may delete frames that are not in memory before they are read again. If it has deleted
+        # all of them, this is the newest of them, without its payload; otherwise None.
         self.remnant: Stored | None = None
 
     def __len__(self) -> int:
-        """The number of waiting frames in memory."""
+        """Return the number of waiting frames in memory."""
         return len(self._frames)
 
     def __bool__(self) -> bool:
@@ -62,12 +64,12 @@ class Backlog:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether frames have arrived that were not held in memory."""
+        """Whether frames wait that are not in memory."""
         return self._loaded < self._arrived
 
     @property
     def floor(self) -> int:
-        """The position in RAW up to which all of the run's frames are done."""
+        """The position in RAW up to which all frames of the run are done."""
         return self._frames[0].sequence - 1 if self._frames else self._done
 
     def push(self, stored: Stored) -> None:
@@ -88,7 +90,7 @@ class Backlog:
         self._loaded = stored.sequence
 
     async def first(self) -> Stored:
-        """Return the first waiting frame; read it again first if it is not in memory.
+        """Return the first waiting frame; if it is not in memory, read it again.
 
         The backlog must not be empty.
         """
@@ -98,7 +100,7 @@ class Backlog:
         return self._frames[0]
 
     async def _read_again(self) -> None:
-        # If other runs have used up the budget, read one frame at a time.
+        # If other runs have used up the budget, only one frame is read at a time.
         limit = direct.BATCH if self._budget.free_bytes > READ_BYTES else 1
         newest = self._newest
         assert newest is not None
@@ -129,7 +131,7 @@ class Backlog:
             self._done = self._arrived
 
     def drop(self) -> None:
-        """Free the memory of all frames without counting the frames as done."""
+        """Free the memory of all frames; the frames do not count as done."""
         self._frames.clear()
         self._release(self._held_bytes)
 
@@ -139,7 +141,10 @@ class Backlog:
 
 
 async def replay(bus: Bus, run_id: str, start: int, before: int) -> AsyncIterator[Stored]:
-    """Yield the run's frames in RAW from position `start` to before `before`. Waits for the bus."""
+    """Yield the run's frames in RAW from position `start` up to `before`, which is excluded.
+
+    If the bus does not answer, this function waits.
+    """
     while found := await read(bus, run_id, start, direct.BATCH):
         for stored in found:
             if stored.sequence >= before:
@@ -149,9 +154,10 @@ async def replay(bus: Bus, run_id: str, start: int, before: int) -> AsyncIterato
 
 
 async def read(bus: Bus, run_id: str, start: int, limit: int) -> list[Stored]:
-    """Return the run's next frames from position `start`, at most `limit`. Waits for the bus.
+    """Return the run's next frames from position `start` on, at most `limit`.
 
-    The list is empty only if the stream's leader has no frame of the run from `start` on.
+    If the bus does not answer, this function waits. The list is empty only if the stream's leader
+    has no frame of the run from `start` on.
     """
     stream, pattern = streams.raw_for(run_id), subjects.raw_of_run(run_id)
     while True:

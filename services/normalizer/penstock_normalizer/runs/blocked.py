@@ -1,8 +1,8 @@
-"""Decide when a blocked run is tried again.
+"""Decides when a blocked run is tried again.
 
-A run is blocked by a failure of something other than the bus, such as a corrupt record. If the
-run's frame were skipped, the run's events would have a gap. So the run is tried again, with growing
-delays, for a limited time.
+A run is blocked by a failure of something other than the bus, for example by a corrupt record. If
+the frame that failed were skipped, the run's events would have a gap. So the run is tried again,
+with growing delays, for a limited time.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import time
 
 from penstock import telemetry
 
-RETRY_S, MAX_RETRY_S = 1.0, 30.0  # the first delay before another try, and the longest delay
+RETRY_S, MAX_RETRY_S = 1.0, 30.0  # seconds before the second try, and the greatest delay in seconds
 
 
 class BlockedRun:
-    """Limits how long a blocked run is tried again, and counts blocked runs in the metric."""
+    """Limits how long a blocked run is tried again, and counts blocked runs in a metric."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._since: float | None = None  # None: the run is not blocked
+        self._since: float | None = None  # when the run was blocked; None if it is not blocked
         self._failures = 0
 
     def failed(self) -> float:
@@ -34,11 +34,12 @@ class BlockedRun:
 
     @property
     def is_first_failure(self) -> bool:
-        """Whether the run has failed only once. The traceback is logged for the first failure."""
+        """Whether this is the first failure, for which the traceback is logged."""
         return self._failures == 1
 
     def unblocked(self) -> None:
-        """Forget the failures: the run continues, or this process works on the run no more."""
+        """Forget the failures, because the run continues or this process no longer works on the
+        run."""
         if self._since is not None:
             telemetry.RUNS_STANDING.dec()
         self._since, self._failures = None, 0

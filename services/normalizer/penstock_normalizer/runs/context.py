@@ -1,4 +1,4 @@
-"""What all runs of a partition share."""
+"""Holds the objects that all runs of a partition share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock_normalizer.runs.run_index import RunIndex
 class RunContext:
     """The objects and limits that all runs of a partition share.
 
-    A run keeps one reference to this object. With a reference to each of the fields, 10,000 open
-    runs would take 1 MiB more.
+    A run keeps one reference to this object. If a run kept a reference to each of the fields,
+    10,000 open runs would take 1 MiB more.
     """
 
     bus: Bus

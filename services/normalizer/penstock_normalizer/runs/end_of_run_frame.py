@@ -1,4 +1,4 @@
-"""Write a source frame that ends a run, if no other service will end the run."""
+"""Writes a source frame that ends a run, if no other service will end the run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WRITER = "normalizer"
 
 
 async def write_failed(bus: Bus, record: RunRecord, data: dict[str, str]) -> None:
-    """Write `lifecycle.failed` of a run to RAW. Raises BusError.
+    """Write a source frame with `lifecycle.failed` of a run to RAW. Raises BusError.
 
-    If several normalizers do this at the same time, only one frame is written. `data`: the fields
-    of the event, at least `code`.
+    If several normalizers do this at the same time, only one frame is written. `data` has the
+    fields of the event, at least `code`.
     """
     writer = RawWriter(bus, record.run_id, WRITER, f"{WRITER}/{uuid4()}")
     event = {"type": "lifecycle.failed", "data": data}

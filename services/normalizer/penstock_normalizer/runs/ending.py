@@ -1,4 +1,4 @@
-"""End a run that cannot be continued, because frames are missing or the run stays blocked."""
+"""Ends a run that cannot be continued, because frames are missing or the run stays blocked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock_normalizer.runs.run_output import RunOutput
 log = logging.getLogger(__name__)
 
 HISTORY_LOST = "source frames of this run were deleted by age or size before they were read"
-# The fields of a record that replace the facts of a missing `open` frame.
+# The fields of a run's record that are used if the run's `open` frame is missing.
 _FACTS = {
     *("agent", "session_id", "user_id", "message"),
     *("parent_run_id", "step_id", "workflow_depth"),
@@ -68,7 +68,7 @@ class Ending:
         return lifecycle is not None and lifecycle.headers["ce-type"] not in TERMINAL
 
     async def fail(self, fold: RunFold, stored: Stored, text: str) -> None:
-        """Fail a blocked run at this frame, with code `internal`, unless the run has ended.
+        """Fail a blocked run at this frame with code `internal`; do nothing if the run has ended.
 
         Raises BusError, MessageTooLarge, KeyError, ValueError.
         """
@@ -89,7 +89,8 @@ class Ending:
         try:
             await self._output.publish(fold, ready)
         except ValueError:
-            # The record cannot be parsed. Clients that follow the run still get the terminal event.
+            # The record cannot be parsed. The terminal event is published all the same, for clients
+            # that follow the run.
             missing = [each for each in ready.events if each[0].sequence > published.sequence]
             await published.append(fold, missing)
 

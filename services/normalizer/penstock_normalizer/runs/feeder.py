@@ -1,4 +1,4 @@
-"""Feed a run's source frames to its fold, and collect the events that are not published yet."""
+"""Feeds a run's source frames to its fold, and collects the events that are not published yet."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 class Feeder:
     """Feeds the frames of one run to its fold.
 
-    Each frame's fence names the previous frame of the same writer. So the feeder finds out if the
-    fold lacks a frame that another partition has read.
+    Each frame's fence names the previous frame of the same writer. So the feeder notices if the
+    fold does not have a frame, because another partition has read it.
     """
 
     __slots__ = ("_give_up", "_last_of_writer", "_output", "_run_id")
@@ -34,10 +34,11 @@ class Feeder:
         self._run_id = run_id
         self._output = output
         self._give_up = give_up
-        self._last_of_writer: dict[str, int] = {}  # sequences in RAW of frames in the fold
+        # by writer: the sequence in RAW of its last frame in the fold
+        self._last_of_writer: dict[str, int] = {}
 
     def restart(self) -> None:
-        """Begin with a new fold that has no frames yet."""
+        """Forget the frames, because a new fold begins without any."""
         self._last_of_writer.clear()
 
     def follows(self, stored: Stored, fold: RunFold) -> bool:
@@ -48,18 +49,19 @@ class Feeder:
         return before is None or int(before) == self._last_of_writer.get(_writer(stored), 0)
 
     def continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
-        """Continue the numbers of the published events, if this frame follows their frames.
+        """Let the fold's numbers continue those of the published events, if this frame is a later
+        one.
 
-        Another version of the normalizer may have made more or fewer events of the same frames.
-        Without this, the events of this frame could get numbers that are used already, and would
-        count as published.
+        Another version of the normalizer may have made more or fewer events of the same frames. If
+        the numbers did not continue, the events of this frame could get numbers that are used
+        already. Such events would count as published, and would be lost.
         """
         published = self._output.events
         if published.sequence and published.raw_position < frame.sequence:
             fold.sequence = published.sequence
 
     def skip(self, stored: Stored) -> None:
-        """Skip a frame that cannot be parsed, but count the frame as fed."""
+        """Record a frame that cannot be parsed as fed, without feeding it."""
         self._last_of_writer[_writer(stored)] = stored.sequence
 
     async def feed(
@@ -67,7 +69,7 @@ class Feeder:
     ) -> None:
         """Fold a frame and add its unpublished events to `ready`; publish `ready` when it is full.
 
-        Raises what `RunOutput.publish` raises.
+        Raises the exceptions of `RunOutput.publish`.
         """
         has_new = False
         published = self._output.events
@@ -89,17 +91,18 @@ class Feeder:
         if has_new:
             ready.received.append(frame.received)
         if has_ended_run:
-            # A run that was blocked at this frame may have been ended with other events.
+            # The run may have been blocked at this frame, and may have been ended with other
+            # events.
             fold.ended, fold.sequence = published.last_type, published.sequence
         await self.complete(fold, stored, ready)
 
     def feed_at_once(
         self, fold: RunFold, frame: RawFrame, stored: Stored, ready: ReadyEvents
     ) -> bool:
-        """Fold a frame as `feed` does, without waiting. The frame must be small.
+        """Fold a small frame as `feed` does, without waiting for the bus.
 
-        Returns whether its events only need to be published. If not, the caller calls `complete`,
-        and then publishes the events by `RunOutput.publish`.
+        Returns True if the frame's events only need to be published. If the result is False, the
+        caller calls `complete`, and then publishes the events with `RunOutput.publish`.
         """
         has_new, is_simple = False, True
         published = self._output.events
@@ -116,11 +119,11 @@ class Feeder:
         return is_simple and fold.error is None and fold.pending is None
 
     async def complete(self, fold: RunFold, stored: Stored, ready: ReadyEvents) -> None:
-        """Do what must follow a folded frame before its events are published. Waits for the bus.
+        """Do the work that must come between folding a frame and publishing its events.
 
-        A frame on which the decoder raised an exception becomes a dead letter. If the run is
-        paused and the frame has new events, which are the last of `ready`, the state of the fold is
-        stored. Raises MessageTooLarge.
+        If the decoder raised an exception on the frame, the frame becomes a dead letter. If the run
+        is paused, and the last events of `ready` are from this frame, the state of the fold is
+        stored. If the bus does not answer, this method waits. Raises MessageTooLarge.
         """
         if fold.error is not None:
             log.error(

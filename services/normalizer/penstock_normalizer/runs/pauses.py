@@ -1,7 +1,8 @@
-"""Store the state from which a paused run is continued, in KV `pauses`.
+"""Stores the state from which a paused run is continued, in KV `pauses`.
 
-A run may wait for longer than its frames and events are kept. So the state of the run's fold and
-the objects that the upstream needs to continue are stored before the approval is requested.
+A run may wait for longer than its frames and events are kept. So two things are stored before the
+approval is requested: the state of the run's fold, and the objects that the agent server needs to
+continue.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from penstock_normalizer.fold.run_fold import RunFold
 
 log = logging.getLogger(__name__)
 
-MAX_KNOWN = 10_000  # the number of runs of workflows whose stored states are known
+MAX_KNOWN = 10_000  # the number of workflows' runs whose stored states are known
 
 
 class Pauses:
-    """The stored pauses of runs, at most one for each run.
+    """Reads and writes the stored pauses of runs; each run has at most one.
 
     After a run has ended, its pause is kept for `kept_s` seconds, because commands and events that
-    are delivered again need the pause.
+    are delivered again need it.
     """
 
     def __init__(self, bus: Bus, kept_s: float) -> None:
         self._bus = bus
         self._bucket = bus.bucket("pauses")
         self._kept_s = kept_s
-        # The stored states of workflows' runs: the revisions, and the numbers of the last events.
+        # The stored states of workflows' runs: the record's revision, and the number of the last
+        # event.
         self._workflows: dict[str, tuple[int, int]] = {}
 
     async def restore(self, fold: RunFold) -> None:
@@ -45,7 +47,7 @@ class Pauses:
             fold.restore(PauseRecord.model_validate_json(record).fold)
 
     async def keep(self, fold: RunFold) -> None:
-        """Store the run's pause. Waits for the bus as needed.
+        """Store the run's pause; if the bus does not answer, wait.
 
         Raises MessageTooLarge, and ValueError if an earlier pause cannot be parsed.
         """
@@ -57,16 +59,16 @@ class Pauses:
                 if await self._put(fold.run_id, fold.sequence, kept):
                     return
             except MessageTooLarge:
-                raise  # a repeat would be as large
+                raise  # a repeated write would be as large
             except BusError as error:
                 log.warning("run %s: its pause is not stored yet: %s", fold.run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
 
     async def keep_workflow(self, fold: RunFold) -> None:
-        """Store the state of a workflow's run after its events. Waits for the bus as needed.
+        """Store the state of a workflow's run after its events; if the bus does not answer, wait.
 
-        A workflow may wait at any time, for longer than its frames and events are kept. So each
-        state replaces the one before. Raises MessageTooLarge, and ValueError if an earlier state
+        A workflow may wait at any time, for longer than its frames and events are kept. So each new
+        state replaces the stored one. Raises MessageTooLarge, and ValueError if an earlier state
         cannot be parsed.
         """
         run_id, value = fold.run_id, None
@@ -84,7 +86,7 @@ class Pauses:
                 if entry is not None:
                     sequence = PauseRecord.model_validate_json(entry.value).fold["sequence"]
             except MessageTooLarge:
-                raise  # a repeat would be as large
+                raise  # a repeated write would be as large
             except BusError as error:
                 log.warning("run %s: its state is not stored yet: %s", run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
@@ -94,10 +96,10 @@ class Pauses:
             self._workflows[run_id] = revision, sequence
 
     async def _put(self, run_id: str, sequence: int, kept: bytes) -> bool:
-        """Store the pause unless the same or a later pause of the run is stored already.
+        """Store the pause, unless the same or a later pause of the run is stored already.
 
-        A later pause may be stored if this normalizer was slow. Returns False if another normalizer
-        wrote at the same time; the caller then tries again.
+        If this normalizer was slow, another normalizer may have stored a later pause. Returns False
+        if another normalizer wrote at the same time; the caller then tries again.
         """
         entry = await self._bucket.get(run_id)
         if entry is not None:
@@ -106,7 +108,8 @@ class Pauses:
             except ObjectGone:
                 log.warning("run %s: its earlier pause is lost, and replaced", run_id)
             else:
-                # The same pause is not written again, because `expire` may have been called since.
+                # The same pause is not written again, because `expire` may have set its expiry
+                # meanwhile.
                 if PauseRecord.model_validate_json(earlier).fold["sequence"] >= sequence:
                     return True
         revision = entry.revision if entry is not None else 0
@@ -126,7 +129,7 @@ class Pauses:
                 ):
                     return
             except MessageTooLarge:
-                raise  # a repeat would be as large
+                raise  # a repeated write would be as large
             except BusError as error:
                 log.warning("run %s: its pause does not expire yet: %s", run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
@@ -147,7 +150,7 @@ def _record(fold: RunFold) -> PauseRecord:
 async def waits_on(bus: Bus, run_id: str, *, is_paused: bool) -> bool:
     """Return whether a run can continue from its stored state, without any frame or event.
 
-    The run of a workflow can, and any run that is paused. Raises BusError, ObjectGone, and
+    A workflow's run can, and so can any run that is paused. Raises BusError, ObjectGone, and
     ValueError if the state cannot be parsed.
     """
     entry = await bus.bucket("pauses").get(run_id)

@@ -1,4 +1,4 @@
-"""Collect events that are folded and not published yet."""
+"""Collects events that are folded and not published yet."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from penstock_normalizer.fold.envelope import CanonicalEvent
 
-# The number of folded events, and of their bytes, from which events are published before more
-# frames are folded. While one run folds, all other runs of the process wait; folding 500 events
-# takes some 20 ms.
+# If this number of events or bytes is reached, the folded events are published before more frames
+# are folded. While one run folds, all other runs of the process wait; folding 500 events takes
+# about 20 ms.
 MAX_EVENTS = 500
 MAX_BYTES = 4 * 1024 * 1024
 
@@ -18,7 +18,8 @@ class ReadyEvents:
     """Folded events, each with the sequence of its frame in RAW."""
 
     events: list[tuple[CanonicalEvent, int]] = field(default_factory=list)
-    received: list[str] = field(default_factory=list)  # when the events' frames were received
+    # the times at which the events' frames were received
+    received: list[str] = field(default_factory=list)
     size_bytes: int = 0
 
     @property
@@ -33,7 +34,7 @@ class ReadyEvents:
 
     @property
     def last_raw_sequence(self) -> int:
-        """The sequence in RAW of the frame of the last event; 0 without events."""
+        """The sequence in RAW of the last event's frame; 0 if there are no events."""
         return self.events[-1][1] if self.events else 0
 
     def add(self, event: CanonicalEvent, raw_sequence: int) -> None:

@@ -1,4 +1,4 @@
-"""Rebuild the fold of a run from its frames in RAW, or from its stored pause.
+"""Rebuilds the fold of a run from its frames in RAW, or from its stored pause.
 
 A normalizer rebuilds a fold after a failure, and when it takes over a run from another normalizer.
 """
@@ -52,13 +52,13 @@ class Rebuild:
     async def before(self, frame: RawFrame) -> RunFold:
         """Return the fold of all frames before this one; publish events that are missing in EVENTS.
 
-        If frames that the fold needs are gone for good, the fold is broken off, and the run is
-        ended. Raises BusError, ObjectGone, MessageTooLarge, KeyError, ValueError.
+        If frames that the fold needs are lost, the fold is broken off, and the run is ended. Raises
+        BusError, ObjectGone, MessageTooLarge, KeyError, ValueError.
         """
         fold, published = self._new_fold(), self._output.events
         self._feeder.restart()
         if frame.opens_run and not published.first and not await self._has_earlier_frames(frame):
-            return fold  # if this first frame was published before, the fence refuses the event
+            return fold  # if the frame was published before, the fence refuses its events
         await published.read_tail()
         await self._show_in_index()
         is_begun = frame.opens_run
@@ -69,20 +69,20 @@ class Rebuild:
                 self._feeder.skip(stored)  # the frame is a dead letter already
                 continue
             if not is_begun and not earlier.opens_run:
-                await self._pauses.restore(fold)  # the run's first frames have aged out
+                await self._pauses.restore(fold)  # the run's first frames have expired
             is_begun = True
             ready = ReadyEvents()
             await self._feeder.feed(fold, earlier, stored, ready)
             await self._output.publish(fold, ready)
-            await asyncio.sleep(0)  # let other runs work, also if nothing is published
+            await asyncio.sleep(0)  # let other runs work, even if nothing is published
         if not is_begun:
             await self._pauses.restore(fold)
         self._feeder.continue_numbers(fold, frame)
         if published.last_type in TERMINAL and published.raw_position < frame.sequence:
             fold.ended = published.last_type
-        # If the terminal event was made of this frame or of a later one, the fold ends when it gets
-        # that frame again. If the fold ended before, it would make fewer events of that frame, and
-        # the events that follow would get numbers that are used already, so they would be lost.
+        # The terminal event may be from this frame or a later one. In this case the fold ends when
+        # it gets that frame again. If it ended now, it would make fewer events of that frame. The
+        # events after them would get numbers that are used already, and would be lost.
         if not await self._is_whole(fold, frame):
             await self._ending.break_off(fold, frame)
         return fold
@@ -121,7 +121,7 @@ class Rebuild:
                 await self._index.update_from_stored(self._run_id, last)
 
     async def _is_whole(self, fold: RunFold, frame: RawFrame) -> bool:
-        """Return whether the fold has every frame before this one; False if frames are gone."""
+        """Return whether the fold has every frame before this one; False if frames are lost."""
         published = self._output.events
         lost, raw = self._bus.continuity, streams.raw_for(self._run_id)
         if lost.covers(raw, published.raw_first) or lost.covers(raw, published.raw_position):

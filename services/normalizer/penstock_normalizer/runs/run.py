@@ -1,8 +1,8 @@
-"""Fold one run's frames, in order, and publish the run's events, in order.
+"""Folds one run's frames in order, and publishes the run's events in order.
 
 A frame is done when its events are in EVENTS. Two normalizers may fold the same frame: the
-partition's new holder, and the former one, as long as it does not know that it has lost the
-partition. Both produce the same events, and the fence of EVENTS accepts each event once.
+partition's new holder, and the former holder, while it does not know that it has lost the
+partition. Both make the same events, and the fence of EVENTS accepts each event once.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from penstock_normalizer.runs.run_output import RunOutput
 
 log = logging.getLogger(__name__)
 
-# A step of a run's work; it returns how many frames of the backlog it has done.
+# A step of a run's work; it returns the number of frames of the backlog that it has done.
 Step = Callable[[], Awaitable[int]]
 
-# The size of a frame that is folded without a task. All events of a frame together can be a hundred
-# times as large as the frame, and they are in memory at the same time.
+# The greatest size in bytes of a frame that is folded without a task. All events of a frame are in
+# memory at the same time, and together they can be a hundred times as large as the frame.
 QUICK_FRAME_BYTES = 16 * 1024
 
 
 class Run:
-    """One run. `backlog` takes the run's frames; `work` folds them and publishes the events."""
+    """Works on one run: `backlog` takes its frames; `work` folds them and publishes the events."""
 
     __slots__ = ("_blocked", "_context", "_feeder", "_fold", "_run_id", "backlog", "output")
 
@@ -45,7 +45,7 @@ class Run:
         self.output = RunOutput(context.bus, run_id, context.index, context.pauses)
         self._feeder = Feeder(run_id, self.output, context.give_up)
         self._blocked = BlockedRun(context.max_standing_s)
-        self._fold: RunFold | None = None  # None: rebuild it before the next frame
+        self._fold: RunFold | None = None  # None if the fold must be rebuilt before the next frame
         self.backlog = Backlog(context.bus, run_id, context.budget)
 
     @property
@@ -59,15 +59,15 @@ class Run:
         return self._fold is not None and self._fold.ended is not None
 
     def close(self) -> None:
-        """Count the run as blocked no more, because this process works on the run no more."""
+        """Stop counting the run as blocked, because this process no longer works on the run."""
         self._blocked.unblocked()
 
     async def work(self, first_step: Step | None = None) -> None:
-        """Fold and publish until no frame waits, or until cancelled.
+        """Fold frames and publish events until no frame waits, or until cancelled.
 
-        `first_step` is the rest of a step that began without a task. Each failure is logged, and
-        the run is folded again. If a failure ended the task, the run would still take frames but
-        publish nothing, and no log would say so.
+        `first_step` completes a step that began without a task. Each failure is logged, and the run
+        is folded again. If a failure ended the task, the run would accept frames without publishing
+        events, and no log would show it.
         """
         while True:
             try:
@@ -148,8 +148,8 @@ class Run:
             and (stored := self.backlog.after(count)) is not None
         ):
             if self._fold is not None and not self._feeder.follows(stored, self._fold):
-                # The run's frames were in another partition for a while, so this fold lacks some
-                # frames.
+                # Another partition has read frames of the run for a while, so this fold does not
+                # have these frames.
                 await self.output.publish(self._fold, ready)
                 self._fold = None
             count += 1
@@ -171,7 +171,8 @@ class Run:
     def _new_fold(self) -> RunFold:
         return RunFold(self._run_id, self._context.decoders, self._context.max_frame_bytes)
 
-    # These two objects have no state, so that an open run does not need them in memory.
+    # These two objects have no state, so they are made when needed, and an open run does not keep
+    # them in memory.
 
     def _ending(self) -> Ending:
         return Ending(self._context.bus, self._run_id, self.output, self._context.index)
@@ -188,16 +189,16 @@ class Run:
             self._context.pauses,
         )
 
-    # the steps that need no task, because they do not wait
+    # The steps without a task, which never wait
 
     def fold_at_once(self, ready: ReadyEvents, limit: int) -> tuple[int, bool]:
-        """Fold the frames that need nothing of the bus, until there are `limit` events or more.
+        """Fold frames for which nothing must be read, until there are `limit` events or more.
 
-        Returns how many frames were folded, and whether their events only need to be published. If
-        not, the caller lets `complete` work on the last of these frames and the events. Frames that
-        need a task are left for `work`: the frames of a run that is not begun, control frames,
-        large frames, frames whose events were published before, and frames that the fold cannot
-        take.
+        Returns the number of folded frames, and whether their events only need to be published. If
+        the second value is False, the caller calls `complete` with the number and the events.
+        `work` folds all frames that need a task: the frames of a run that has not begun, control
+        frames, large frames, frames whose events were published before, and frames that the fold
+        cannot accept.
         """
         fold, backlog, count = self._fold, self.backlog, 0
         if fold is None or not self.output.events.first:
@@ -212,7 +213,7 @@ class Run:
             if frame.kind != "bytes" or not self._feeder.follows(stored, fold):
                 break
             if frame.sequence <= self.output.events.raw_position:
-                break  # the frame's events were published before, at least some of them
+                break  # at least some of the frame's events were published before
             count += 1
             if not self._feeder.feed_at_once(fold, frame, stored, ready):
                 return count, False
@@ -224,14 +225,14 @@ class Run:
         return self.output.events.post(self._fold, ready.events[at], settled)
 
     def posted(self, ready: ReadyEvents, at: int, sequence: int) -> None:
-        """Take note that one of the ready events has this stream sequence."""
+        """Record that one of the ready events is stored, with this stream sequence."""
         assert self._fold is not None
         self.output.events.published(self._fold, ready.events[at : at + 1], sequence)
 
     async def complete(self, ready: ReadyEvents, count: int) -> int:
-        """Finish the last of `count` folded frames, and publish the events of all these frames.
+        """Complete the last of `count` folded frames, and publish the events of all these frames.
 
-        Returns `count`. Raises what `RunOutput.publish` raises.
+        Returns `count`. Raises the exceptions of `RunOutput.publish`.
         """
         assert self._fold is not None
         stored = self.backlog.after(count - 1)
@@ -243,7 +244,8 @@ class Run:
     async def publish_rest(
         self, ready: ReadyEvents, at: int, count: int, error: BusError | None
     ) -> int:
-        """Publish the events from the index `at` on, after an attempt failed with `error`.
+        """Publish the events from the index `at` on; `error` is the failure of an earlier attempt,
+        or None.
 
         Returns `count`, the number of the events' frames. Raises StaleFold and MessageTooLarge.
         """

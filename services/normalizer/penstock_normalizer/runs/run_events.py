@@ -1,4 +1,4 @@
-"""Read the tail of one run's events in the stream EVENTS, and append events under the fence."""
+"""Reads the last event of one run from the stream EVENTS, and appends events under the fence."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from penstock_normalizer.runs.event_headers import EventHeaders
 
 log = logging.getLogger(__name__)
 
-# The number of events from which events are published in an atomic batch. A batch takes 4 to 7 ms,
-# independent of its size, so fewer events are published faster one by one.
+# The number of events from which on events are published in an atomic batch. A batch of any size
+# takes 4 to 7 ms, so a smaller number of events is published faster one by one.
 BATCH_FROM = 50
 
-_COUNTERS: dict[str, Counter] = {}  # by event type; `labels` takes 1 µs for each event
+_COUNTERS: dict[str, Counter] = {}  # by event type; each call of `labels` would take 1 µs
 
 Placed = tuple[CanonicalEvent, int]  # an event, and the sequence of its frame in RAW
 
@@ -67,18 +67,19 @@ class RunEvents:
         self._run_id = run_id
         self._pattern = subjects.events_of_run(run_id)
         self._headers = EventHeaders(run_id)
-        self.first = 0  # stream sequence of the run's first event
-        self.last = 0  # stream sequence of the last event: the fence of the next append
+        self.first = 0  # the stream sequence of the run's first event
+        # the stream sequence of the last event, which is the fence of the next append
+        self.last = 0
         self.sequence = 0  # the last event's number in its run
         self.last_type = ""
-        self.raw_first = 0  # the run's first frame, by its sequence in RAW
-        self.raw_position = 0  # the frame of the last event, by its sequence in RAW
+        self.raw_first = 0  # the sequence in RAW of the run's first frame
+        self.raw_position = 0  # the sequence in RAW of the last event's frame
 
     async def read_tail(self) -> None:
-        """Read the run's last event from the stream. Waits for the bus as needed."""
+        """Read the run's last event from the stream; if the bus does not answer, wait."""
         tail = await fence.tail(self._bus, streams.events_for(self._run_id), self._pattern)
         if tail is None:
-            # All events have aged out, so the fence begins at 0 again. The numbers continue.
+            # All events have expired, so the fence begins at 0 again. The events' numbers continue.
             self.last = 0
             return
         headers = tail.headers
@@ -95,14 +96,15 @@ class RunEvents:
         """Publish one event without waiting; `settled` gets its stream sequence, or the error.
 
         The event must be the run's next event, its body must fit in a message, and `first` must be
-        known. Returns False, and publishes nothing, if the bus cannot take the event now.
+        known. Returns False without publishing if the bus cannot accept the event now.
         """
         event, raw_sequence = placed
         message = self._message(fold, event, raw_sequence, event.body)
         return fence.post(self._bus, self._pattern, message, self.last, settled)
 
     def published(self, fold: RunFold, batch: list[Placed], last: int) -> None:
-        """Take note that these events are stored; `last`: the last one's stream sequence."""
+        """Record that these events are stored; `last` is the stream sequence of the last of
+        them."""
         event, self.raw_position = batch[-1]
         self.sequence, self.last_type, self.last = event.sequence, event.type, last
         self.first = self.first or last
@@ -116,15 +118,15 @@ class RunEvents:
     async def append(
         self, fold: RunFold, waiting: list[Placed], failed: BusError | None = None
     ) -> None:
-        """Publish each of these events once. Waits as long as EVENTS refuses events.
+        """Publish each of these events once; wait as long as EVENTS refuses events.
 
-        `failed`: the error of an earlier attempt to publish the first of these events. Raises
-        StaleFold when another normalizer has published events that do not fit, and MessageTooLarge.
+        `failed` is the error of an earlier attempt to publish the first of these events. Raises
+        StaleFold if another normalizer has published events that do not fit, and MessageTooLarge.
         """
         level = logging.WARNING
         while waiting:
-            # The first event of a run is published alone, because all later events carry its stream
-            # sequence.
+            # The first event of a run is published alone, because all later events contain its
+            # stream sequence.
             size = 1 if len(waiting) < BATCH_FROM or not self.first else MAX_BATCH
             batch = waiting[:size]
             try:
@@ -134,14 +136,14 @@ class RunEvents:
                 encoded = [await self._wrapped(fold, event, raw) for event, raw in batch]
                 last = await fence.append(self._bus, self._pattern, encoded, self.last)
             except (FenceConflict, OutcomeUnknown):
-                # Another normalizer, or our own request without an answer, may have published this
-                # event.
+                # Another normalizer may have published this event, or an earlier request of this
+                # one whose answer was lost.
                 telemetry.CONFLICTS.inc()
                 await self.read_tail()
                 self._check_fit(waiting)
             except (BusUnavailable, StreamFull) as error:
                 log.log(level, "run %s: EVENTS does not take events: %s", self._run_id, error)
-                level = logging.DEBUG  # one warning per run is enough
+                level = logging.DEBUG  # one warning for each run is enough
                 await asyncio.sleep(fence.RETRY_S)
                 continue
             else:
@@ -159,7 +161,7 @@ class RunEvents:
                 )
 
     async def _wrapped(self, fold: RunFold, event: CanonicalEvent, raw_sequence: int) -> Message:
-        """Return the message of an event; a body that is too large becomes a reference."""
+        """Return the message of an event; if the body is too large, it becomes a reference."""
         body = await objects.wrap(self._bus, f"{self._run_id}.{event.sequence}", event.body)
         return self._message(fold, event, raw_sequence, body)
 

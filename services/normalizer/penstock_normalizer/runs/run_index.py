@@ -1,4 +1,4 @@
-"""Update the list of runs (KV `runs`): each record follows the lifecycle events of its run."""
+"""Updates the list of runs (KV `runs`): each record follows the lifecycle events of its run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock_normalizer.runs.stamps import unix_s
 
 log = logging.getLogger(__name__)
 
-MAX_SHOWN_CHARACTERS = 2000  # of each text of an event that a record repeats
+MAX_SHOWN_CHARACTERS = 2000  # the greatest length of an event's text in a record
 
 _STATUS: Mapping[str, RunStatus] = {
     "lifecycle.started": "running",
@@ -33,7 +33,7 @@ _STATUS: Mapping[str, RunStatus] = {
 }
 
 
-CHANGES_RECORD = frozenset(_STATUS)  # the types of the events that change a run's record
+CHANGES_RECORD = frozenset(_STATUS)  # the types of events that change a run's record
 
 
 class RunIndex:
@@ -57,11 +57,13 @@ class RunIndex:
         *,
         overrule: bool = False,
     ) -> None:
-        """Write the last lifecycle event of `events` into the record. Waits for the bus as needed.
+        """Write the last lifecycle event of `events` into the record; if the bus does not answer,
+        wait.
 
-        `first_event`: the stream sequence of the run's first event. `overrule`: also replace a
-        record that names a later event, because EVENTS must have lost the later event. A repeat
-        changes nothing. Raises MessageTooLarge, and ValueError if the record cannot be parsed.
+        `first_event` is the stream sequence of the run's first event. With `overrule`, a record
+        that names a later event is also replaced, because EVENTS must have lost that event. A
+        repeated call changes nothing. Raises MessageTooLarge, and ValueError if the record cannot
+        be parsed.
         """
         lifecycle = [event for event in events if event.type in _STATUS]
         if not lifecycle:
@@ -86,13 +88,13 @@ class RunIndex:
                     _measure(before, record)
                     return
             except MessageTooLarge:
-                raise  # a repeat would be as large
+                raise  # a repeated write would be as large
             except BusError as error:
                 log.warning("run %s: its record is not written yet: %s", run_id, error)
                 await asyncio.sleep(RETRY_S)
 
     async def update_from_stored(self, run_id: str, lifecycle: Stored) -> None:
-        """Update a run's record to a lifecycle event of EVENTS; create a lost record again.
+        """Update a run's record to a lifecycle event of EVENTS; create the record if it was lost.
 
         Raises BusError, ObjectGone, and ValueError if the record cannot be parsed.
         """
@@ -109,7 +111,7 @@ class RunIndex:
                 events = streams.events_for(run_id)
                 started = lifecycle if is_first else await self._bus.at(events, first)
                 if started is None:
-                    return  # the run's first event has aged out, and its record may have, too
+                    return  # the run's first event has expired, and so may have its record
                 record = _record_of_started(run_id, await self._body(started))
             event = await self._body(lifecycle)
             changes = _lifecycle_fields(event["event"]["action"], event["data"])
@@ -180,7 +182,7 @@ def _changes(fold: RunFold, event: CanonicalEvent, first_event: int) -> dict[str
 
 
 def _lifecycle_fields(action: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record's fields that a lifecycle event determines."""
+    """Return the fields of a record that a lifecycle event determines."""
     return {
         "status": _STATUS.get(f"lifecycle.{action}", "running"),
         "approval_id": data.get("approval_id") if action == "paused" else None,
@@ -191,12 +193,13 @@ def _lifecycle_fields(action: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beginning(text: Any) -> str | None:
-    """Return the beginning of a text. The run's last event contains the whole text."""
+    """Return the beginning of a text; the run's last event has the whole text."""
     return None if text is None else str(text)[:MAX_SHOWN_CHARACTERS]
 
 
 def _failure_texts(data: JsonObject) -> dict[str, str]:
-    """Return the beginnings of a failure's unredacted texts, for the scope `administer`."""
+    """Return the beginnings of a failure's unredacted texts; the scope `administer` may read
+    them."""
     texts = {name: data[name] for name in ("error", "detail") if data.get(name) is not None}
     return {
         name: str(_beginning(text if isinstance(text, str) else orjson.dumps(text).decode()))
@@ -205,14 +208,14 @@ def _failure_texts(data: JsonObject) -> dict[str, str]:
 
 
 def _measure(before: RunRecord, after: RunRecord) -> None:
-    """Count a run whose record now says that it has ended, and measure its start or duration.
+    """Count a run whose record now has an end, and measure the time until its start or its end.
 
-    The bucket has accepted the change from `before` to `after`, which happens once for each run,
-    also if several normalizers have folded the run.
+    The bucket has accepted the change from `before` to `after`. It accepts each change once, even
+    if several normalizers have folded the run.
     """
     agent = telemetry.agent_label(after.agent)
     try:
-        # Clocks may differ, so the time from the acceptance to the change may seem to be negative.
+        # Clocks may differ, so the measured time may be negative.
         seconds = max(0.0, unix_s(after.updated_at) - unix_s(after.created_at))
     except ValueError:
         log.debug("run %s: its record has no valid times, they are not measured", after.run_id)

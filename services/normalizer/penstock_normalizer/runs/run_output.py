@@ -1,4 +1,4 @@
-"""Write one run's output: its events, its record in the list of runs, and its pause."""
+"""Writes one run's output: its events, its record in the list of runs, and its pause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunOutput:
         self.events = RunEvents(bus, run_id)
 
     async def keep_pause(self, fold: RunFold) -> None:
-        """Store the paused run's state before the request for the approval is published.
+        """Store the paused run's state; call this before the request for the approval is published.
 
         Raises MessageTooLarge.
         """
@@ -35,24 +35,25 @@ class RunOutput:
     async def publish(
         self, fold: RunFold, ready: ReadyEvents, *, overrule_record: bool = False
     ) -> None:
-        """Publish all ready events, each once, and clear them. Waits for the bus as needed.
+        """Publish each ready event once, and clear `ready`; if the bus does not answer, wait.
 
-        `overrule_record`: replace the record even if it names a later event, which EVENTS has lost.
-        Raises StaleFold, MessageTooLarge, and ValueError if the run's record cannot be parsed.
+        With `overrule_record`, the record is replaced even if it names a later event, because
+        EVENTS has lost that event. Raises StaleFold, MessageTooLarge, and ValueError if the run's
+        record cannot be parsed.
         """
         events = [event for event, _ in ready.events]
         is_begun = bool(self.events.first)
         if any(event.type in TERMINAL for event in events):
             await self._pauses.expire(self._run_id)
         if is_begun:
-            # The record is written before the events, so that a client that has read a run's
-            # terminal event also finds the run ended in the list of runs.
+            # The record is written before the events. So a client that has read a run's terminal
+            # event also finds the run ended in the list of runs.
             await self._index.update(
                 self._run_id, fold, events, self.events.first, overrule=overrule_record
             )
         await self.events.append(fold, ready.events)
         if not is_begun:
-            # The record names the stream sequence of the run's first event, which is known only
+            # The record contains the stream sequence of the run's first event, which is known only
             # after the event is published.
             await self._index.update(
                 self._run_id, fold, events, self.events.first, overrule=overrule_record
@@ -63,7 +64,7 @@ class RunOutput:
         ready.clear()
 
     def observe(self, ready: ReadyEvents) -> None:
-        """Add to the metric how long after the receipt of their frames these events are stored."""
+        """Measure, for the metric, the time from the receipt of the events' frames until now."""
         if ready.received:
             now_s = self._bus.clock.time()
             for received in ready.received:

@@ -1,4 +1,4 @@
-"""Parse the time at which a source frame was received."""
+"""Parses the time at which a source frame was received."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MILLISECONDS = 24  # the length of `2026-11-20T10:00:00.123Z`
 
 
 def unix_s(stamp: str) -> float:
-    """Return a stamp (RFC 3339) as Unix time in seconds. Raises ValueError.
+    """Return the Unix time in seconds of a time in RFC 3339. Raises ValueError.
 
-    The stamps of frames that arrive together differ only in their milliseconds, so the seconds are
-    parsed once. This takes 0.3 µs; `datetime.fromisoformat` takes 0.8 µs.
+    The times of frames that arrive together differ only in their milliseconds, so the part before
+    these is cached. This takes 0.3 µs; `datetime.fromisoformat` takes 0.8 µs.
     """
     if len(stamp) == _MILLISECONDS and stamp[-1] == "Z" and stamp[_SECONDS] == ".":
         return _whole_s(stamp[:_SECONDS]) + int(stamp[_SECONDS + 1 : -1]) / 1000
