@@ -11,29 +11,50 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.bus import BusSettings, streams
+from penstock.bus import BusSettings, Message, streams, subjects
+from penstock.bus.admin.permissions import (
+    NAMES,
+    USER_INFO,
+    USERS,
+    User,
+    configuration,
+    with_shards,
+)
 from penstock.service import bus_settings
 from penstock_cli.main import app
 from penstock_cli.operations import connection
 from penstock_cli.operations.doctor.checks import CHECKS, NEEDED, judge
-from penstock_cli.operations.doctor.facts import AnswerFact, ConsumerFact, Facts, StreamFact
+from penstock_cli.operations.doctor.facts import (
+    AnswerFact,
+    ConsumerFact,
+    Facts,
+    PartitionFact,
+    StreamFact,
+    Wanted,
+)
+from penstock_cli.operations.doctor.permissions import differences
 from support.drive.bus import connected, new_run_id, publish_events
 from support.drive.repository import ROOT
-from support.real.nats import NatsServer, write_passwords
+from support.fakes.issuer import JwksServer, Key
+from support.real.nats import NatsServer, password_of, write_passwords
 
 HEALTHY = Facts(
     stored_bytes=10,
     max_stored_bytes=100,
     schema=5,
-    streams=[StreamFact("EVENTS", schema=5, bytes=1, max_bytes=100)],
+    streams=[StreamFact("EVENTS", schema=5, bytes=1, max_bytes=100, max_age_s=604_800)],
     consumers=[ConsumerFact("EVENTS", "approvals", 3, 0, polled=True)],
+    partitions=[PartitionFact("RAW", 3, 4_999, held=True)],
     users=[AnswerFact("edge", True)],
+    permissions=[AnswerFact("edge", True)],
+    auth=[AnswerFact("https://issuer.example/keys", True)],
     files=[AnswerFact("edge", True)],
     agents=[AnswerFact("assistant", True, ["fine"])],
     probes=[AnswerFact("http://edge:9000", True)],
     values=[],
+    wanted=Wanted(1, 1, 86_400, 604_800),
 )
-EVENTS = StreamFact("EVENTS", schema=5)
+EVENTS = StreamFact("EVENTS", schema=5, max_age_s=604_800)
 BAD = [AnswerFact("it", False, ["the reason"])]
 # For each check, what is different from HEALTHY, and what the finding says.
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -44,14 +65,19 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "settings": ({"streams": [replace(EVENTS, differs=["max_age is 1, not 2"])]}, "max_age is 1"),
     "lag": ({"consumers": [ConsumerFact("EVENTS", "a", 10_000, 0, True)]}, "10000 messages"),
     "readers": ({"consumers": [ConsumerFact("EVENTS", "a", 1, 0, False)]}, "no process"),
+    "normalizer": ({"partitions": [PartitionFact("RAW_2", 3, 5_000, True)]}, "3 of RAW_2 is 5000"),
+    "partitions": ({"partitions": [PartitionFact("RAW", 3, 1, False)]}, "1 partitions of RAW"),
     "dead_letters": ({"dead_letters": 2}, "2 dead letters"),
     "clock": ({"clock_ahead_s": -7.0}, "7.0 s behind"),
     "files": ({"files": BAD}, "the reason"),
     "users": ({"users": BAD}, "the reason"),
+    "permissions": ({"permissions": BAD}, "the reason"),
+    "auth": ({"auth": BAD}, "the reason"),
     "agents": ({"agents": BAD}, "the reason"),
     "probes": ({"probes": BAD}, "the reason"),
     "notices": ({"probes": [AnswerFact("edge", True, (), ["data are lost"])]}, "data are lost"),
-    "values": ({"values": ["$.egde: unknown"]}, "$.egde"),
+    "values": ({"values": ["$.egde: unknown"], "wanted": None}, "$.egde"),
+    "installation": ({"shards": 4}, "streams.shards is 1, and the installation has 4"),
 }
 
 
@@ -84,6 +110,51 @@ def test_what_was_not_looked_at_is_not_called_fine() -> None:
     assert set(away.values()) == {"wrong", "not_checked"}
 
 
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (Wanted(1, 3, 86_400, 604_800), "streams.replicas is 3, and EVENTS has 1"),
+        (Wanted(1, 1, 86_400, 60), "streams.eventsMaxAgeSeconds is 60, and EVENTS keeps"),
+    ],
+)
+def test_streams_that_are_not_as_the_values_say_are_found(wanted: Wanted, says: str) -> None:
+    found = judge(replace(HEALTHY, wanted=wanted))
+    assert [each.text.startswith(says) for each in found if each.verdict == "wrong"] == [True]
+
+
+def granted(user: User, shards: int = 1, **changes: Any) -> dict[str, Any]:
+    """Return what NATS says about a user with the permissions of the table."""
+    full = with_shards(user, shards)
+    rules: dict[str, Any] = {
+        "publish": {"allow": [*full.publish]},
+        "subscribe": {"allow": [*full.subscribe]},
+    }
+    return {"permissions": rules | ({"responses": {"max": 1}} if user.responds else {}) | changes}
+
+
+@pytest.mark.parametrize("user", USERS, ids=lambda user: user.name)
+def test_permissions_as_in_the_table_have_no_difference(user: User) -> None:
+    assert differences(user, 1, granted(user)) == []
+    assert differences(user, 1, granted(user, shards=3)) == []  # for a later migration
+
+
+def test_each_difference_of_permissions_is_named() -> None:
+    (edge,) = (user for user in USERS if user.name == "edge")
+    less = replace(edge, publish=edge.publish[:-1], responds=False)
+    assert differences(edge, 1, granted(less)) == [
+        f"may not publish to {edge.publish[-1]}",
+        "may not answer requests (allow_responses)",
+    ]
+    more = replace(edge, subscribe=(*edge.subscribe, "decide.*"))
+    assert differences(edge, 1, granted(more)) == ["may subscribe to, and should not, decide.*"]
+    denied = granted(edge, subscribe={"allow": [*edge.subscribe], "deny": ["live.>"]})
+    assert differences(edge, 1, denied) == ["is denied to subscribe to live.>"]
+    (shards,) = differences(edge, 4, granted(edge))
+    assert shards.startswith("may not publish to $JS.API.DIRECT.GET.EVENTS_1, ")
+    assert shards.endswith(" more")
+    assert "everything" in differences(edge, 1, {"user": "edge"})[0]
+
+
 def said(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """Return the exit code and the findings."""
     result = CliRunner().invoke(app, ["doctor", "--json", *arguments])
@@ -114,7 +185,7 @@ def test_a_real_deployment_without_a_fault(nats: str, tmp_path: Path) -> None:
     assert wrong(findings) == {}
     assert code == 0
     left = {each["check"] for each in findings if each["verdict"] == "not_checked"}
-    assert left == {"agents", "probes", "notices"}
+    assert left == {"auth", "agents", "probes", "notices"}
 
 
 def test_faults_of_a_real_deployment(nats: str, tmp_path: Path) -> None:
@@ -135,6 +206,91 @@ def test_faults_of_a_real_deployment(nats: str, tmp_path: Path) -> None:
     assert found["users"].startswith("edge: ")
     assert "connector" in found["files"]
     assert "egde" in found["values"]
+
+
+async def test_users_that_may_do_less_or_more_than_the_table_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has the accounts of an earlier version, and somebody has extended the edge's."""
+    passwords = {user: json.dumps(password_of(user)) for user in NAMES}
+    accounts = configuration(passwords).replace(f'          "{USER_INFO}"\n', "", 1)
+    accounts = accounts.replace('          "command.connector.start.*"\n', '"decide.>"\n', 1)
+    server = NatsServer(
+        tmp_path / "nats", name="nats", config=f"{accounts}no_auth_user: operator\n", users=False
+    )
+    server.start()
+    try:
+        async with connected(server.url):
+            pass
+        folder = write_passwords(tmp_path / "passwords")
+        monkeypatch.setenv("PENSTOCK_NATS_PASSWORDS", str(folder))
+        _, findings = await _in_thread("--nats", server.url)
+        texts = [each["text"] for each in findings if each["check"] == "permissions"]
+        assert texts == [
+            f"connector: may not ask for its permissions ({USER_INFO}), so they are of another "
+            "version",
+            "edge: may not publish to command.connector.start.*; may publish to, and should not, "
+            "decide.>",
+        ]
+    finally:
+        server.allow_violations()
+        server.remove()
+
+
+async def test_frames_that_no_normalizer_reads_and_streams_unlike_the_values_are_found(
+    nats: str, tmp_path: Path
+) -> None:
+    async with connected(nats) as bus:
+        run_id = new_run_id()
+        await bus.publisher.publish(Message(subjects.raw(run_id, "upstream"), b"x", {}))
+    values = tmp_path / "mine.yaml"
+    values.write_text("streams: {replicas: 3, rawMaxAgeSeconds: 60}\n")
+    chart = str(ROOT / "deploy/helm/penstock")
+    _, findings = await _in_thread("--nats", nats, "--values", str(values), "--chart", chart)
+    texts: dict[str, list[str]] = {}
+    for each in findings:
+        if each["verdict"] == "wrong":
+            texts.setdefault(each["check"], []).append(each["text"])
+    assert set(texts) == {"partitions", "installation"}
+    assert texts["partitions"][0].startswith("1 partitions of RAW have source frames")
+    assert "streams.replicas is 3, and EVENTS has 1" in texts["installation"]
+    assert (
+        "streams.rawMaxAgeSeconds is 60, and RAW keeps messages for 86400 s"
+        in (texts["installation"])
+    )
+
+
+async def test_keys_of_an_issuer_that_cannot_be_used_are_found(
+    nats: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def auth(url: str) -> str:
+        monkeypatch.setenv("PENSTOCK_AUTH_JWKS_URL", url)
+        _, findings = await _in_thread("--nats", nats)
+        return wrong(findings).get("auth", "")
+
+    issuer = JwksServer()
+    issuer.keys = [Key("one", "ES256")]
+    await issuer.start()
+    try:
+        assert await auth(issuer.url) == ""
+        monkeypatch.setenv("PENSTOCK_AUTH_ALGORITHMS", "ES512")
+        assert await auth(issuer.url) == f"{issuer.url}: it has no key for ES512"
+        monkeypatch.delenv("PENSTOCK_AUTH_ALGORITHMS")
+        issuer.status = 404
+        assert await auth(issuer.url) == f"{issuer.url}: it answers with status 404"
+        issuer.status = 200
+        monkeypatch.setenv("ALLOW_UNAUTHENTICATED_SSE", "true")
+        assert "anonymous" in await auth(issuer.url)
+    finally:
+        await issuer.stop()
+    monkeypatch.delenv("ALLOW_UNAUTHENTICATED_SSE")
+    assert "no answer" in await auth("http://127.0.0.1:9/keys")
+    values = tmp_path / "mine.yaml"
+    values.write_text("auth: {jwksUrl: 'http://127.0.0.1:9/of-the-values'}\n")
+    monkeypatch.delenv("PENSTOCK_AUTH_JWKS_URL")
+    chart = str(ROOT / "deploy/helm/penstock")
+    _, findings = await _in_thread("--nats", nats, "--values", str(values), "--chart", chart)
+    assert wrong(findings)["auth"].startswith("http://127.0.0.1:9/of-the-values: no answer")
 
 
 async def test_a_missing_stream_and_a_reader_that_is_away_are_found(nats: str) -> None:

@@ -110,9 +110,11 @@ def _takes(stream: str, *durables: str) -> list[str]:
     ]
 
 
+# The subject of a request for the permissions of the user that asks; `penstock doctor` asks.
+USER_INFO: Final = "$SYS.REQ.USER.INFO"
 # The requests with which every service checks which streams exist and whether the streams are still
 # the same.
-_LOOKS = [f"{_API}.INFO", f"{_API}.STREAM.INFO.*"]
+_LOOKS = [USER_INFO, f"{_API}.INFO", f"{_API}.STREAM.INFO.*"]
 # The permissions to read and write objects, which hold payloads over 512 KiB. A writer that
 # replaces an object purges the old object.
 _READS_OBJECTS = [*_reads(_OBJECTS), f"{_API}.DIRECT.GET.{_OBJECTS}.>"]
@@ -304,6 +306,7 @@ READERS: Final = (
             f"$JS.ACK.{EVENTS}.{SUBSCRIBER}.>",
             f"$JS.{DOMAIN}.API.{SHARDS_RECORD}",
             LARGE_EVENTS,
+            USER_INFO,
         ),
         (f"{inbox_prefix(SUBSCRIBER)}.>", "live.>"),
     ),
@@ -322,8 +325,8 @@ def configuration(passwords: Mapping[str, str], shards: int = 1) -> str:
     A password is written unchanged, so the caller must quote a password that is not a variable
     (`json.dumps`). The users may use this number of shards.
     """
-    operators = "\n".join(_user(_with_shards(user, shards), passwords[user.name]) for user in USERS)
-    readers = "\n".join(_user(_with_shards(user, shards), passwords[user.name]) for user in READERS)
+    operators = "\n".join(_user(with_shards(user, shards), passwords[user.name]) for user in USERS)
+    readers = "\n".join(_user(with_shards(user, shards), passwords[user.name]) for user in READERS)
     names = [events_of(shard) for shard in range(shards)]
     return _ACCOUNTS.format(
         operators=operators,
@@ -333,7 +336,7 @@ def configuration(passwords: Mapping[str, str], shards: int = 1) -> str:
     )
 
 
-def _with_shards(user: User, shards: int) -> User:
+def with_shards(user: User, shards: int) -> User:
     """Return the user with the same permissions in every shard as in shard 0."""
     more = [
         subject

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from penstock_cli.operations.doctor.facts import AnswerFact, Facts
+from penstock_cli.operations.doctor.facts import AnswerFact, Facts, PartitionFact, Wanted
 
 Verdict = Literal["ok", "wrong", "not_checked"]
 
 # From these values on, something is wrong.
 FULL: Final = 0.8  # of a limit for stored bytes
 WAITING: Final = 10_000  # messages that a durable consumer has not delivered
+BEHIND: Final = 5_000  # source frames; the alert for the normalizer's lag has the same number
 CLOCK_S: Final = 5.0  # between this machine and NATS; services stop at PENSTOCK_CLOCK_LIMIT_S
 
 
@@ -86,6 +87,53 @@ def _unread(facts: Facts) -> list[str]:
     ]
 
 
+def _behind(facts: Facts) -> list[str]:
+    return [
+        f"the newest frame of partition {each.number} of {each.stream} is {each.behind} frames "
+        "ahead of the events"
+        for each in facts.partitions
+        if each.behind >= BEHIND
+    ]
+
+
+def _unheld(facts: Facts) -> list[str]:
+    unheld: dict[str, list[PartitionFact]] = {}
+    for each in facts.partitions:
+        if each.behind and not each.held:
+            unheld.setdefault(each.stream, []).append(each)
+    return [
+        f"{len(found)} partitions of {stream} have source frames without events, and no normalizer "
+        "works on them"
+        for stream, found in unheld.items()
+    ]
+
+
+def _installed(facts: Facts) -> list[str] | None:
+    """Return how the streams differ from the values. Invalid values are the check `values`."""
+    if facts.values is None:
+        return None
+    return [] if facts.wanted is None else [*_differ(facts, facts.wanted)]
+
+
+def _differ(facts: Facts, wanted: Wanted) -> Iterator[str]:
+    if facts.shards != wanted.shards:
+        yield f"streams.shards is {wanted.shards}, and the installation has {facts.shards}"
+    ages = {
+        "RAW": ("rawMaxAgeSeconds", wanted.raw_max_age_s),
+        "EVENTS": ("eventsMaxAgeSeconds", wanted.events_max_age_s),
+    }
+    for stream in facts.streams:
+        if not stream.exists:
+            continue
+        if stream.replicas != wanted.replicas:
+            said = f"{stream.name} has {stream.replicas}"
+            yield f"streams.replicas is {wanted.replicas}, and {said}"
+        name, age_s = ages.get(stream.name.partition("_")[0], ("", stream.max_age_s))
+        if stream.max_age_s != age_s:
+            said = f"{stream.name} keeps messages for {stream.max_age_s:g} s"
+            yield f"streams.{name} is {age_s:g}, and {said}"
+
+
 def _letters(facts: Facts) -> list[str]:
     return [f"there are {facts.dead_letters} dead letters"] if facts.dead_letters else []
 
@@ -156,6 +204,18 @@ CHECKS: Final = (
         _unread,
     ),
     Check(
+        "normalizer",
+        "source frames that have no events yet, in every partition of RAW",
+        "start more normalizers (16 for each shard have work), or look into their logs",
+        _behind,
+    ),
+    Check(
+        "partitions",
+        "whether a normalizer works on every partition of RAW that has frames",
+        "start a normalizer, or look into its log; `/readyz` says why it takes no work",
+        _unheld,
+    ),
+    Check(
         "dead_letters",
         "the number of dead letters",
         "look at them with `penstock deadletters list`, mend the cause, and replay or drop them "
@@ -182,6 +242,20 @@ CHECKS: Final = (
         lambda facts: _answers(facts.users),
     ),
     Check(
+        "permissions",
+        "each permission of every service's user, against the table of this version",
+        "take the accounts of deploy/nats/accounts.conf of this version into NATS's configuration "
+        "(for several shards: `python -m penstock.bus.admin.permissions --shards N`) and reload it",
+        lambda facts: _answers(facts.permissions),
+    ),
+    Check(
+        "auth",
+        "whether the keys with which tokens are checked can be had and used",
+        "correct PENSTOCK_AUTH_JWKS_URL and PENSTOCK_AUTH_ALGORITHMS (auth.jwksUrl of the values), "
+        "or mend the issuer; without keys, no token is accepted",
+        lambda facts: _answers(facts.auth),
+    ),
+    Check(
         "agents",
         "whether every agent's server answers, as `penstock agents check` does",
         "start the server, or correct the agent's entry in the configuration",
@@ -205,17 +279,28 @@ CHECKS: Final = (
         "correct the value; deploy/helm/penstock/values.yaml describes each",
         lambda facts: facts.values,
     ),
+    Check(
+        "installation",
+        "shards, replicas and retention of the streams, against the values",
+        "correct the values; or set PENSTOCK_REPLICAS, PENSTOCK_RAW_MAX_AGE_S and "
+        "PENSTOCK_EVENTS_MAX_AGE_S as the values say and run `penstock streams migrate` (shards: "
+        "`penstock streams migrate --shards N`)",
+        _installed,
+    ),
 )
 # What the command needs for the checks that it cannot make otherwise.
 NEEDED: Final = {
     "files": "set PENSTOCK_NATS_PASSWORDS",
     "users": "set PENSTOCK_NATS_PASSWORDS",
+    "permissions": "set PENSTOCK_NATS_PASSWORDS",
+    "auth": "set PENSTOCK_AUTH_* as the services have it, or name values with auth.jwksUrl",
     "agents": "name the configuration with --config",
     "probes": "name the services' probes with --probe",
     "notices": "name the services' probes with --probe",
     "values": "name the values with --values, and the chart with --chart",
+    "installation": "name the values with --values, and the chart with --chart",
 }
-_WITHOUT_NATS: Final = ("nats", "files", "agents", "probes", "notices", "values")
+_WITHOUT_NATS: Final = ("nats", "files", "auth", "agents", "probes", "notices", "values")
 
 
 def judge(facts: Facts) -> list[Finding]:

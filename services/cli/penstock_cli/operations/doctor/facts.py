@@ -16,6 +16,7 @@ class StreamFact:
     bytes: int = 0
     max_bytes: int = -1
     replicas: int = 1
+    max_age_s: float = 0.0  # 0: messages are kept for any time
     differs: Sequence[str] = ()
 
 
@@ -28,6 +29,26 @@ class ConsumerFact:
     waiting: int
     unacknowledged: int
     polled: bool  # whether a process asks for messages now
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFact:
+    """One partition of RAW. `behind` is the distance from its checkpoint to its newest frame."""
+
+    stream: str
+    number: int
+    behind: int
+    held: bool  # whether a normalizer has its lease
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the chart's values say about the streams."""
+
+    shards: int
+    replicas: int
+    raw_max_age_s: float
+    events_max_age_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +73,13 @@ class Facts:
     shards: int = 1
     streams: Sequence[StreamFact] = ()
     consumers: Sequence[ConsumerFact] = ()
+    partitions: Sequence[PartitionFact] = ()
     dead_letters: int = 0
     users: Sequence[AnswerFact] | None = None  # the logins of the services' users
+    permissions: Sequence[AnswerFact] | None = None  # of these users, against the table
     files: Sequence[AnswerFact] | None = None  # the files of passwords
+    auth: Sequence[AnswerFact] | None = None  # the keys with which tokens are checked
     agents: Sequence[AnswerFact] | None = None
     probes: Sequence[AnswerFact] | None = None
     values: Sequence[str] | None = None  # what is wrong with the chart's values
+    wanted: Wanted | None = None  # what these values say

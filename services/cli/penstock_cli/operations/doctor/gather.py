@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import json
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,21 +11,31 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
-from jsonschema.validators import validator_for
+import orjson
 
-from penstock.bus import Bus, BusError, StartUpError, streams
-from penstock.bus.admin import migrate
+from penstock.bus import Bus, BusError, StartUpError, streams, subjects
+from penstock.bus.admin import migrate, repartition
 from penstock.bus.admin.configuration import declared, schema_of
 from penstock.bus.admin.ensure import shards_of
-from penstock.bus.admin.permissions import NAMES, USERS
+from penstock.bus.admin.permissions import NAMES, USER_INFO, USERS, User
 from penstock.bus.errors import STREAM_NOT_FOUND, ApiError
+from penstock.bus.shards import group_of
 from penstock.service import bus_settings
 from penstock.settings import ConfigurationError, ServerAgent, Settings, load_config
-from penstock_cli.operations.doctor.facts import AnswerFact, ConsumerFact, Facts, StreamFact
+from penstock.web.auth import AuthConfig
+from penstock.web.auth.jwks import JwksFailure, usable
+from penstock_cli.operations.doctor import permissions, values
+from penstock_cli.operations.doctor.facts import (
+    AnswerFact,
+    ConsumerFact,
+    Facts,
+    PartitionFact,
+    StreamFact,
+)
 
 IDLE: timedelta = timedelta(minutes=1)  # a reader that took nothing for so long is not there
 TIMEOUT_S = 5.0
+PERMISSIONS_S = 2.0  # NATS answers at once, or never if the user may not ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ async def in_nats(bus: Bus) -> Facts:
                 schema=schema_of(config),
                 bytes=state["bytes"],
                 max_bytes=config.get("max_bytes", -1),
+                replicas=config["num_replicas"],
+                max_age_s=config.get("max_age", 0) / 1e9,
                 differs=differs.get(name, ()),
             )
         )
@@ -74,6 +84,12 @@ async def in_nats(bus: Bus) -> Facts:
             letters = state["messages"]
         if state.get("consumer_count"):
             consumers += await _consumers(bus, name)
+    there = {each.name for each in found if each.exists}
+    partitions = []
+    if {"KV_checkpoints", "KV_leases"} <= there:
+        for shard in range(shards):
+            if streams.raw_of(shard) in there:
+                partitions += await _partitions(bus, shard)
     account = await bus.api("INFO")
     await bus.clock.look()
     return Facts(
@@ -81,10 +97,27 @@ async def in_nats(bus: Bus) -> Facts:
         max_stored_bytes=account["limits"]["max_storage"],
         clock_ahead_s=bus.clock.offset_s,
         schema=streams.SCHEMA,
+        shards=shards,
         streams=found,
         consumers=consumers,
+        partitions=partitions,
         dead_letters=letters,
     )
+
+
+async def _partitions(bus: Bus, shard: int) -> list[PartitionFact]:
+    """Return the partitions of a shard's RAW, each with its distance to the checkpoint."""
+    group, raw = group_of(shard), streams.raw_of(shard)
+    leases = {each.key for each in await bus.bucket("leases").entries(f"{group}.part.*")}
+    found = []
+    for number in range(await repartition.partitions(bus, shard)):
+        # The checkpoint is read last, so that work meanwhile does not look like a distance.
+        last = await bus.tail(raw, subjects.raw_of_partition(number))
+        checkpoint = await bus.bucket("checkpoints").get(f"{group}.{number}")
+        done = int(checkpoint.value) if checkpoint and checkpoint.value.isdigit() else 0
+        behind = max(0, last.sequence - done) if last is not None else 0
+        found.append(PartitionFact(raw, number, behind, f"{group}.part.{number}" in leases))
+    return found
 
 
 async def _consumers(bus: Bus, stream: str) -> list[ConsumerFact]:
@@ -126,16 +159,48 @@ async def elsewhere(facts: Facts, settings: Settings, places: Places) -> Facts:
         files = [_file(settings.nats_passwords / name, name) for name in NAMES]
         facts = replace(facts, files=files)
         if not facts.refusal:
-            facts = replace(facts, users=await _users(settings))
+            users, granted = await _users(settings, facts.shards)
+            facts = replace(facts, users=users, permissions=granted)
     if places.config is not None:
         facts = replace(facts, agents=await _agents(places.config))
     if places.probes:
         async with httpx.AsyncClient(timeout=TIMEOUT_S) as http:
             probes = await asyncio.gather(*(_probe(http, url) for url in places.probes))
         facts = replace(facts, probes=probes)
+    auth = AuthConfig(**settings.auth.model_dump())
     if places.values is not None and places.chart is not None:
-        facts = replace(facts, values=_values(places.chart, places.values))
+        said = values.read(places.chart, places.values)
+        facts = replace(facts, values=said.wrong, wanted=said.wanted)
+        if not auth.configured:
+            auth = replace(auth, jwks_url=said.jwks_url)
+    if auth.configured:
+        facts = replace(facts, auth=await _auth(auth))
     return facts
+
+
+async def _auth(config: AuthConfig) -> list[AnswerFact]:
+    """Return whether callers are authenticated, and whether the issuer's keys can be used."""
+    found = []
+    if config.allow_unauthenticated_sse:
+        said = "every caller is `anonymous`, whatever token they have"
+        found.append(AnswerFact("ALLOW_UNAUTHENTICATED_SSE", False, [said]))
+    if config.jwt_secret is not None:
+        found.append(AnswerFact("PENSTOCK_AUTH_JWT_SECRET", True))  # the settings check its length
+    if config.jwks_url is None:
+        return found
+    reasons = []
+    try:
+        async with httpx.AsyncClient(timeout=config.jwks_timeout_s) as http:
+            answer = await http.get(config.jwks_url)
+        if answer.status_code == httpx.codes.OK:
+            usable(answer.content, config.pinned)
+        else:
+            reasons.append(f"it answers with status {answer.status_code}")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reasons.append(f"no answer: {error or type(error).__name__}")
+    except JwksFailure as error:
+        reasons.append(str(error))
+    return [*found, AnswerFact(config.jwks_url, not reasons, reasons)]
 
 
 def _file(path: Path, name: str) -> AnswerFact:
@@ -150,22 +215,37 @@ def _file(path: Path, name: str) -> AnswerFact:
     return AnswerFact(name, not reasons, reasons)
 
 
-async def _users(settings: Settings) -> list[AnswerFact]:
-    """Log in as every service's user, each with the password of its file."""
+async def _users(settings: Settings, shards: int) -> tuple[list[AnswerFact], list[AnswerFact]]:
+    """Log in as every service's user, and ask for its permissions.
+
+    Returns which users can log in, and how the permissions of these differ from the table.
+    """
     plain = settings.model_copy(
         update={"nats_user": None, "nats_password": None, "nats_credentials": None}
     )
-    found = []
+    users, granted = [], []
     for user in USERS:
         try:
             wanted = bus_settings(plain, "penstock-doctor", user.name)
             wanted = replace(wanted, connect_timeout_s=TIMEOUT_S)
             bus = await Bus.connect(wanted, ensure=False)
-            await bus.close()
-            found.append(AnswerFact(user.name, True))
+            try:
+                reasons = await _permissions(bus, user, shards)
+            finally:
+                await bus.close()
+            users.append(AnswerFact(user.name, True))
+            granted.append(AnswerFact(user.name, not reasons, reasons))
         except (ConfigurationError, StartUpError, BusError) as error:
-            found.append(AnswerFact(user.name, False, [str(error)]))
-    return found
+            users.append(AnswerFact(user.name, False, [str(error)]))
+    return users, granted
+
+
+async def _permissions(bus: Bus, user: User, shards: int) -> list[str]:
+    try:
+        answer = await bus.request(USER_INFO, b"", PERMISSIONS_S)
+    except BusError:
+        return [f"may not ask for its permissions ({USER_INFO}), so they are of another version"]
+    return permissions.differences(user, shards, orjson.loads(answer.data)["data"])
 
 
 async def _agents(config: Path) -> list[AnswerFact]:
@@ -187,31 +267,3 @@ async def _probe(http: httpx.AsyncClient, url: str) -> AnswerFact:
         return AnswerFact(url, False, [f"no answer: {error}"])
     except (ValueError, LookupError, AttributeError, TypeError):
         return AnswerFact(url, False, [f"what answers with {answer.status_code} is no Penstock"])
-
-
-def _values(chart: Path, values: Path) -> list[str]:
-    """Return what the chart's schema finds wrong in the values. Raises ConfigurationError."""
-    try:
-        schema = json.loads((chart / "values.schema.json").read_text())
-        defaults = yaml.safe_load((chart / "values.yaml").read_text())
-        given = yaml.safe_load(values.read_text()) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"cannot read the chart's values: {error}") from error
-    if not isinstance(given, dict):
-        return [f"{values} has no mapping of values"]
-    checker = validator_for(schema)(schema)
-    found = sorted(checker.iter_errors(_merged(defaults, given)), key=lambda each: each.json_path)
-    return [f"{each.json_path}: {each.message[:300]}" for each in found]
-
-
-def _merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the values as Helm merges them; null removes a default."""
-    merged = copy.deepcopy(defaults)
-    for key, value in given.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _merged(merged[key], value)
-        elif value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = value
-    return merged

@@ -1,0 +1,66 @@
+"""Read the chart's values: check them with its schema, and return what they say about streams."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema.validators import validator_for
+
+from penstock.settings import ConfigurationError
+from penstock_cli.operations.doctor.facts import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What is wrong with the values. If nothing is, `wanted` has what they say."""
+
+    wrong: list[str]
+    wanted: Wanted | None = None
+    jwks_url: str | None = None
+
+
+def read(chart: Path, values: Path) -> Values:
+    """Read a file of values over the defaults of the chart.
+
+    Raises:
+        ConfigurationError: a file cannot be read.
+    """
+    try:
+        schema = json.loads((chart / "values.schema.json").read_text())
+        defaults = yaml.safe_load((chart / "values.yaml").read_text())
+        given = yaml.safe_load(values.read_text()) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"cannot read the chart's values: {error}") from error
+    if not isinstance(given, dict):
+        return Values([f"{values} has no mapping of values"])
+    merged = _merged(defaults, given)
+    checker = validator_for(schema)(schema)
+    found = sorted(checker.iter_errors(merged), key=lambda each: each.json_path)
+    if found:
+        return Values([f"{each.json_path}: {each.message[:300]}" for each in found])
+    streams = merged["streams"]
+    wanted = Wanted(
+        shards=streams["shards"],
+        replicas=streams["replicas"],
+        raw_max_age_s=streams["rawMaxAgeSeconds"],
+        events_max_age_s=streams["eventsMaxAgeSeconds"],
+    )
+    return Values([], wanted, merged["auth"]["jwksUrl"] or None)
+
+
+def _merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the values as Helm merges them; null removes a default."""
+    merged = copy.deepcopy(defaults)
+    for key, value in given.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _merged(merged[key], value)
+        elif value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = value
+    return merged
