@@ -20,6 +20,7 @@ import yaml
 
 from helm import charts
 from helm.charts import CHART, HERE, Object
+from helm.renderings import ALL, environment, name_of, needs_helm, of_kind, pods
 from penstock import telemetry
 from penstock.bus.admin import nack
 from penstock.bus.admin.configuration import declared
@@ -31,44 +32,12 @@ from support.drive.repository import services
 
 SERVICES = set(services()) - {"cli"}
 OTHERS = ("keda.sh", "gateway.networking.k8s.io", "monitoring.coreos.com", "jetstream.nats.io")
-ALL = [(name, each) for name in charts.SETS for each in charts.committed(name)]
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
-needs_helm = pytest.mark.skipif(
-    charts.helm() is None, reason="there is no Helm: `make kubernetes` builds it with Go"
-)
 
 
 def named(each: tuple[str, Object] | str) -> str:
     return each if isinstance(each, str) else f"{each[0]}-{each[1]['kind']}-{name_of(each[1])}"
-
-
-def name_of(each: Object) -> str:
-    return str(each["metadata"]["name"])
-
-
-def of_kind(rendering: str, *kinds: str) -> dict[str, Object]:
-    """Return the objects of these kinds by their component, or else by their name."""
-    return {
-        each["metadata"]["labels"].get("app.kubernetes.io/component", name_of(each)): each
-        for each in charts.committed(rendering)
-        if each["kind"] in kinds
-    }
-
-
-def pods() -> Iterator[tuple[str, str, Object]]:
-    """Yield the spec of every pod: the rendering, the object's name, the spec."""
-    for rendering, each in ALL:
-        if each["kind"] == "Pod":
-            yield rendering, name_of(each), each["spec"]
-        elif each["kind"] in ("Deployment", "Job"):
-            yield rendering, name_of(each), each["spec"]["template"]["spec"]
-
-
-def environment(deployment: Object) -> dict[str, str]:
-    """Return a container's environment; a value from a Secret is a long word."""
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    return {each["name"]: each.get("value", "s" * 40) for each in container["env"]}
 
 
 def service_type(name: str) -> type[Service]:
@@ -145,6 +114,7 @@ def objects_of(value: Any, *path: str) -> Iterator[tuple[str, ...]]:
     """Yield the path of each object of the values whose names are fixed."""
     free = {"commonLabels", "labels", "annotations", "podAnnotations", "podLabels", "env"}
     free |= {"nodeSelector", "affinity", "digests", "requests", "limits"}
+    free |= {"podSecurityContext", "containerSecurityContext"}
     if isinstance(value, dict) and (not path or path[-1] not in free):
         yield path
         for name, each in value.items():
@@ -397,6 +367,9 @@ def test_keda_and_the_autoscaler_look_at_consumers_and_metrics_that_there_are() 
 
 def test_a_disruption_budget_is_only_there_for_several_pods() -> None:
     assert not of_kind("small", "PodDisruptionBudget")
+    for each in of_kind("usual", "PodDisruptionBudget").values():
+        # While NATS is away no pod is ready, and a node must still be drained.
+        assert each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     assert set(of_kind("usual", "PodDisruptionBudget")) == SERVICES
     assert set(of_kind("everything", "PodDisruptionBudget")) == {
         *("connector", "edge", "approvals", "automations")

@@ -20,10 +20,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "penstock.labels" -}}
+{{ include "penstock.podLabels" . }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Without the chart's version: a new chart with the same pods must not replace them. */}}
+{{- define "penstock.podLabels" -}}
 {{ include "penstock.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
@@ -60,21 +65,56 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "penstock.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-capabilities: {drop: [ALL]}
-seccompProfile: {type: RuntimeDefault}
+{{- toYaml .Values.containerSecurityContext }}
 {{- end }}
 
 {{- define "penstock.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-seccompProfile: {type: RuntimeDefault}
+{{- toYaml .Values.podSecurityContext }}
+{{- end }}
+
+{{/* The account of a pod. */}}
+{{- define "penstock.account" -}}
+{{- $account := .Values.serviceAccount -}}
+automountServiceAccountToken: false
+{{- if or $account.create $account.name }}
+serviceAccountName: {{ $account.name | default (include "penstock.fullname" .) }}
+{{- end }}
+{{- end }}
+
+{{/* Where a pod may run. Takes the values of a service, or `defaults`. */}}
+{{- define "penstock.placement" -}}
+{{- range $key := list "priorityClassName" "nodeSelector" "tolerations" "affinity" }}
+{{- with get $ $key }}
+{{ toYaml (dict $key .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* A variable of the environment. Takes (list NAME VALUE); the value may be an object. */}}
+{{- define "penstock.variable" -}}
+{{- $value := index . 1 -}}
+{{- if kindIs "map" $value -}}
+{{- toYaml (list (mergeOverwrite (dict "name" (index . 0)) $value)) }}
+{{- else -}}
+- {name: {{ index . 0 }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.probes" -}}
+startup:
+  httpGet: {path: /livez, port: probes}
+  periodSeconds: 2
+  failureThreshold: 60
+liveness:
+  httpGet: {path: /livez, port: probes}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readiness:
+  httpGet: {path: /readyz, port: probes}
+  periodSeconds: 3
+  timeoutSeconds: 2
+  failureThreshold: 2
 {{- end }}
 
 {{/* The environment of a NATS user. Takes (dict "root" $ "user" "edge"). */}}
