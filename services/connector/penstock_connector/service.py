@@ -24,10 +24,10 @@ from penstock_connector.state.retries import with_retries
 log = logging.getLogger(__name__)
 
 AT_ONCE = 64  # the number of commands of one kind that are handled at the same time
-# Seconds of "no responders" that make a silent connector count as dead (see `Peers`). With the
-# first answers, this is 2 s in all. If the connector is alive after all, the runs are lost whose
-# server cannot be reattached to. A connection that was cut is restored after 0.1 to 0.5 s for each
-# NATS server that is tried, so 2 s are enough for at least four attempts.
+# Seconds of "no responders" after which a silent connector counts as dead (see `Peers`). With the
+# requests before, a connector counts as dead after 2 s. If the connector is alive after all, the
+# runs are lost whose server cannot be reattached to. A cut connection is restored after 0.1 to 0.5
+# s for each NATS server that is tried. So 2 s are enough for at least four attempts.
 CONFIRM_S = 1.5
 SHARE_S = 1.0  # seconds between two searches for starts that wait at other connectors
 _PODS = "$KV.leases.pod."
@@ -168,8 +168,8 @@ class ConnectorService(Service):
         self._take_up_commands()
 
     def _take_up_commands(self) -> None:
-        # The commands that a dead connector had taken are taken up now; otherwise they would wait
-        # for `ack_wait_s`.
+        # The commands that a dead connector had taken are taken up now. NATS would deliver them
+        # again only after `ack_wait_s`.
         task = asyncio.create_task(self._take_up())
         self._taking_up.add(task)
         task.add_done_callback(self._taking_up.discard)

@@ -25,7 +25,7 @@ from penstock_edge.surfaces.v1.routes import V1
 log = logging.getLogger(__name__)
 
 
-# To add a surface, add its folder and its class here.
+# To add a surface, add the surface's folder, and its class to this tuple.
 SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, FirstPage)
 
 

@@ -1,8 +1,8 @@
 """Checks an AG-UI server, with a GET.
 
-AG-UI has only one request: a POST to one URL, which starts a run. So the check sends a GET to this
-URL instead. An AG-UI server answers a GET with 405. If the server publishes an OpenAPI document,
-the check reads there which body the POST takes.
+AG-UI has only one request: a POST to one URL, which starts a run. The check must not start a run,
+so it sends a GET to this URL. An AG-UI server answers a GET with 405. If the server publishes an
+OpenAPI document, the check reads there which body the POST takes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ RUN_INPUT: Final = "RunAgentInput"
 
 @dataclass(frozen=True, slots=True)
 class AgentOs:
-    """An Agno AgentOS: the ids of each kind that it has, and the paths of its AG-UI interfaces."""
+    """An Agno AgentOS, with the ids of each kind, and the paths of the AG-UI interfaces."""
 
     base: str
     ids: dict[str, list[str]]
@@ -29,7 +29,7 @@ class AgentOs:
 
 @dataclass(frozen=True, slots=True)
 class AdkServer:
-    """An ADK server: its URL and the names of its apps."""
+    """An ADK server, with the server's URL and the names of the apps."""
 
     base: str
     apps: list[str]
@@ -107,8 +107,7 @@ def _changes(agent: ServerAgent, protocol: str, base: str, known: list[str]) -> 
 
 
 def refusal_of(answer: Answer, agent: ServerAgent) -> Finding | None:
-    """Return the finding for a server that refuses the agent's credentials; None if it accepts
-    them."""
+    """Return the finding if the server refuses the agent's credentials; None if it accepts them."""
     if not answer.is_refused:
         return None
     sent = ", ".join(agent.headers) or "none are"

@@ -65,7 +65,7 @@ class DeadLetters:
         return order.run_id == run_id
 
     async def end_run(self, run_id: str, error: Exception) -> None:
-        """End the run as failed, if it has not ended and no connector holds it."""
+        """End the run as failed; do nothing if the run has ended, or if a connector holds it."""
         failed = ending(
             "lifecycle.failed", code="internal", error=f"the command cannot be carried out: {error}"
         )
@@ -120,7 +120,7 @@ class AbandonedRuns:
     async def end(self, run_id: str, stuck: Stuck, approval_id: str | None) -> None:
         """End a run whose start, or whose decision, was lost before it reached an agent server.
 
-        Every command takes its claim before it does anything else. So this method takes the claim
+        A command is carried out only after its claim was taken. So this method takes the claim
         first. If it did not, a lost command that still arrives would begin a run that has ended.
         """
         with self._context.registry.exclusively(run_id):

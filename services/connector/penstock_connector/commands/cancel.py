@@ -170,7 +170,7 @@ class Cancels:
         run_id, why = command.run_id, DIED.format(holder_of(seen.last))
         with self._context.registry.exclusively(run_id):
             await self._context.takeover.take_over(run_id, seen.last, why, command)
-        raise Retry(0.1)  # The leg has ended, or its new holder is about to end it.
+        raise Retry(0.1)  # the leg has ended, or another connector is about to end it
 
     async def _nothing(self, command: CancelCommand, seen: Seen) -> None:
         """Do nothing, because the run has ended."""

@@ -198,7 +198,7 @@ class Continues:
     async def _open(
         self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
     ) -> None:
-        await self._context.orders.pause(command)  # This raises LookupError if there is no pause.
+        await self._context.orders.pause(command)  # raises LookupError if there is no pause
         facts = {
             "agent": command.agent,
             "approval_id": command.approval_id,

@@ -1,13 +1,14 @@
 """Lets the starts of a session begin in the order of their commands in the stream COMMANDS.
 
-The server may deliver any start to any connector. So a connector could begin a later start of a
-session while an earlier start of the session still waits at another connector, for a leg or for its
-redelivery. All connectors see the same sequences in COMMANDS. Therefore a connector that gets a
-start first checks whether an earlier start of the session still waits in the stream.
+The server may deliver any start to any connector. An earlier start of a session may wait at one
+connector, for a leg or for its redelivery, while another connector gets a later start of the
+session. The later start must not begin first. All connectors see the same sequences in COMMANDS.
+Therefore a connector that gets a start first checks whether an earlier start of the session still
+waits in the stream.
 
-The subject of a command does not name its session. So each connector reads every start command
-once, and keeps the command's sequence by session. This index may be outdated, so each time the
-connector asks the stream's leader whether the earlier command still waits.
+The subject of a command does not name the session. So each connector reads every start command
+once, and keeps an index from sessions to the sequences of commands. The index may be outdated, so
+the connector also asks the stream's leader whether the earlier command still waits.
 """
 
 from __future__ import annotations

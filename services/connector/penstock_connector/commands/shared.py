@@ -26,8 +26,8 @@ from penstock_connector.upstreams.agui import client_tools
 
 log = logging.getLogger(__name__)
 
-# The characters of the message that lifecycle.started shows. They are in the `open`, which is one
-# frame.
+# The number of characters of the message that lifecycle.started shows. The number is limited,
+# because the message is in the `open`, which is one frame.
 MAX_SHOWN_CHARACTERS: Final = 50_000
 
 # The fields that both a start command and the run's record have.
@@ -83,9 +83,9 @@ class Context:
         """Return whether the command may have been carried out while RAW has lost the leg's frames.
 
         The result is True under two conditions. The command was stored before RAW lost data. And an
-        earlier connector may have claimed the command: its claim was found, or the bucket of the
-        claims has lost data, too. In this case it is unknown whether the agent server was called,
-        so the connector must not call it again.
+        earlier connector may have claimed the command: a claim was found, or the bucket of the
+        claims has lost data, too. If both are true, it is unknown whether the agent server was
+        called, so the connector must not call it again.
         """
         continuity, raw = self.bus.continuity, raw_for(order.run_id)
         if not continuity.of(raw):
@@ -102,7 +102,8 @@ class Context:
         return has_lost_data(raw) and (was_claimed or has_lost_data(bucket))
 
     async def _asked_at(self, order: Order) -> str | None:
-        """Return when the command was stored; if COMMANDS has lost it, when its decision was taken.
+        """Return when the command was stored; if COMMANDS has lost the command, when its decision
+        was taken.
 
         The result is None if neither time is known.
         """

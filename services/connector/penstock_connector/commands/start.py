@@ -66,8 +66,8 @@ def decide(seen: Seen) -> Decision:
     return _WITHOUT_OPEN[seen.claimer]
 
 
-# The actions while the leg is open, by the liveness of the connector that claimed the start. While
-# that connector lives, it holds the leg, or another connector has taken the leg over.
+# The actions while the leg is open, by the liveness of the connector that claimed the start. If
+# that connector is alive, it holds the leg, or another connector has taken the leg over.
 _WITH_OPEN: Final = {
     Liveness.OURS: Decision.TAKE_OVER_LEG,
     Liveness.ALIVE: Decision.NOTHING,
@@ -120,7 +120,8 @@ class Starts:
             self._order.has_begun(stored)
 
     async def _let_begin(self, earlier: Earlier, stored: Stored) -> None:
-        """Wait for an earlier start of the session; begin it here if it has waited for too long."""
+        """Wait for an earlier start of the session; if the wait is too long, begin the earlier
+        start here."""
         is_due = earlier.waited_s > (TAKE_UP_S if self._queue.is_free else TAKE_UP_ANYWAY_S)
         if not is_due:
             await self._order.wait(stored, earlier)

@@ -1,8 +1,8 @@
 """Sends one request and reads its response, on its own connection, with the parser of httptools.
 
-httpx's own transport takes 17 % of the connector's CPU for a frame, and this one takes 7 %
-(`tests/bench/README.md`). It has no pool, no stream objects, and no timeout scope around every
-read.
+httpx's own transport takes 17 % of the connector's CPU for a frame; this module takes 7 %
+(`tests/bench/README.md`). The reasons are that this module has no pool, no stream objects, and no
+timeout scope around every read.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ class Receiver(Protocol):
         ...
 
 
-# All connections read into this buffer. This is possible because the bytes are parsed before the
-# next read. A buffer for each connection would take 640 MB for 10,000 legs. A plain
-# `asyncio.Protocol` would get `bytes` of any size, so one read could exceed the limit of a leg by
-# 256 KiB.
+# All connections share this buffer, which is possible because the bytes are parsed before the next
+# read. A buffer for each connection would take 640 MB for 10,000 legs. A plain `asyncio.Protocol`
+# would get `bytes` of any size, so one read could exceed the limit of a leg by 256 KiB.
 _BUFFER: Final = memoryview(bytearray(64 * 1024))
 
 
@@ -68,9 +67,9 @@ class Exchange(asyncio.BufferedProtocol):
         self._state = State.HEAD
         self._error: httpx.HTTPError | None = None
         self._parser = httptools.HttpResponseParser(self)
-        # A lenient parser could take two responses on one connection for one. This connection
-        # carries only one response, so this cannot happen. With a strict parser, servers would fail
-        # whose responses httpx could read.
+        # The danger of a lenient parser is that it may take two responses on one connection for
+        # one. On this connection there is only one response. With a strict parser, servers would
+        # fail whose responses httpx could read.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True,
             lenient_chunked_length=True,
@@ -152,9 +151,9 @@ class Exchange(asyncio.BufferedProtocol):
         more."""
         self._receiver = receiver
         unread, self._unread, self._unread_bytes = self._unread, deque(), 0
-        # Reading may be paused, because more than `MAX_UNREAD_BYTES` were waiting. It must be
-        # resumed here: a receiver that has room never calls `resume`, so the socket would never be
-        # read again.
+        # Reading may be paused, because more than `MAX_UNREAD_BYTES` were waiting. A receiver that
+        # has room never calls `resume`. So reading is resumed here; if it were not, the socket
+        # would never be read again.
         self.resume()
         for chunk in unread:
             receiver.feed(chunk)  # this call may pause the reading
@@ -178,7 +177,8 @@ class Exchange(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close the connection: orderly after a complete response, otherwise at once."""
+        """Close the connection: gracefully after a complete response, at once in all other
+        cases."""
         if self._state is State.COMPLETE:
             self._transport.close()
         else:
@@ -219,8 +219,11 @@ class Exchange(asyncio.BufferedProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the response: as complete if the server may end the body by closing, otherwise as
-        broken."""
+        """End the response, as complete or as broken.
+
+        The response is complete if the end of the connection marks the end of the body. In all
+        other cases the response is broken.
+        """
         self._cannot_write = False
         if self._state is State.BODY and self._ends_with_connection and exc is None:
             self._complete()

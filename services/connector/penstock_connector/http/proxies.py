@@ -13,7 +13,7 @@ def environment_proxies() -> dict[str, str | None]:
     """Map each pattern of URLs to its proxy; None for a pattern that uses no proxy.
 
     The variables are `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower
-    case. They have the same meaning as in httpx.
+    case. Each variable has the same meaning as in httpx.
     """
     given = getproxies()
     excepted = [host for each in given.get("no", "").split(",") if (host := each.strip())]

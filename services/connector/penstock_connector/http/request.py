@@ -15,12 +15,12 @@ _VALUE: Final = re.compile(rb"(?:[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^
 def request_bytes(request: httpx.Request, content: bytes) -> bytes:
     """Return the bytes of the request with its body.
 
-    The request tells the server to close the connection after its answer, because no other request
-    follows.
+    The request has the header `Connection: close`, because no other request follows on the
+    connection.
 
     Raises:
         httpx.LocalProtocolError: the method, the URL or a header has a line end or another control
-            character, which would make it another request.
+            character. Such a character would make it another request.
     """
     method, target = request.method.encode("ascii", "replace"), request.url.raw_path
     if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):

@@ -1,7 +1,7 @@
 """Keeps the part of a response's body that is in memory: unstored bytes and an incomplete frame.
 
-Both are counted for the leg and for the process. If there were no limit for the process, many legs
-together could take all memory.
+These bytes are counted for the leg and for the process. If there were no limit for the process,
+many legs together could take all memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AT_ONCE_BYTES = 256 * 1024  # with more unwritten bytes, a leg writes without wa
 
 
 class Body:
-    """Keeps the bytes of one leg after they are read, until they are stored.
+    """Keeps the bytes of one leg from the read until they are stored.
 
     The bytes of this leg have a limit, and the bytes of all legs have a common budget. A reader
     that was stopped continues when its own leg has stored bytes. A leg without unstored bytes may

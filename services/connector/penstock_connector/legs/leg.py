@@ -95,7 +95,7 @@ class Steps:
 
 @dataclass(slots=True)
 class Leg:
-    """A leg that this process holds; `run` carries it out and returns its outcome.
+    """A leg that this process holds; `run` carries the leg out and returns the outcome.
 
     `history` is given if another connector has called the agent server for this leg. The leg then
     reattaches to the agent server, and `why` is the reason for the takeover. `is_queued` is True if
@@ -165,7 +165,8 @@ class Leg:
         return outcome
 
     async def _outcome(self) -> Outcome:
-        # A leg that was first when it joined the queue stays first, so it need not wait.
+        # Only a leg that was not first when it joined the queue waits here: the first leg stays
+        # first.
         if self.is_queued and not await self._turn_comes():
             return self.requests.stop_as or self._cancelled(confirmed=True)
         self.phase = Phase.PREPARING
@@ -225,9 +226,9 @@ class Leg:
         if await self._ask_to_cancel():
             await asyncio.wait({stream}, timeout=self.resources.settings.cancel_grace_s)
             confirmed = stream.done() and stream.result().kind != "lost"
-            # If Agno is asked to cancel a run that has not begun, it closes the stream without a
-            # frame. Then no event shows that the run was cancelled, so the leg's last frame must
-            # show it.
+            # An Agno server that is asked to cancel a run before its beginning closes the stream
+            # without a frame. Then no event shows that the run was cancelled, so the leg's last
+            # frame must show it.
             if confirmed and self._has_frames:
                 return stream.result()
         await stop(stream)

@@ -21,8 +21,8 @@ _BLANK: Final = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, and white space
 class Beginning:
     """Decides by the content type and the first bytes whether a body is an event stream.
 
-    If the content type is that of event streams, or is missing, the body is a stream unless it
-    begins like JSON or HTML. If it is another type, the body is a stream only if it begins like an
+    A body with the content type of event streams, or without a content type, is a stream unless it
+    begins like JSON or HTML. A body with another content type is a stream only if it begins like an
     event stream.
     """
 
@@ -53,7 +53,7 @@ class Beginning:
             self._is_stream = self._claims
 
     def error(self, status_code: int, protocol: str, url: str) -> str:
-        """Return the error text, which tells what the response was, and what to check."""
+        """Return the error text: a description of the response, and advice what to check."""
         detail = self.detail
         called = f"with {self.media_type}" if self.media_type else "without a content type"
         if self.media_type == _STREAM:

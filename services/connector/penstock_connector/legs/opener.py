@@ -1,7 +1,8 @@
 """Opens a leg: does the writes that must come before the call of the agent server.
 
-The writes have a fixed order, because a connector may die between any two of them, or may be
-suspended there until its lease has expired. `tests/connector/model` checks every such case.
+The writes have a fixed order, because a connector may die between any two of them. A connector may
+also be suspended between two writes until its lease has expired. `tests/connector/model` checks
+every such case.
 """
 
 from __future__ import annotations
@@ -89,13 +90,13 @@ class LegOpener:
                 await stores.leg_records.delete(run_id)
             raise
         if is_taken_over:
-            # 4. The records of earlier connectors are deleted after the `open`. Before the fence
-            #    has accepted this `open`, a suspended connector may still write its own `open`
-            #    first, and then that connector needs its place in the queue and its record.
+            # 4. The records of earlier connectors are deleted after the `open`. A suspended
+            #    connector may still write its own `open` before the fence has accepted this one.
+            #    That connector then needs its place in the queue and its record.
             await with_retries(lambda: self._clear_predecessors(order))
         if time.monotonic() - recorded_at_s > FRESH_S:
-            # 5. The writes took so long that another connector may have considered this one dead.
-            #    It then has deleted the record of the leg, which was not open yet. So the record is
+            # 5. If the writes took long, another connector may have considered this one dead, and
+            #    may have deleted the record of the leg, which was not open yet. So the record is
             #    written again.
             await with_retries(lambda: stores.leg_records.put(run_id, order.record))
         if agent is None:
@@ -133,8 +134,8 @@ class LegOpener:
         unknown = lost("internal", f"no agent {order.command.agent} in this connector's file")
         await writer.write(unknown.kind, orjson.dumps(unknown.facts), leg=order.leg)
         if approval_id is not None:
-            # This write comes before the deletion of the record, because a successor finds by the
-            # record that the result of the sending is not recorded yet.
+            # The result is recorded before the leg's record is deleted. If this process dies
+            # between the two writes, a successor finds the leg's record and completes the work.
             await with_retries(lambda: stores.sendings.record(approval_id, "done", is_known=True))
         await with_retries(lambda: stores.leg_records.delete(order.run_id))
 

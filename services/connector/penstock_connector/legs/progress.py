@@ -1,4 +1,4 @@
-"""The progress of a leg's stream, as the leg's holder has seen it, or as RAW shows it. Pure."""
+"""The progress of a leg's stream, as the leg's holder or a reader of RAW has seen it. Pure."""
 
 from __future__ import annotations
 

@@ -102,11 +102,12 @@ class LegRegistry:
             await asyncio.wait({held.task})
 
     async def release(self, run_id: str) -> None:
-        """Release the run's leg in this process, if any, and wait until its records are updated.
+        """Release the run's leg in this process, if any, and wait until the leg's records are
+        updated.
 
-        The leg has ended, or another connector holds it, but its task may still update records. If
-        this method did not wait, these updates would change the records of the leg that this
-        connector is about to take over.
+        The leg has ended, or another connector holds it, but the leg's task may still update
+        records. If this method did not wait, these updates would change the records of the leg that
+        this connector is about to take over.
         """
         if (held := self._legs.get(run_id)) is not None:
             held.leg.requests.release()

@@ -200,5 +200,5 @@ async def detail_of(response: httpx.Response) -> str:
 
 
 def text_of(error: Exception) -> str:
-    """Return the error's text; if it has none, the name of its type."""
+    """Return the error's text; for an error without a text, the name of the error's type."""
     return str(error) or type(error).__name__

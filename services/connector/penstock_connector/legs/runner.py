@@ -119,8 +119,8 @@ class LegRunner:
         if cancelled is not None:
             leg.requests.cancel(cancelled.by, cancelled.reason)
         # The leg subscribes before it calls the agent server. In the other order, a cancel could
-        # arrive between the call and the subscription. It would find no holder, and would end the
-        # run while the agent server continues it.
+        # arrive between the call and the subscription. Such a cancel would find no holder, and
+        # would end the run while the agent server continues the run.
         listening = await with_retries(
             lambda: self._bus.subscribe(control(run_id), partial(self._on_control, leg))
         )
@@ -187,7 +187,7 @@ class LegRunner:
             outcome = await leg.run()
             self._diagnosis.after(leg.run_id, leg.agent, leg.called_url, outcome)
             return outcome
-        except Exception:  # without this, the run would never end
+        except Exception:  # if no outcome were written, the run would never end
             log.exception("run %s leg %d: the connector failed", leg.run_id, leg.number)
             return await self._end_as_lost(leg, BROKEN)
 
@@ -207,10 +207,10 @@ class LegRunner:
         await self._stop_listening(leg, listening)
         await self._pass_cancel_on(leg, outcome)
         if outcome == RELEASED:
-            # The connector that continues the leg needs its record and its place in the queue.
+            # The next holder of the leg needs the leg's record and the leg's place in the queue.
             return
-        # 1. Leave the queue. If the leg stayed in it, the session's next leg would wait until it
-        #    finds in RAW that this leg has ended.
+        # 1. Leave the queue. If the leg stayed in the queue, the session's next leg would wait
+        #    until it finds in RAW that this leg has ended.
         await with_retries(
             lambda: stores.sessions.leave(order.session, run_id, stores.pod, order.leg)
         )
@@ -259,5 +259,5 @@ def _waits_for_its_thread(agent: ServerAgent) -> bool:
 
 
 def sending_state(label: str) -> SendingState:
-    """Return the result of the sending of a leg's decision; `label` is the label of its outcome."""
+    """Return whether a leg has sent its decision, by the label of the leg's outcome."""
     return "outcome_unknown" if label == "outcome_unknown" else "done"

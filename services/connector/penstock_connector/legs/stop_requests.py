@@ -1,4 +1,4 @@
-"""Requests to stop a running leg: to cancel it, to release it, or to abandon it."""
+"""Requests to cancel, release or abandon a running leg."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from typing import Any
 
 
 async def stop(task: asyncio.Future[Any]) -> None:
-    """Cancel the task, and wait until it has ended; its result or exception is dropped."""
+    """Cancel the task, and wait until the task has ended; the task's result or exception is
+    dropped."""
     if not task.done():
         task.cancel()
         await asyncio.wait([task])

@@ -1,13 +1,14 @@
-"""Distinguishes a command that kills connectors from a command whose connectors ended otherwise.
+"""Distinguishes a command that kills connectors from a command whose connectors died for other
+reasons.
 
-The server counts how often it has delivered a command. If connectors are killed again and again, a
-harmless command is delivered many times and is never finished, so this count alone does not show
-that the command is the reason.
+NATS counts how often it has delivered a command. If connectors are killed again and again, even a
+harmless command is delivered many times and is never finished. So this count alone does not show
+that the command kills connectors.
 
-Therefore, after a number of deliveries, a connector records each attempt before it begins. It
-deletes the record when it has survived the attempt, whatever the result is. A command that only
-waits, for a leg or for its next attempt, has no record. If several attempts in a row were not
-survived, the command is the reason.
+Therefore, after a number of deliveries, a connector records each attempt before the attempt begins.
+If the connector survives the attempt, it deletes the record, whatever the result is. A command that
+only waits, for a leg or for its next attempt, has no record. If several attempts in a row were not
+survived, the command kills connectors.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class Attempts:
         unsurvived = int(entry.value) if entry is not None else 0
         if unsurvived >= MAX_UNSURVIVED:
             raise NeverFinished(stored.delivered - 1)
-        # This write must come before the attempt. A command that kills the process would otherwise
-        # leave no trace.
+        # The record is written before the attempt: a command that kills the process leaves no other
+        # trace.
         await self._bucket.put(key, str(unsurvived + 1).encode())
         try:
             yield

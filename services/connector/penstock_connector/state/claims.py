@@ -17,7 +17,7 @@ class Claims:
         self._bucket = bus.bucket("claims")
 
     async def claim(self, run_id: str, state: ClaimState = "held") -> Claim | None:
-        """Claim the start of a run; return None on success, otherwise the earlier claim.
+        """Claim the start of a run; return None on success, or the claim of an earlier connector.
 
         If there were no claims, two connectors could call the agent server for one start.
         """

@@ -13,10 +13,10 @@ NOBODY: Final = "nobody"  # the pod in a claim that was given back; no connector
 
 
 class Liveness(Enum):
-    """The state of the connector that wrote a record, as far as this connector knows it."""
+    """The state, known to this connector, of the connector that wrote a record."""
 
     OURS = "ours"  # this connector wrote the record
-    ALIVE = "alive"  # the lease is valid, or it is unknown whether it is
+    ALIVE = "alive"  # the lease is valid, or the leases cannot be read reliably now
     SILENT = "silent"  # the lease is valid, but the connector does not answer
     DEAD = "dead"  # the lease has expired, or the connector was asked and its process has ended
 
@@ -24,10 +24,10 @@ class Liveness(Enum):
 class Connectors:
     """Finds out whether other connectors are alive.
 
-    `sees_others()` is False if the bus did not answer for so long that all leases have expired. In
-    this case, the other connectors are about to renew their leases, so none of them counts as dead.
-    `peers` asks connectors whether they are alive. A connector that `peers` has found dead always
-    counts as dead.
+    `sees_others()` is False if the bus did not answer for so long that all leases have expired. The
+    other connectors are then about to renew their leases, so none of these connectors counts as
+    dead. `peers` asks connectors whether they are alive. A connector that `peers` has found dead
+    always counts as dead.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Connectors:
         self._leases = bus.bucket("leases")
 
     async def liveness(self, pod: str) -> Liveness:
-        """Return what is known about the connector `pod`.
+        """Return the liveness of the connector `pod`, as far as this connector can find it out.
 
         Raises:
             BusError: the leases cannot be read.
@@ -77,8 +77,8 @@ class Connectors:
     async def answers(self, pod: str) -> bool:
         """Return the same as `lives`, but False as soon as the connector does not answer.
 
-        If a connector does not answer, another connector may begin the work that it has claimed and
-        not begun. If the silent connector is alive after all, the fence refuses its `open`.
+        Another connector may then begin work that the silent connector has claimed and not begun.
+        If the silent connector is alive after all, the fence refuses its `open`.
 
         Raises:
             BusError: the leases cannot be read.

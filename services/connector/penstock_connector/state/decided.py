@@ -1,8 +1,8 @@
 """Reads the decisions that the approvals service has recorded: KV `approvals`, from the leader.
 
-A continue command only tells that a decision exists. The request to the agent server is made from
-the decision's record, which is written before the command. If the command's content differs from
-the record, no request is made.
+A continue command only announces that a decision exists. The request to the agent server is made
+from the decision's record, which is written before the command. If the command's content differs
+from the record, no request is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class NotDecided(Exception):
 
 
 class Decisions:
-    """Reads the records of approvals; it never writes them."""
+    """Reads the records of approvals, and never writes them."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

@@ -19,7 +19,7 @@ CommandKind = Literal["start", "continue"]
 
 @dataclass(frozen=True, slots=True)
 class LegRecord:
-    """A leg, the command that opened it, and the agent server's id of the run if it is known."""
+    """A leg, the command that opened the leg, and the agent server's id of the run, if known."""
 
     leg: int  # the number of the leg; 1 for a start
     sequence: int  # the command's sequence in its stream, which orders the session's queue
@@ -37,10 +37,9 @@ class LegRecord:
 
     @classmethod
     def parse(cls, value: bytes) -> LegRecord | None:
-        """Return the record in this value; None if an old release wrote it, because it has no
-        facts.
+        """Return the record in this value; None for a value of an old release, which has no facts.
 
-        Facts that only a later release knows are left out.
+        Facts that only a later release knows are dropped.
         """
         facts, _, command = value.partition(b"\n")
         if not command:
@@ -75,8 +74,7 @@ class LegRecords:
         await self._bucket.put(f"active.{self._pod}.{run_id}", record.dump())
 
     async def delete(self, run_id: str) -> None:
-        """Delete this connector's record, because its leg has ended or another connector holds
-        it."""
+        """Delete this connector's record: the leg has ended, or another connector holds the leg."""
         await self._bucket.delete(f"active.{self._pod}.{run_id}")
 
     async def delete_of(self, pod: str, run_id: str, revision: int) -> None:

@@ -122,7 +122,7 @@ def leg_of(stored: Stored) -> int:
 
 
 def kind_of(stored: Stored) -> FrameKind:
-    """Return the kind of a source frame; for a part of a frame, the kind of the whole frame."""
+    """Return a source frame's kind; for a part of a frame, the kind of the whole frame."""
     kind = stored.headers.get(messages.WHOLE) or stored.headers[messages.KIND]
     return cast(FrameKind, kind)  # only connectors write under this subject
 

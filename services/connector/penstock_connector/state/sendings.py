@@ -29,7 +29,7 @@ class Sendings:
         self._bucket = bus.bucket("sent")
 
     async def claim(self, approval_id: str) -> ClaimedSending | None:
-        """Claim the sending; return None on success, otherwise the record of the earlier claim.
+        """Claim the sending; return None on success, or the record of an earlier claim.
 
         If there were no claims, two connectors could send one decision.
         """
@@ -56,8 +56,7 @@ class Sendings:
         return await self._bucket.update(approval_id, sent.dump(), revision) is not None
 
     async def give_back(self, approval_id: str) -> None:
-        """Replace this connector's claim on a sending that it cannot begin, so that others may
-        claim it."""
+        """Let other connectors claim a sending that this connector has claimed and cannot begin."""
         entry = await self._bucket.get(approval_id)
         if entry is not None and Sent.model_validate_json(entry.value) == Sent(pod=self._pod):
             await self._bucket.update(approval_id, Sent(pod=NOBODY).dump(), entry.revision)

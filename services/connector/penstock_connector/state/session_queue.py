@@ -70,8 +70,9 @@ class SessionQueue:
             if record.thread_id == "":
                 record.thread_id = thread_id
             if mine not in record.queue:
-                # Two connectors may join in another order than their commands have, so the waiting
-                # legs are sorted. The first leg may run already, so it keeps its place.
+                # Two connectors may join in another order than that of their commands, so the
+                # waiting legs are sorted. The first leg may be running already, so this leg stays
+                # first.
                 waiting = sorted([*record.queue[1:], mine], key=lambda turn: turn.sequence)
                 record.queue = [*record.queue[:1], *waiting]
             if lists_open_runs:
@@ -101,8 +102,8 @@ class SessionQueue:
         if entry is None:
             return []
         record = _session(entry)
-        # A run whose first leg is in the queue has not begun, so it is left out. A run with a later
-        # leg in the queue stays: its decision is queued behind this leg, so the run still waits.
+        # A run whose first leg is in the queue has not begun, so the result does not have it. A run
+        # with a later leg in the queue still waits, because its decision is queued behind this leg.
         queued = {turn.run_id for turn in record.queue if turn.leg == 1} | {run_id}
         return [each for each in record.open or [] if each not in queued]
 
@@ -127,8 +128,8 @@ class SessionQueue:
             ]
             places = [n for n, turn in enumerate(others) if _same_leg(turn, mine)]
             record.queue = [turn for turn in others if not _same_leg(turn, mine)]
-            # The leg gets the first of its places. If it has no place, another leg has deleted it
-            # from the queue and runs now. So this leg gets the place behind that leg.
+            # The leg gets the first of its places. If the leg has no place, another leg has deleted
+            # it from the queue and runs now. So this leg gets the place behind the other leg.
             record.queue.insert(places[0] if places else 1, mine)
 
         record = await self._change(key, change)
@@ -175,7 +176,8 @@ class SessionQueue:
             ]
 
         record = await self._change(key, change)
-        if record is not None and record.queue:  # otherwise no leg waits for the notice
+        # if the queue is empty, no leg waits for the notice
+        if record is not None and record.queue:
             await self._bus.client.publish(turn(key))
 
     async def _is_first(self, key: str, mine: Turn) -> bool:
@@ -204,11 +206,11 @@ class SessionQueue:
             await self._bus.client.publish(turn(key))
 
     async def _is_abandoned(self, turn: Turn) -> bool:
-        """Return whether the leg has ended, or its connector is dead and has left no leg record.
+        """Return whether the leg has ended, or has a dead connector and no leg record.
 
-        RAW shows whether the leg has ended; its connector may have died, or may hang, before it
-        deleted the place. If a dead connector's leg is open and has a record, the place stays,
-        because the reaper continues the leg.
+        RAW shows whether the leg has ended: the connector may have died, or may hang, before it
+        deleted the leg's place in the queue. If a dead connector's leg is open and has a record,
+        the place stays, because the reaper continues the leg.
         """
         last = await tail(self._bus, raw_for(turn.run_id), raw_stored(turn.run_id, WRITER))
         if last is not None and is_over(last, turn.leg):

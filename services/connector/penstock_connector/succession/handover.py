@@ -1,8 +1,8 @@
 """Hands the legs of a stopping connector over to other connectors, and accepts legs of others.
 
 A connector that stops releases a leg, and then sends the core request `handover.leg`. The request
-`{}` asks whether another connector exists at all. The request `{"run_id": …}` asks it to take the
-leg of this run, and it answers `{"taken": true or false}`.
+`{}` asks whether any other connector exists. The request `{"run_id": …}` asks another connector to
+take the leg of this run. The answer is `{"taken": true}` or `{"taken": false}`.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class Handover:
             await with_retries(lambda: self._keep(run_id))
 
     async def _keep(self, run_id: str) -> None:
-        """Take the leg back if this connector still holds it; otherwise no connector would end
-        it."""
+        """Take the leg back if this connector still holds it: no other connector would end the
+        leg."""
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == self._stores.pod:
             await self._takeover.take_over(run_id, last, STOPPED)

@@ -125,7 +125,7 @@ class Reaper:
         if last is not None and kind_of(last) not in CLOSED:
             record, _ = await self._stores.leg_records.read(run_id, pod)
             if record is not None and record.leg < leg_of(last):
-                # The connector died between the last frame of its leg and the deletion of the leg's
+                # The connector died after the last frame of its leg, before it deleted the leg's
                 # place in the queue, and the run's next leg has begun since. If the old place were
                 # not deleted here, it would stay in the queue as long as the next leg is open.
                 await self._clear(pod, run_id)

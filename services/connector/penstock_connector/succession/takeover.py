@@ -1,7 +1,7 @@
-"""Takes over one leg: continues it if the agent server allows this, otherwise ends it.
+"""Takes over one leg: continues it if the agent server allows this, and ends it if not.
 
-The fence decides which connector takes a leg over. Before the connector sends any request to the
-agent server, it writes a `claim` after the last frame that it has read. From then on, the fence
+The fence decides which connector takes a leg over. The connector writes a `claim` after the last
+frame that it has read, before it sends any request to the agent server. From then on, the fence
 refuses the writes of all other connectors, even of an earlier holder that was only suspended.
 """
 
@@ -121,17 +121,17 @@ class Takeover:
         await stores.leg_records.put(run_id, order.record)
         writer = stores.runs.writer(run_id, last)
         try:
-            # 2. The fenced `claim`. Without it, two connectors could call the agent server for one
-            #    leg, and the earlier holder could still write frames.
+            # 2. The fenced `claim`. Without the `claim`, two connectors could call the agent server
+            #    for one leg, and the earlier holder could still write frames.
             claim = await writer.write("claim", orjson.dumps({"calls": False}), leg=order.leg)
         except FenceConflict:
             # This connector does not hold the leg, and the record would make other connectors look
             # for it.
             await stores.leg_records.delete(run_id)
             return False
-        # 3. The place in the queue, after the `claim`, because only the leg's holder may take it.
-        #    If it were not taken, it would still name the dead connector, and the next leg would
-        #    delete it.
+        # 3. The place in the queue, after the `claim`, because only the leg's holder may take the
+        #    place. If this connector did not take the place, the queue would still name the dead
+        #    connector, and the next leg would delete the place.
         mine = order.turn(pod)
         await with_retries(lambda: stores.sessions.take_over(order.session, mine))
         if (approval_id := order.approval_id) is not None:

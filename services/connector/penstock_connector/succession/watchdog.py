@@ -1,15 +1,15 @@
 """Finds open runs that no connector, command or person would ever continue.
 
-If a connector dies, other connectors find its legs by the legs' records, and the server delivers
-its commands again. In three cases this is not enough: an edge died before it sent the command of a
-start, a leg's record is lost, or the command of a decision is lost. Such a run would wait for ever.
-The watchdog checks the open runs, and continues or ends such a run.
+If a connector dies, other connectors find its legs by the legs' records, and NATS delivers its
+commands again. In three cases this is not enough: an edge died before it sent the command of a
+start, a leg's record is lost, or the command of a decision is lost. The run would then wait for
+ever. The watchdog checks the open runs, and continues or ends such a run.
 
-At any time, one connector is the watchdog: the connector with the lease `watchdog`. It reads the
-list of runs once, a few pages in each check, and then only the changes. In each check it examines
-some of the open runs. It acts on a run only if two checks have found the same problem. Each write
-of the watchdog is fenced, or takes the run's claim. So the watchdog and another connector cannot
-both act on a run.
+At any time, one connector is the watchdog: the connector with the lease `watchdog`. The watchdog
+reads the list of runs once, a few pages in each check, and then only the changes. In each check the
+watchdog examines some of the open runs. The watchdog acts on a run only if two checks have found
+the same problem. Each write of the watchdog is fenced, or takes the run's claim. So the watchdog
+and another connector cannot both act on a run.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Watchdog:
         for run_id in tuple(self._open)[:EXAMINED]:
             watched = self._open.pop(run_id)
             self._open[run_id] = (
-                # the run moves to the end of the dict, so that each open run is examined in turn
+                # the run moves to the end of the dict, so each open run is examined after some
+                # checks
                 watched
             )
             try:

@@ -31,8 +31,8 @@ SEAL_S = 0.25  # seconds between two such reads
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """The data that a continuation of a first leg needs: its session, and whether it streams
-    tokens."""
+    """The data that a continuation of a first leg needs: the session, and whether tokens are
+    streamed."""
 
     user_id: str
     session_id: str
@@ -128,15 +128,14 @@ class AdkUpstream:
     async def reattach(
         self, client: httpx.AsyncClient, agent: AdkAgent, call: Call, seen: Attachment
     ) -> Call | None:
-        """Return a POST /run_sse with only the `invocationId`; None if the leg cannot be continued
-        safely.
+        """Return a POST /run_sse with only the `invocationId`; None if this would not be safe.
 
         A resumable app continues an invocation that was aborted. The request is made only if the
-        last event of the session is the server's own record that it aborted this invocation. This
-        record gives a tool call that was running an error as its result, so no tool runs again.
+        last event of the session is the server's record that it aborted this invocation. With this
+        record, a tool call that was running has an error as its result, so no tool runs again.
         Servers of 1.x, and servers that were killed, write no such record, and would run the tool
         again. A leg that carries a decision is not continued, because it was never tried how a
-        server behaves in this case.
+        server then behaves.
 
         Raises:
             httpx.HTTPError: the server cannot be reached.
@@ -173,7 +172,7 @@ class AdkUpstream:
     async def _ensure_session(
         self, client: httpx.AsyncClient, agent: AdkAgent, user_id: str, session_id: str
     ) -> None:
-        """Read the session, and create it only if it is missing: 1.16 would replace an existing
+        """Read the session, and create a missing one. ADK 1.16 would replace an existing
         session."""
         url = _session_url(agent, user_id, session_id)
         read = await client.get(url, headers=agent.headers)
@@ -239,7 +238,8 @@ _SNAKE: Mapping[str, str] = {
 
 
 def _in_session(text: str, session: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Return the client's body and its bytes, with the session's ids instead of other ids."""
+    """Return the client's body and its bytes; other session ids are replaced by those of
+    `session`."""
     body: dict[str, Any] = orjson.loads(text)
     named = {_SNAKE.get(name, name): value for name, value in body.items()}
     if {name: named.get(name) for name in session} == session:

@@ -236,7 +236,7 @@ def _decide_requirement(requirement: dict[str, Any], item: Decided) -> None:
 
 
 def _decide_step(step: dict[str, Any], item: Decided) -> None:
-    # A step may ask for a confirmation after it has got its choices or its input.
+    # A step with choices or an input may also ask for a confirmation, after it has got them.
     if step.get("requires_route_selection") and step.get("selected_choices") is None:
         step["selected_choices"] = item.value if isinstance(item.value, list) else [item.value]
     elif step.get("requires_user_input") and step.get("user_input") is None:

@@ -40,7 +40,8 @@ _SURFACE = "/agui/"  # the path under which another Penstock accepts runs
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """The leg that a call opens: the run, its session, its id at the server, and the request."""
+    """The leg that a call opens: the run, the session, the server's id of the run, and the
+    request."""
 
     run_id: str
     session: str
@@ -134,8 +135,8 @@ class AguiUpstream:
             seen.notes.state.feed(each)
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """Return whether the server is another Penstock, whose run continues without this
-        client."""
+        """Return whether the server is another Penstock: its runs continue without their
+        clients."""
         return seen.run_id is not None
 
     async def reattach(

@@ -54,7 +54,7 @@ AgentT_contra = TypeVar("AgentT_contra", bound=AgentOfServer, contravariant=True
 
 
 class Upstream(Protocol[AgentT_contra]):
-    """The adapter for one protocol; a leg's state is in its `Call` and its `Attachment`."""
+    """The adapter for one protocol. The state of a leg is in the leg's `Call` and `Attachment`."""
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgentT_contra, command: StartCommand

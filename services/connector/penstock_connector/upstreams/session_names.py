@@ -1,8 +1,8 @@
 """Chooses the id of a session at its agent server. Pure.
 
 Some servers do not check users: any caller who knows the id of a thread can use the thread. So if
-callers are authenticated, the server's id is made of owner, agent and session. Clients only choose
-the session, so no client can name another user's thread.
+callers are authenticated, the server's id is made of owner, agent and session. A client chooses
+only the session, so no client can name another user's thread.
 """
 
 from __future__ import annotations

@@ -114,9 +114,9 @@ async def find_alias(
     """Return the alias of a pause's item: the user's own alias, else the alias without a user.
 
     The result is None if there is no alias. The alias without a user may belong to another user's
-    run, so the caller must check that the user may see the approval. The alias without a user is
-    needed for users that act for others, and for pauses of older versions, whose aliases do not
-    have the owner in the key.
+    run, so the caller must check that the user may see the approval. Two cases need the alias
+    without a user. A user may act for others. And older versions wrote aliases whose keys do not
+    have the owner.
 
     Raises:
         BusError: KV cannot be read now.

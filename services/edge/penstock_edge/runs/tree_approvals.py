@@ -1,7 +1,7 @@
 """Finds the open approvals of a workflow's run and of the runs that its steps have started.
 
-A workflow's run may wait for several approvals at once, and its clients see all of them. A client
-may answer several approvals in one request, but each is decided separately.
+A workflow's run may wait for several approvals at once, and clients of the run see all of them. A
+client may answer several approvals in one request, but each approval is decided separately.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ SETTLED = frozenset({"approval.decided", "approval.expired", "approval.withdrawn
 
 @dataclass(frozen=True, slots=True)
 class OpenApproval:
-    """An approval without a decision. `items` are its items as clients of the tree see them.
+    """An approval without a decision; `items` are the approval's items as clients of the tree see
+    them.
 
     In the tree, a tool call id begins with the id of the step's run. `short_ids` maps the tool call
     ids without this prefix to item ids.

@@ -56,8 +56,8 @@ class NextLeg:
 
     `position` is the position of the run's first event. The leg has the events after the stream
     sequence `after`. `number` counts the legs from 1. `known` has the open runs below the
-    workflow's run, if the events that added them to the tree may have expired; otherwise it is
-    empty.
+    workflow's run if the events that added these runs to the tree may have expired. If none of
+    these events has expired, `known` is empty.
     """
 
     position: StartPosition

@@ -1,6 +1,6 @@
 """Limits how much one request may read.
 
-When the limit is reached, the response contains only the events that were found so far.
+When the limit is reached, the response contains only the events that were found until then.
 """
 
 from __future__ import annotations

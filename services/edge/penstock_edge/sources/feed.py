@@ -23,9 +23,9 @@ from penstock.bus.streams import EVENTS, events_of, kind_and_shard
 from penstock_edge.views.items import type_of
 from penstock_edge.views.positions import StreamSequence
 
-# The feed reads this number of the newest messages when it opens, and keeps them for new listeners.
-# A replica may lack the newest messages. The feed notices such a gap, but a replay does not. So a
-# replay reads only messages that are older than the messages of the feed.
+# The feed reads this number of the newest messages when it opens, and keeps the messages for new
+# listeners. A replica may lack the newest messages. The feed notices such a gap, but a replay does
+# not. So a replay reads only messages that are older than the messages of the feed.
 RECENT: Final = 500
 RECENT_BYTES: Final = 4 * 1024 * 1024
 # The limits of the remembered messages within `Feed.keep`, while a reader catches up with the feed.
@@ -166,10 +166,9 @@ class Feed:
         return list(self._recent)
 
     def forget(self) -> None:
-        """Drop the remembered messages, because NATS has lost them and they are published again.
+        """Drop the remembered messages, because NATS has lost them and publishers send them again.
 
-        If the feed kept them, a new listener would receive both the lost messages and the messages
-        that are published again.
+        If the feed kept these messages, a new listener would receive each of them twice.
         """
         self._recent.clear()
         self._recent_bytes = 0
@@ -274,7 +273,7 @@ class Feed:
 
 
 class Feeds:
-    """Makes the feed of each shard when it is first needed, and keeps it."""
+    """Makes the feed of a shard when the feed is first needed, and keeps the feed."""
 
     def __init__(self, bus: Bus, probe_s: float = PROBE_S) -> None:
         self._bus = bus

@@ -19,8 +19,8 @@ def history_of(
     """Return a reader of the view's stored messages from the stream sequence `start` on.
 
     `source` selects the messages of a view over many runs. The source need not be started. For a
-    run tree, `start` must be the sequence of the root's first event, because only earlier events
-    show which runs belong to the tree at a position.
+    run tree, `start` must be the sequence of the root's first event: the events before a position
+    show which runs belong to the tree there.
     """
     if isinstance(view.reads, RunTree):
         members = Members(view.reads.run_id, view.reads.known)

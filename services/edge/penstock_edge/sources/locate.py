@@ -29,7 +29,7 @@ RECOVERY_S = 20.0
 class StartPosition:
     """The position from which a client reads. All numbers are stream sequences."""
 
-    start: int  # a sequence of RAW for a view of source frames, of EVENTS for any other view
+    start: int  # a view of source frames: a sequence in RAW; any other view: a sequence in EVENTS
     # A sequence of EVENTS. A view of source frames reads RAW from `start` on, and looks for the
     # run's terminal event in EVENTS from `events_start` on.
     events_start: int
@@ -114,8 +114,8 @@ async def start_since(bus: Bus, since: datetime, shard: int = 0) -> StartPositio
     if found is None:
         return await start_from_now(bus, shard)
     state = (await bus.api(f"STREAM.INFO.{stream}"))["state"]
-    # If `found` is the oldest message of a stream whose beginning has expired, some of the expired
-    # messages may have been stored at this time or later.
+    # `found` may be the oldest message of a stream whose beginning has expired. Some of the expired
+    # messages may then have been stored at `since` or later.
     truncated = 1 < found.sequence <= state["first_seq"]
     return replace(_start_from(found.sequence), truncated=truncated)
 
@@ -208,8 +208,8 @@ async def locate(
     truncated = await _check(bus, view, begun, after)
     start = position.start if view.reads_from is ReadFrom.START or truncated else after.sequence
     if position.ended and lifecycle is not None and not view.reads_frames:
-        # Some events may follow the terminal event, and the cursor may belong to such an event. The
-        # terminal event must be read even then, because only it ends the stream.
+        # The cursor may belong to an event after the terminal event. The reading must include the
+        # terminal event even then, because only this event ends the stream.
         start = min(start, lifecycle.sequence)
     return replace(position, start=start, after=after, truncated=truncated)
 
@@ -253,7 +253,7 @@ async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
 async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
     """Return the start position in a run of which no lifecycle event is stored.
 
-    Such a run is queued, or its events have expired or are lost.
+    The run is queued, or its events have expired or are lost.
 
     Raises:
         Problem: 410 if the run has ended; 503 if its events are lost and may be restored.

@@ -166,7 +166,7 @@ class FilteredSource(Source, ABC):
 
 
 class TypesSource(FilteredSource):
-    """Delivers the events of some types, of all runs or of the runs of some owners."""
+    """Delivers the events of some types: those of all runs, or those of the runs of some owners."""
 
     def __init__(
         self,
@@ -235,9 +235,9 @@ class SessionSource(FilteredSource):
     async def has_cursor(self, stored: Stored) -> bool:
         """Return whether a client of the session may have the cursor of this message.
 
-        The response to a request that starts a workflow also has the events of the runs that the
-        workflow's steps have started. These runs may be in other sessions, but the client has their
-        cursors.
+        The response to a request that starts a workflow also has events of the runs that the
+        workflow's steps have started. A step's run may be in another session, but the client has
+        the cursors of its events.
         """
         if await self.keep(stored):
             return True

@@ -27,8 +27,8 @@ async def read_run(
     """Return the run's events in order; only the first events if the allowance does not suffice.
 
     Each batch is read within one `turn`, so that other users do not wait for long. If `take` is
-    given, the returned list is empty, and `take` is called with the type and the body of each
-    event, also within the turn.
+    given, it is called with the type and the body of each event, also within the turn, and the
+    returned list is empty.
 
     Raises:
         BusError: the stream cannot be read now.

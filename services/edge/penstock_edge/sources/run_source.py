@@ -28,8 +28,8 @@ from penstock_edge.views.view import (
 def ignore_failure(error: BaseException) -> None:
     """Do nothing.
 
-    This is the `on_failure` of a source that is used only for its patterns, or whose delivery
-    cannot fail.
+    A source has this function as `on_failure` if the source is used only for its patterns, or if
+    its delivery cannot fail.
     """
 
 
@@ -145,9 +145,9 @@ class FramesUntilEnd(Source):
         last = await tail(
             self._bus, raw_for(self._run_id), subjects.raw_stored(self._run_id, UPSTREAM)
         )
-        # The other messages of this source have sequences of RAW, but the terminal event has a
-        # sequence of EVENTS. With that sequence, the cursors of the client's stream might decrease.
-        # So the terminal event gets the sequence after the last frame.
+        # The source's other messages have sequences in RAW, but the terminal event has a sequence
+        # in EVENTS. With that sequence, the cursors of the client's stream might decrease. So the
+        # terminal event gets the sequence after the last frame.
         end = max(last.sequence if last else 0, self._at) + 1
         self._terminal = replace(event, sequence=end)
         self._finish()

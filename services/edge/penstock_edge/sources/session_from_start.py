@@ -1,6 +1,6 @@
 """Delivers all events of a session from its start.
 
-Some dialects need this, because their frames depend on all earlier events.
+Dialects whose frames depend on all earlier events need this source.
 """
 
 from __future__ import annotations

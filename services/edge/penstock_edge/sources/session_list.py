@@ -2,8 +2,8 @@
 
 Since release 0.2, a session's record names its owner. The key of an older record is a hash that
 includes the owner, but the record does not name the owner. For an older record, the owner is taken
-from the session's runs. If the runs have expired, the key is compared with the keys that each user
-who lists sessions would have. This is done once for each user in each process.
+from the session's runs. If the runs have expired, the record's key is compared with the key that
+each listing user would have. Each process makes this comparison once for each user.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ _BY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A session, with the records of its first and its last run if these records still exist."""
+    """A session, with the records of its first and last run if these records still exist."""
 
     record: SessionRecord
     ends: tuple[RunRecord, ...]
@@ -246,7 +246,8 @@ class SessionList:
     ) -> tuple[list[Listed], int]:
         """Return the same as `page`, but only for sessions whose first message contains `name`.
 
-        This takes longer than `page`, because the first run of each session of the owner is read.
+        This method takes longer than `page`, because it reads the first run of each session of the
+        owner.
 
         Raises:
             BusError: the sessions cannot be read now.
@@ -282,8 +283,8 @@ class SessionList:
         """Read the sessions' records; None if records were deleted since the rows were looked
         up."""
         shown: list[Listed] = []
-        # ADK's list has all sessions of a user. They are read in parts, so that the process can
-        # handle other requests in between.
+        # ADK's list has all sessions of a user. The sessions are read in parts, so that the process
+        # can handle other requests between two parts.
         for begin in range(0, len(found), READ_AT_ONCE):
             some = found[begin : begin + READ_AT_ONCE]
             values = await self.index.values([key for key, *_ in some])

@@ -29,8 +29,8 @@ RETRY_S: Final = 0.5
 class TreeSource(Source, Watcher):
     """Delivers the events of a tree from the stream sequence `start` on.
 
-    `start` must not be after the root's first stored event. Otherwise the source would not know the
-    runs that earlier events have added to the tree.
+    `start` must not be after the root's first stored event. If `start` were later, the source would
+    not know the runs that earlier events have added to the tree.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Each shard has its own `Client`, hub, ring and replay. This response writes the frames of these
 clients one after another. Each frame gets a cursor that has a position for each shard. The frames
-of one shard keep their order, and so do the frames of one run. Frames of different shards have no
+of one shard, and so the frames of one run, keep their order. Frames of different shards have no
 order.
 """
 

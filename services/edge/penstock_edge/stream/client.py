@@ -198,8 +198,8 @@ class Client:
         self._next = self._start
         # frames up to and including this cursor are not written
         self._after: Cursor | None = start.after
-        # The live marker is written after the item with this sequence. None: it is written already,
-        # or the client gets none.
+        # The live marker is written after the item with this sequence. The value is None if the
+        # marker is written already, or if the client gets no marker.
         self._live_after: int | None = start.live_after
         self._end_after: int | None = None
         self._was_last = False  # whether the newest item that the client has taken ends the stream
@@ -391,7 +391,7 @@ class Client:
             driver.wake()
 
     def maintain(self, now: float, period_s: float, settings: EdgeSettings) -> None:
-        """Drop the client if it is slow, or send a keep-alive if its stream is idle.
+        """Drop a slow client, or send a keep-alive to a client with an idle stream.
 
         `Hubs.maintain` calls this method every `period_s` seconds.
         """
@@ -437,8 +437,8 @@ class Client:
     def _farewell(self) -> bytes:
         """Return the last bytes of a stream that ends before the run does.
 
-        If the client is asked to reconnect, these bytes contain the delay before the reconnection.
-        Otherwise they are the frames of `interruption`.
+        If the client is asked to reconnect, the bytes contain the delay before the reconnection. If
+        it is not, the bytes are the frames of `interruption`.
         """
         if self.end in (End.AGED, End.DRAINED):
             return self.hub.view.framing.reconnect(retry_ms())
@@ -488,7 +488,7 @@ class Client:
         return self._live_marker() if self._is_live_unmarked() else b""
 
     def _is_live_unmarked(self) -> bool:
-        """Return whether the live marker must be written now, because no item will come with it.
+        """Return whether the live marker must be written alone, without an item before or after it.
 
         Usually `_own_part` writes the live marker before or after an item. But if the newest
         messages of the replay are not for this client, there is no item at the place of the marker.
@@ -569,8 +569,7 @@ class Client:
         self._phase = Replay(self.hub, start)
 
     def _own_part(self, items: tuple[Item, ...], body: bytes) -> bytes:
-        """Return the bytes of these items that this client needs, and the live marker if it is
-        due."""
+        """Return the bytes of these items for this client, and the live marker if it is due."""
         self._was_last = items[-1].last
         DELIVERED.labels(self.hub.view.dialect).inc(len(items))
         after, live_after = self._after, self._live_after

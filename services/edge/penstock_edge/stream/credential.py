@@ -24,7 +24,7 @@ def watch(
 ) -> Callable[[], None]:
     """Call `end` once when the caller's credential becomes invalid.
 
-    Some time before a stream token expires, `warn` is called with a code and a message. Call the
+    `warn` is called with a code and a message some time before a stream token expires. Call the
     returned function to end the watch.
     """
     identity = identity_of(scope)
@@ -93,8 +93,8 @@ def _watch_token(
         try:
             await over(scope, warn_of_expiry)
         except Exception:
-            # This task is the only one that ends the stream when the credential expires, and the
-            # task has failed. So the stream ends now.
+            # Only this task ends the stream when the credential expires, and the task has failed.
+            # So the stream ends now.
             log.exception("a stream is ended: its credential cannot be watched")
         end()
 

@@ -3,10 +3,10 @@
 ASGI sends the head of the response. Then the stream takes the connection over from uvicorn, and the
 ASGI application returns. From then until the end of the response, the hub writes to the transport.
 A task exists only while the client is not in step. So an idle stream takes 12 KB; with a suspended
-ASGI call and two tasks, it took 24 KB. All bytes are HTTP chunks, which are made once for all
-clients.
+ASGI call and two tasks, an idle stream took 24 KB. All bytes are HTTP chunks, which are made once
+for all clients.
 
-This module uses objects of uvicorn that are not public. So it is used only with the uvicorn
+This module uses objects of uvicorn that are not public. So the module is used only with the uvicorn
 versions in `TRIED`, and only with the server of `penstock.web`. In all other cases ASGI writes all
 bytes.
 """
@@ -158,8 +158,8 @@ class Direct(Driver):
             protocol.give_back(self)
             self._write((http_chunk(body) if body else b"") + _LAST_CHUNK)
             cycle.response_complete = True
-            # A client that is asked to reconnect must be able to reach another edge. So its
-            # connection is closed, and its next request opens a new one.
+            # The client is asked to reconnect, perhaps to another edge. So the connection is
+            # closed, and the client's next request opens a new connection.
             if not cycle.keep_alive or client.end in (End.AGED, End.DRAINED):
                 protocol.transport.close()
             protocol.on_response_complete()

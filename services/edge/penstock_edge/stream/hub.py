@@ -49,8 +49,8 @@ class _Arrivals:
     """The messages that a source has delivered and that the hub has not encoded yet.
 
     `on_some` is called when there are new messages. `close` drops the reference to the hub. If the
-    reference stayed, the hub and its source would form a cycle, and the ring of a finished hub
-    would stay in memory until the garbage collector runs.
+    reference stayed, the hub and its source would form a cycle. The ring of a finished hub would
+    then stay in memory until the garbage collector runs.
     """
 
     __slots__ = ("_batch", "_failure", "_on_some")
@@ -98,9 +98,9 @@ class _Arrivals:
 class Hub:
     """Follows one view while the view has clients, and for a short time after the last client left.
 
-    While all messages can be encoded at once, the hub has no task, and `Flushes` calls `flush`. If
-    something must be read from NATS before a message can be encoded (`encode_now` returns None), a
-    task encodes this message, and the messages after it wait.
+    While all messages can be encoded at once, the hub has no task, and `Flushes` calls `flush`.
+    `encode_now` returns None if something must be read from NATS before a message can be encoded.
+    In this case a task encodes this message, and the messages after it wait.
     """
 
     def __init__(
@@ -176,8 +176,8 @@ class Hub:
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
         # If a task has failed, its exception refers to a stack frame, and the stack frame refers to
-        # this hub. If the hub kept the task, they would form a cycle, and the hub and its ring
-        # would stay in memory.
+        # this hub. If the hub kept the task, the hub, the task and the stack frame would form a
+        # cycle. The hub and its ring would then stay in memory.
         self._starting = self._working = None
         self._arrivals.close()
         await self._source.stop()
@@ -256,8 +256,9 @@ class Hub:
         if writes:
             self._flushes.delivered(self.view.dialect, writes * group.events)
             if len(group.level) > SLICE and not group.behind:
-                # A fan-out to 1,000 clients takes 8 ms. Without this line it would take 8 of the 20
-                # ms in which events are joined, and W1 would cost 9.2 µs an event instead of 5.1.
+                # `join_s` is counted from the end of the fan-out, which takes 8 ms for 1,000
+                # clients. If it were counted from the beginning, events would be joined for 12
+                # instead of 20 ms, and the benchmark W1 would cost 9.2 µs an event instead of 5.1.
                 self.flush_at = self._flushes.time() + self._flushes.join_s
         if group.behind or group.at != self.ring.end:
             self._flush_again()
@@ -335,7 +336,8 @@ class Hub:
             newest = ring.newest
             group.move(end, StreamSequence(newest.sequence + 1) if newest else group.next)
         if ring.held_bytes > self._ring_bytes:
-            # Free an eighth at once; otherwise each further event would evict a little.
+            # An eighth of the limit is freed at once. If only the excess were freed, each further
+            # event would evict a little.
             self._evict(self._ring_bytes * 7 // 8, least=1)
         self._budget.hold(self, ring.held_bytes)
         if self._out_of_step:
@@ -345,8 +347,8 @@ class Hub:
     def _give_to_group(self, end: RingPosition, now: float) -> None:
         """Begin a fan-out of the group's next chunk.
 
-        In three cases there is no fan-out, and each client takes its next items by itself: if the
-        streams end with this chunk, if the chunk is large, or if the ring has evicted the chunk.
+        There is no fan-out if the streams end with this chunk, if the chunk is large, or if the
+        ring has evicted the chunk. In these cases each client takes its next items on its own.
         """
         ring, group = self.ring, self.in_step
         if group.at < ring.base:

@@ -89,10 +89,10 @@ class Hubs:
         """End the client streams that cannot continue after NATS has lost the end of a stream.
 
         The clients of these streams reconnect, and the next response names the loss. Client streams
-        of one run's events continue, because these events have numbers, so the clients recognize an
+        of one run's events continue, because each event has a number, by which clients recognize an
         event that is published again. Client streams of source frames or of many runs end. If the
-        ring of a run has evicted items, the run's client streams end, too, because the clients may
-        have to read the JetStream stream again.
+        ring of a run has evicted items, the run's client streams end, too: the clients may have to
+        read the JetStream stream again.
         """
         for key, hub in tuple(self._hubs.items()):
             view = hub.view
@@ -116,8 +116,8 @@ class Hubs:
             self._flushing.close()
 
     def _flushes(self) -> Flushes:
-        """Return the scheduler of flushes; it is made here, because it needs a running event
-        loop."""
+        """Return the scheduler of flushes; the first call makes it, because it needs a running
+        event loop."""
         if self._flushing is None:
             self._flushing = Flushes(self._budget.report)
         return self._flushing

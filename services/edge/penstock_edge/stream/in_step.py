@@ -1,11 +1,11 @@
-"""The group of a hub's clients that are in step: they have all items of the ring and wait for more.
+"""The clients of a hub that are in step: they have all items of the ring and wait for more.
 
 All these clients get the same bytes next. So a write to a thousand clients is a loop over a
 thousand bound methods `transport.write`. Each client costs two function calls and the system call.
 
-The group has one position in the ring for all its clients. A client leaves the group before it gets
-any other bytes: when its connection is paused, when its stream is about to end, or when it gets a
-notice.
+All clients of the group have the same position in the ring. A client leaves the group before other
+bytes are written to it: when its connection is paused, when its stream is about to end, or when it
+gets a notice.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Member(Protocol):
 
 
 class InStep:
-    """The group; a fan-out writes the same bytes to each member, in slices.
+    """The group of clients in step; a fan-out writes the same bytes to each member, in slices.
 
     During a fan-out, `behind` has the members that have not got the bytes yet, and `level` has all
     other members. Only methods of this class may change `behind` and `level`. A client that joins
     or leaves during a fan-out gets the bytes exactly once, because `remove` returns the position of
     this client.
 
-    `at` and `next` are for the members in `level`: `at` is their position in the ring, and `next`
-    is one more than the sequence of their newest item.
+    `at` is the position in the ring of the members in `level`. `next` is one more than the sequence
+    of the newest item that these members have.
     """
 
     __slots__ = (
@@ -95,8 +95,7 @@ class InStep:
         return self._next_before if member in self.behind else self.next
 
     def move(self, at: RingPosition, next: StreamSequence) -> None:
-        """Set the position of the group, if it has no members or if its next items have no
-        bytes."""
+        """Set the position of a group that has no members, or whose next items have no bytes."""
         self.at, self.next = at, next
 
     def begin(

@@ -26,13 +26,13 @@ class Chunk:
 
 
 class Ring:
-    """Keeps items in the order of their stream; if there are too many, the oldest items are
-    evicted.
+    """Keeps items in the order of their stream; if there are too many, evicts the oldest items.
 
     The ring keeps only numbers and bytes of each item, because Python's garbage collector does not
-    track these. With objects for each item, 10,000 events/s caused 30 collections a second, and
-    every 4 s a full collection of 0.1 to 0.2 s (on a busy machine). Now there are 4 collections a
-    second, and no full collection in 8 s. Only the newest item may be the last item of the stream.
+    track numbers and bytes. If the ring kept objects, 10,000 events/s would cause 30 collections a
+    second, and every 4 s a full collection of 0.1 to 0.2 s (on a busy machine). Without objects
+    there are 4 collections a second, and no full collection in 8 s. Only the newest item may be the
+    last item of the stream.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Ring:
         `at` must be before the ring's end. Unlike `chunk`, this method makes no objects for the
         items.
         """
-        if at + 1 == self.end:  # This is nearly always the case.
+        if at + 1 == self.end:  # nearly always
             return self._bodies[-1], self.end, StreamSequence(self._sequences[-1] + 1)
         body, stop = self._join(at - self.base)
         return body, RingPosition(self.base + stop), StreamSequence(self._sequences[stop - 1] + 1)

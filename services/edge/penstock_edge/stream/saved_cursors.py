@@ -8,8 +8,8 @@ client that restarts gets the events of the last `settle_s` seconds once more. A
 its connection within `settle_s` seconds misses nothing.
 
 Only the newest connection with a cursor saves positions. An old connection may be broken although
-it looks open to the edge. If it could save, it could move the cursor past events that the new
-connection has not got.
+the edge still considers it open. If an old connection could save, the cursor could pass events that
+the new connection has not got.
 """
 
 from __future__ import annotations
@@ -128,8 +128,7 @@ class SavedCursors:
         return SavedCursor(self, f"{owner}.{name}", found, entry.revision if entry else 0)
 
     def follow(self, following: asyncio.Task[None]) -> None:
-        """Register a task that follows a stream and saves its last position; `close` waits for
-        it."""
+        """Register a task that saves the last position of a stream; `close` waits for this task."""
         self._following.add(following)
         following.add_done_callback(self._following.discard)
 

@@ -40,9 +40,9 @@ def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
 def agent_of_app(config: Config, name: str) -> AgentConfig:
     """Return the agent that ADK's clients call by this `appName`.
 
-    The `appName` of an ADK agent is always its name at the ADK server, because requests are relayed
-    to that server unchanged. The `appName` of any other agent is its id in the configuration, or
-    its name at its agent server if no agent has this id.
+    The `appName` of an ADK agent is always the agent's name at the ADK server, because requests are
+    relayed to that server unchanged. For any other agent, `appName` is the id in the configuration.
+    If no agent has this id, `appName` is an agent's name at its agent server.
 
     Raises:
         Problem: 404 if there is no such agent.

@@ -15,10 +15,10 @@ from penstock_edge.stream.until_idle import UntilIdle
 
 @dataclass(frozen=True, slots=True)
 class SessionStart:
-    """The position from which a client reads, and whether its stream ends when idle (`until=idle`).
+    """The position from which a client reads, and whether the stream ends when idle (`until=idle`).
 
-    `last_event` is the stream sequence of the session's last event. It is None if a run was active
-    or queued when the request came.
+    `last_event` is the stream sequence of the session's last event. `last_event` is None if a run
+    was active or queued when the request came.
     """
 
     position: StartPosition

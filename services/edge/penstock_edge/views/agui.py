@@ -55,7 +55,7 @@ class Audience:
 class LegNames(Protocol):
     """Looks up the ids that AG-UI clients use for threads and legs.
 
-    Both methods wait if the bus does not answer.
+    Each method waits if the bus does not answer.
     """
 
     async def thread_of(self, run_id: str) -> str:
@@ -73,7 +73,8 @@ def default_name(run_id: str, leg: int) -> str:
 
 
 # The number of ended runs whose ids a `RunEncoders` remembers. For some seconds after its end, a
-# run may have further events. Because its id is remembered, they do not get a new encoder.
+# run may have further events. Because the run's id is remembered, these events do not get a new
+# encoder.
 ENDED_RUNS: Final = 10_000
 
 
@@ -177,7 +178,7 @@ class RunEncoder(Encoder):
     def interrupted(self) -> list[bytes]:
         """Return the frames of an error, for the stream of a leg that ends too early.
 
-        A client of such a stream does not reconnect by itself.
+        The client of a leg's stream does not reconnect on its own.
         """
         return [sse.encode(each.data) for each in self.encoders.interrupted()]
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-# The greatest frame index. A cursor with this index stands for all frames of the message.
+# The greatest frame index. A client with this cursor has all frames of the message.
 LAST_FRAME = 999_999_999
 
 _FORM = re.compile(r"([1-9][0-9]{0,17})-([0-9]{1,9})")

@@ -1,4 +1,4 @@
-"""Writes frames as lines of SSE, messages of a WebSocket, or items of a page. Pure."""
+"""Writes frames as SSE lines, as WebSocket messages, or as items of a page. Pure."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Sse(Framing):
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
         """Return the lines `event`, `data` and `id`.
 
-        One format string for all three lines saves 0.5 of 1.1 µs.
+        A single format string for all three lines saves 0.5 of 1.1 µs.
         """
         if self.id_first or not self.named or b"\n" in data or b"\r" in data:
             return self.event(Frame(data, event), f"{sequence}-0")

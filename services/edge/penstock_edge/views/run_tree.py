@@ -1,9 +1,9 @@
-"""Knows the runs of a run tree: a workflow's run, and the runs that its steps start at any depth.
-Pure.
+"""Knows the runs of a run tree: a workflow's run, and the runs that its steps start. Pure.
 
-The run of a step is in the shard of the workflow's run. It starts only after the workflow's event
-`workflow.step_started` is stored. So all events of the tree are ordered by one stream EVENTS, and a
-reader knows each run before the run's first event comes.
+A step may start a workflow's run, so a tree may have any depth. The run of a step is in the shard
+of the workflow's run. A step's run starts only after the workflow's event `workflow.step_started`
+is stored. So all events of the tree are ordered by one stream EVENTS, and a reader knows each run
+before the run's first event comes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Child:
 def child_of(parent: str, data: dict[str, Any]) -> str | None:
     """Return the id of the run that an event `workflow.step_started` of `parent` names.
 
-    The result is None if the event names no run. It is also None for a run of another shard,
-    because its events have no common order with the events of `parent`.
+    The result is None if the event names no run, or a run of another shard. The events of another
+    shard have no common order with the events of `parent`.
     """
     child = data.get("child_run_id")
     if not isinstance(child, str) or not subjects.is_run_id(child):
@@ -51,7 +51,7 @@ class Family:
     """The runs that are in a tree at one position of the stream, each with its parent.
 
     A run below the root leaves the tree with its terminal event, or when its parent reports that
-    the run has finished, whichever comes first. All runs below it leave the tree, too.
+    the run has finished, whichever comes first. All runs below a leaving run leave the tree, too.
     """
 
     def __init__(self, root: str, known: Sequence[Child] = ()) -> None:
@@ -79,8 +79,8 @@ class Family:
     def finish(self, child: Any, parent: str) -> list[str]:
         """Remove a child that `parent` reports as finished; return all removed runs.
 
-        Only a run's parent can remove the run. An agent server chooses the ids of its own inner
-        runs. If any run's report counted, an agent server could remove other runs by naming them.
+        Only a run's parent can remove the run. An agent server chooses the ids of its inner runs
+        freely. If any run's report counted, an agent server could remove other runs by naming them.
         """
         return self.end(child) if self._parents.get(child) == parent else []
 
@@ -98,7 +98,7 @@ class Family:
 class Members:
     """The runs of a tree at one position of the stream, with the patterns of their events.
 
-    A reader must pass all events of these runs to `learn`, in the stream's order. `known` are runs
+    A reader must pass each event of these runs to `learn`, in the stream's order. `known` are runs
     below the root whose event `workflow.step_started` may have expired.
     """
 

@@ -1,13 +1,13 @@
 """Turns the events of a run tree into the events of one run, before a dialect encodes them. Pure.
 
 The resulting events have the root's run id, session id and leg, and are numbered from 1. An event
-of a step's run has the id of this run in `subrun`. Some ids are unique only within their run, for
-example message ids. These get the id of their run as a prefix. If they did not, clients would join
-texts of different runs.
+of a step's run has the id of this run in `subrun`. Some ids, for example message ids, are unique
+only within their run. Such an id gets the id of its run as a prefix. Without the prefix, clients
+would join texts of different runs.
 
-The events about the start, the pauses and the end of a step's run are left out, because
-`workflow.step_*`, `dispatch.*` and the root's own pauses report the same. So every `lifecycle.*`
-event is about the root. docs/workflow-events.md has the rules for users.
+The start, the pauses and the end of a step's run are reported by `workflow.step_*`, by `dispatch.*`
+and by the root's own pauses. So the lifecycle events of the step's run are left out, and every
+`lifecycle.*` event is about the root. docs/workflow-events.md has the rules for users.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ class _Place:
         return self.qualified(given)
 
     def shown_source(self, source: Event | None) -> Event | None:
-        """Return the source of an event of this run, with the role and team of the agent in the
-        tree.
+        """Return the source of an event of this run, with the agent's role and team in the tree.
 
         If the event comes from a worker inside the agent server, its type stays `worker`.
         """
@@ -186,8 +185,8 @@ class TreeFold:
         if type in TERMINAL:
             self.passes = False
         if type == _RESUMED and self.passes:
-            # The pause that was left out has ended a leg, too, because the leg's number counts
-            # every stored `lifecycle.resumed`.
+            # The pause that the view leaves out has ended a leg, too, because legs are counted by
+            # the stored `lifecycle.resumed`.
             self.passes = False
             self._leg += 1
             return []
@@ -207,8 +206,8 @@ class TreeFold:
         """Return whether a pause of the root waits only for approvals that the reader has answered.
 
         A client may answer several approvals at once. The root then resumes after the first
-        decision, and pauses again until the second decision arrives. This second pause needs no
-        answer of the client.
+        decision, and pauses again until the second decision arrives. The client has answered
+        already, so the second pause needs no further answer.
         """
         return paused.get("approval_id") in self._requested and self._open <= set(self.answered)
 
@@ -255,7 +254,7 @@ class TreeFold:
         return shown
 
     def _of_root(self, place: _Place, event: Event) -> Event:
-        """Return an event of the tree with the envelope of an event of the root."""
+        """Return an event of the tree, with the root's envelope."""
         shown = {
             **event,
             "run_id": self.root,
@@ -274,8 +273,7 @@ class TreeFold:
         return shown
 
     def _learn(self, place: _Place, type: str, event: Event) -> Iterator[Event]:
-        """Add or remove the runs that this event adds or removes; yield a warning if a run is
-        left out."""
+        """Add or remove the runs that the event names; yield a warning if the tree is full."""
         data = event["data"]
         if type == STEP_STARTED and (child := child_of(place.run_id, data)) is not None:
             if self._family.add(child, place.run_id):

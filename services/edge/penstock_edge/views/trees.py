@@ -20,11 +20,12 @@ from penstock_edge.views.tree_encoding import TreeEncoding, TreeLeg
 from penstock_edge.views.tree_fold import TreeFold
 from penstock_edge.views.view import Deliver, Delivery, ReadFrom, RunTree, Source, View
 
-# The dialects of agent protocols. Their clients know only one state (see `TreeFold.one_state`).
+# The dialects of agent protocols, whose clients know only one state (see `TreeFold.one_state`).
 AGENT_PROTOCOLS: Final = frozenset({"agno", "adk", *PROFILES})
 # The dialects that show a workflow's run with the runs of its steps, unless the request has
-# `include`. The dialect `canonical` is not one of them, because it shows the stored events. Neither
-# is `raw`, because it shows an agent server's bytes, and a workflow has no agent server.
+# `include`. The dialect `canonical` is not in this set, because it shows the stored events. The
+# dialect `raw` is not in this set, because it shows an agent server's bytes, and a workflow has no
+# agent server.
 BY_DEFAULT: Final = frozenset({"executions", "unified", "legacy", *AGENT_PROTOCOLS})
 
 OpenTree = Callable[[int, Deliver], Source]

@@ -50,8 +50,7 @@ class RawEncoding(Encoding):
             return Item(stored.sequence, [], last=True)
         raw = raw_frame(stored)
         if raw.connection != self._connection:
-            # The earlier connection may have ended inside a frame. This incomplete frame is
-            # dropped.
+            # The earlier connection may have ended inside a frame. The incomplete frame is dropped.
             self._parser, self._connection = sse.Parser(), raw.connection
         frames: list[bytes] = []
         if raw.is_body:

@@ -92,7 +92,8 @@ class ManyRuns:
 
 @dataclass(frozen=True, slots=True)
 class RunTree:
-    """The events of a workflow's run and of the runs of its steps, in EVENTS (see `run_tree`).
+    """The events of a workflow's run, and of the runs that its steps start, in EVENTS (see
+    `run_tree`).
 
     `open` makes the source that delivers these events from a stream sequence on. `known` are runs
     below the root whose event `workflow.step_started` may have expired.
@@ -125,7 +126,7 @@ class Delivery(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One run, or many runs, in the dialect and framing that clients read.
+    """The events of one run or of many runs, in the dialect and framing that clients read.
 
     Clients whose views have the same `key` share one hub.
     """
@@ -156,5 +157,6 @@ class View:
 
     @property
     def reads_tree(self) -> bool:
-        """Whether the view has the events of a run and of the runs of its steps."""
+        """Whether the view has the events of a workflow's run and of the runs that its steps
+        start."""
         return isinstance(self.reads, RunTree)

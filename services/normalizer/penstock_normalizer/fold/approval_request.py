@@ -51,9 +51,9 @@ def pending_approval(run_id: str, leg: int, pause: Pause) -> PendingApproval:
 def approval_requested(approval_id: str, pause: Pause) -> Draft:
     """Return the event that asks for a decision about every item of a pause.
 
-    Each item has a digest of its content and of the approval's id, and the request has a digest of
-    the items' digests. A decision carries the request's digest. So it cannot be used for a request
-    with other items, or for another pause with the same items.
+    Each item has a digest of its content and the approval's id, and the request has a digest of
+    these digests. A decision carries the request's digest. So a decision cannot be used for a
+    request with other items, or for another pause with the same items.
     """
     items = [_item(approval_id, item) for item in pause.items]
     data = {

@@ -4,9 +4,10 @@ The fold is deterministic: the same frames give the same events, with the same n
 any normalizer can rebuild a run at any time by folding the run's frames again.
 
 A decoder reads the responses of one agent server. The fold decides everything that depends on the
-whole run. It numbers the events. It makes the one terminal event, and decides which events may
-follow it. It decides when the run waits for an approval and when it resumes, and makes the
-approval's id.
+whole run:
+- the numbers of the events;
+- the one terminal event, and the events that may follow the terminal event;
+- when the run waits for an approval, when the run resumes, and the approval's id.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class RunFold:
     - `ended` is set: the terminal event was made; only an epilogue may follow.
     - `broken_off` is True: frames are missing, and no further frame makes an event.
 
-    A workflow's run has no responses. It may wait for several approvals at once, so `pending` is
-    never set.
+    A workflow's run has no responses. A workflow's run may wait for several approvals at once, so
+    `pending` is never set.
     """
 
     run_id: str
@@ -102,8 +103,8 @@ class RunFold:
     def events(self, frame: RawFrame) -> Iterator[CanonicalEvent]:
         """Yield this frame's events one by one.
 
-        They are not returned as a list, because all events of a frame together can be a hundred
-        times as large as the frame.
+        All events of a frame together can be a hundred times as large as the frame, so they are not
+        returned as a list.
         """
         self.error = None
         if frame.sequence <= self.raw_sequence or self.broken_off:

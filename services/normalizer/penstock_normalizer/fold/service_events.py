@@ -10,8 +10,8 @@ from penstock.dialects.base import JsonObject
 from penstock.events import CATALOGUE, TERMINAL
 from penstock_normalizer.fold.approval_request import PendingApproval
 
-# All events of a workflow's run except `lifecycle.started`. They are accepted at any time, because
-# the service `workflows` decides how the run continues.
+# All events of a workflow's run except `lifecycle.started`. The service `workflows` decides how the
+# run continues, so its events are accepted at any time.
 _OF_WORKFLOW: Final = frozenset(
     {
         *(type_ for type_ in CATALOGUE if type_.startswith(("workflow.", "dispatch."))),

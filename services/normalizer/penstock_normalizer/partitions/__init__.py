@@ -1,1 +1,1 @@
-"""Reads a partition of RAW in order, gives its frames to runs, and stores its checkpoint."""
+"""Reads a partition of RAW in order, gives the frames to runs, and stores the checkpoint."""

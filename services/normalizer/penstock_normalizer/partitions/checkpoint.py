@@ -17,9 +17,8 @@ REMEMBER_S = 10.0  # seconds between two additions to the history
 class Checkpoint:
     """A partition's checkpoint and its history, in KV `checkpoints`.
 
-    A normalizer may write although it has lost the partition, as long as it does not know of the
-    loss. So each write is a compare-and-set, which prevents such a normalizer from moving the
-    checkpoint back.
+    A normalizer that has lost the partition may still write, until it learns of the loss. So each
+    write is a compare-and-set, which prevents such a normalizer from moving the checkpoint back.
     """
 
     def __init__(self, bus: Bus, shard: int, partition: int) -> None:

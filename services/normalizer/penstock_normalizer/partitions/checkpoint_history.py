@@ -1,7 +1,7 @@
 """Keeps earlier checkpoints of a partition, each with the end of EVENTS at that time. Pure.
 
 A checkpoint is the position in RAW up to which all events are published. If EVENTS loses its end in
-a failure, some of these events are lost, and RAW must be read again from a frame before the lost
+a failure, some of these events are lost. RAW must then be read again from a frame before the lost
 events. So the history keeps pairs `(raw, events)`: all events of the frames up to `raw` have stream
 sequences up to `events`.
 """

@@ -1,4 +1,4 @@
-"""Works on one partition of RAW: reads its frames in order, and gives them to their runs."""
+"""Works on one partition of RAW: reads the frames in order, and gives each frame to its run."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ class Partition:
         """Return the distance in RAW from the oldest unfinished frame to the partition's newest
         frame.
 
-        The distance includes the frames of all partitions in between. It is 0 if all frames are
-        done. Raises BusError.
+        The distance includes the frames of all partitions in between; if all frames are done, it is
+        0. Raises BusError.
         """
         newest = await self._bus.tail(self._raw, subjects.raw_of_partition(self._number))
         return max(0, newest.sequence - self._floor) if newest is not None else 0
@@ -185,8 +185,8 @@ class Partition:
     async def _pass_over_other_partitions(self) -> None:
         """Count the end of RAW as read, if the partition has no further frames before it.
 
-        Otherwise, when RAW deletes the frames of other partitions up to there, this partition would
-        seem to have lost frames.
+        RAW may delete the frames of other partitions up to its end. If the end did not count as
+        read, this partition would then seem to have lost frames.
         """
         self._looked_at = time.monotonic()
         try:

@@ -88,7 +88,8 @@ async def _records(bus: Bus, shard: int, partition: int) -> AsyncIterator[RunRec
 async def _repaired(
     bus: Bus, record: RunRecord, since: datetime, *, wait_for_young: bool = True
 ) -> bool:
-    """Compare a run with its events, and repair or end it; return False if it is too young yet."""
+    """Compare a run with its events, and repair or end the run; return False for a run that is
+    too young."""
     updated = datetime.fromisoformat(record.updated_at)
     if record.status in ENDED and updated < since:
         return True
@@ -100,7 +101,7 @@ async def _repaired(
     if last is not None and last.headers["ce-type"] in TERMINAL:
         return True
     # Two cases may be only delays. A run without events may be starting. And a record is written
-    # before the terminal event, so if the record has an end and EVENTS has none, the terminal event
+    # before the terminal event is published, so the terminal event of a run with an ended record
     # may still follow.
     is_unclear = last is None or record.status in ENDED
     if wait_for_young and is_unclear and bus.clock.age_s(record.updated_at) < MIN_AGE_S:

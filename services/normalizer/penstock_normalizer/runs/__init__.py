@@ -1,1 +1,1 @@
-"""Folds one run: queues its frames, publishes its events once, and updates its records."""
+"""Folds one run: queues the frames, publishes the events once, and updates the run's records."""

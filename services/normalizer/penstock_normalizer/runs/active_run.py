@@ -1,10 +1,10 @@
 """Decides when a run is worked on, and publishes the events of ordinary frames without a task.
 
 Most frames are pieces of the agent server's response, and their events only need to be published.
-One turn of the event loop folds such frames, for all runs whose frames have arrived together. Each
+One turn of the event loop folds the frames of all runs that have arrived together. Each
 acknowledgement then causes the next step. A task for each run would take three more turns of the
-event loop for each frame, and 2 KiB for each open run. A task (`Run.work`) is used only for work
-that needs more than one answer of the bus.
+event loop for each frame, and 2 KiB for each open run. Only work that needs more than one answer of
+the bus is done by a task (`Run.work`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Queues the source frames of a run: in memory if the budget allows it, otherwise by position.
+"""Queues the source frames of a run, in memory if the budget allows it.
 
-If the budget is used up, only a frame's position in RAW is kept, and the frame is read again when
-all earlier frames of the run are done. So a run with very many frames does not delay the other runs
-of its partition.
+If the budget is used up, only a frame's position in RAW is kept. The frame is read again when all
+earlier frames of the run are done. So a run with very many frames does not delay the other runs of
+its partition.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Backlog:
         self._loaded = 0  # the position of the last frame that is or was in memory
         # the last frame that is not in memory, without its payload
         self._newest: Stored | None = None
-        # RAW may delete frames that are not in memory before they are read again. If it has deleted
-        # all of them, this is the newest of them, without its payload; otherwise None.
+        # RAW may delete the frames that are not in memory before they are read again. If all these
+        # frames were deleted, `remnant` is the newest of them, without its payload. In all other
+        # cases `remnant` is None.
         self.remnant: Stored | None = None
 
     def __len__(self) -> int:
@@ -90,7 +91,7 @@ class Backlog:
         self._loaded = stored.sequence
 
     async def first(self) -> Stored:
-        """Return the first waiting frame; if it is not in memory, read it again.
+        """Return the first waiting frame; a frame that is not in memory is read again.
 
         The backlog must not be empty.
         """

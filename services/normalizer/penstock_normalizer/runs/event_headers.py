@@ -38,7 +38,7 @@ class EventHeaders:
         ):
             self._facts, self._raw_first, self._first = fold.facts, fold.raw_first, first
             self._common = self._common_lines()
-        # No value of these lines can contain a line end: the values are numbers, the run's id, the
+        # No value of these lines can contain a line end. The values are numbers, the run's id, the
         # event's type, which is also a part of the subject, and a time from a header of RAW.
         sequence = event.sequence
         return (

@@ -49,12 +49,12 @@ class Feeder:
         return before is None or int(before) == self._last_of_writer.get(_writer(stored), 0)
 
     def continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
-        """Let the fold's numbers continue those of the published events, if this frame is a later
-        one.
+        """Continue the numbers of the published events in the fold, if this frame is later than
+        theirs.
 
         Another version of the normalizer may have made more or fewer events of the same frames. If
         the numbers did not continue, the events of this frame could get numbers that are used
-        already. Such events would count as published, and would be lost.
+        already. Events with used numbers would count as published, and would be lost.
         """
         published = self._output.events
         if published.sequence and published.raw_position < frame.sequence:
@@ -67,7 +67,8 @@ class Feeder:
     async def feed(
         self, fold: RunFold, frame: RawFrame, stored: Stored, ready: ReadyEvents
     ) -> None:
-        """Fold a frame and add its unpublished events to `ready`; publish `ready` when it is full.
+        """Fold a frame, and add its unpublished events to `ready`; if `ready` is full, publish its
+        events.
 
         Raises the exceptions of `RunOutput.publish`.
         """

@@ -24,8 +24,8 @@ MAX_KNOWN = 10_000  # the number of workflows' runs whose stored states are know
 class Pauses:
     """Reads and writes the stored pauses of runs; each run has at most one.
 
-    After a run has ended, its pause is kept for `kept_s` seconds, because commands and events that
-    are delivered again need it.
+    The pause of an ended run is kept for `kept_s` seconds, because commands and events that are
+    delivered again need the pause.
     """
 
     def __init__(self, bus: Bus, kept_s: float) -> None:

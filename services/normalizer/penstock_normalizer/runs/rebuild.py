@@ -81,14 +81,15 @@ class Rebuild:
         if published.last_type in TERMINAL and published.raw_position < frame.sequence:
             fold.ended = published.last_type
         # The terminal event may be from this frame or a later one. In this case the fold ends when
-        # it gets that frame again. If it ended now, it would make fewer events of that frame. The
-        # events after them would get numbers that are used already, and would be lost.
+        # it gets that frame again. If the fold ended now, it would make fewer events of that frame.
+        # Later events would then get numbers that are used already, and would be lost.
         if not await self._is_whole(fold, frame):
             await self._ending.break_off(fold, frame)
         return fold
 
     async def after_deletion(self, frame: RawFrame) -> RunFold:
-        """End a run whose frames before this one were deleted while they waited; return its fold.
+        """End a run whose frames before this one were deleted before they were read; return its
+        fold.
 
         Raises BusError, KeyError, ValueError.
         """

@@ -1,8 +1,8 @@
 """Folds one run's frames in order, and publishes the run's events in order.
 
 A frame is done when its events are in EVENTS. Two normalizers may fold the same frame: the
-partition's new holder, and the former holder, while it does not know that it has lost the
-partition. Both make the same events, and the fence of EVENTS accepts each event once.
+partition's new holder, and a normalizer that has lost the partition and does not know it yet. Both
+normalizers make the same events, and the fence of EVENTS accepts each event once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock_normalizer.runs.run_output import RunOutput
 
 log = logging.getLogger(__name__)
 
-# A step of a run's work; it returns the number of frames of the backlog that it has done.
+# A step of a run's work; returns the number of frames in the backlog that the step has done.
 Step = Callable[[], Awaitable[int]]
 
 # The greatest size in bytes of a frame that is folded without a task. All events of a frame are in
@@ -35,7 +35,8 @@ QUICK_FRAME_BYTES = 16 * 1024
 
 
 class Run:
-    """Works on one run: `backlog` takes its frames; `work` folds them and publishes the events."""
+    """Works on one run: `backlog` takes frames; `work` folds the frames and publishes the
+    events."""
 
     __slots__ = ("_blocked", "_context", "_feeder", "_fold", "_run_id", "backlog", "output")
 
@@ -171,8 +172,8 @@ class Run:
     def _new_fold(self) -> RunFold:
         return RunFold(self._run_id, self._context.decoders, self._context.max_frame_bytes)
 
-    # These two objects have no state, so they are made when needed, and an open run does not keep
-    # them in memory.
+    # `Ending` and `Rebuild` have no state. So they are made when needed, and an open run does not
+    # keep them in memory.
 
     def _ending(self) -> Ending:
         return Ending(self._context.bus, self._run_id, self.output, self._context.index)
@@ -197,8 +198,7 @@ class Run:
         Returns the number of folded frames, and whether their events only need to be published. If
         the second value is False, the caller calls `complete` with the number and the events.
         `work` folds all frames that need a task: the frames of a run that has not begun, control
-        frames, large frames, frames whose events were published before, and frames that the fold
-        cannot accept.
+        frames, large frames, frames with published events, and frames that the fold cannot accept.
         """
         fold, backlog, count = self._fold, self.backlog, 0
         if fold is None or not self.output.events.first:

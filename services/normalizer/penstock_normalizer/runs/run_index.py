@@ -210,8 +210,8 @@ def _failure_texts(data: JsonObject) -> dict[str, str]:
 def _measure(before: RunRecord, after: RunRecord) -> None:
     """Count a run whose record now has an end, and measure the time until its start or its end.
 
-    The bucket has accepted the change from `before` to `after`. It accepts each change once, even
-    if several normalizers have folded the run.
+    The bucket has accepted the change from `before` to `after`. The bucket accepts each change
+    once, even if several normalizers have folded the run.
     """
     agent = telemetry.agent_label(after.agent)
     try:

@@ -1,4 +1,4 @@
-"""Writes one run's output: its events, its record in the list of runs, and its pause."""
+"""Writes one run's output: the events, the record in the list of runs, and the pause."""
 
 from __future__ import annotations
 

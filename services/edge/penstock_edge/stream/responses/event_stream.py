@@ -39,7 +39,7 @@ class EventStream:
         response.
         """
         client = self._client
-        # The client of a POST does not reconnect by itself, and the same POST would not continue at
+        # Clients of a POST do not reconnect on their own, and the same POST would not continue at
         # the client's position. So only a GET is resumable.
         client.resumable = scope["method"] == "GET" and client.hub.view.framing.resumable
         client.read_for(identity_of(scope))

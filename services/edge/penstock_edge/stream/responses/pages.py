@@ -1,9 +1,9 @@
 """Reads events as JSON pages, for clients that do not stream.
 
 A page is read in batches, within an allowance. If the allowance is spent before the page is full,
-the page has the events found until then, and `next` is the position that the reading has reached.
-So a client that continues with `next` reaches the end, even if few of the events that are read are
-for this client.
+the page has the events that were found until then. `next` is the position that the reading has
+reached. So a client that continues with `next` reaches the end, even if few events are for this
+client.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ async def page(
     """Return a page `{events, next}` of a view; `events` are the data of up to `limit` frames.
 
     The framing of the view must be `PageItems`. `next` is null if the page has the run's terminal
-    event, or if there are no events yet. Otherwise `next` is the cursor for the request of the next
-    page.
+    event, or if there are no events yet. In all other cases `next` is the cursor for the request of
+    the next page.
 
     For a view over many runs, `source` selects the messages; the source need not be started. Only
     messages below the stream sequence `end` are read. Each batch is read within a `turn`.

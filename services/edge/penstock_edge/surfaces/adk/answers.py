@@ -72,8 +72,8 @@ def decided(response: Any, item_id: str, asked: dict[str, Any], *, for_adk_serve
 
     ADK requires an object as the response, so ADK's clients send any other value as `{"result":
     …}`. An ADK server unwraps this object itself. So for an ADK server, this function unwraps the
-    value only if the item's schema excludes objects, because the wrapped value would not fit the
-    schema. For any other agent server, this function always unwraps the value.
+    value only if the item's schema excludes objects: the wrapped value would not fit such a schema.
+    For any other agent server, this function always unwraps the value.
 
     Raises:
         InvalidBody: a confirmation has no `confirmed`, or has unknown keys.

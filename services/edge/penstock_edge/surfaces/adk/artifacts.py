@@ -63,7 +63,7 @@ class Artifacts:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """Respond with an artifact, one of its versions, or the list or metadata of its
+        """Respond with an artifact, with one version of it, or with the list or metadata of its
         versions."""
         path = request.path_params["artifact"]
         if any(part in (".", "..") for part in _SEPARATORS.split(path)):

@@ -1,4 +1,4 @@
-"""Collects the frames of a leg into one list of ADK's events, the body of /run. Pure."""
+"""Collects a leg's frames into one list of ADK events, which is the body of /run. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Serves adk-streaming.md, "Legacy Pattern": a POST starts a run, and a GET streams the run.
 
 The GET replays the session's latest run, with its pauses, from the run's first event. If the
-session has no run, the GET waits for a run. A client that reconnects with a cursor gets the rest of
-the run to which the cursor belongs. If the client has all events of this run, the client gets the
-session's next run.
+session has no run, the GET waits for a run. A client that reconnects with a cursor gets the further
+events of the cursor's run. If the client has all events of this run, the client gets the session's
+next run.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Legacy:
         )
     )
     async def stream(self, request: Request) -> ASGIApp:
-        """Stream the session's latest run; if there is a cursor, stream the rest of the cursor's
-        run."""
+        """Stream the session's latest run; with a cursor, stream the further events of the
+        cursor's run."""
         named = named_by(self._edge, request)
         if (grant := identity_of(request).grant) is not None:
             grant.check_session(named.id)
@@ -170,6 +170,6 @@ class Legacy:
             return None
         run_id = run_id_of(found[0].subject)
         above = await ancestors_of(self._edge.bus, run_id)
-        # The stream of a workflow's run also has the events of the runs of its steps. So the
-        # outermost run is the one whose stream has the event.
+        # A workflow's stream also has the events of the runs that its steps have started. So the
+        # outermost run is the run whose stream has the event.
         return above[-1].run_id if above else run_id

@@ -1,6 +1,6 @@
 """Opens the leg that a RunAgentRequest asks for.
 
-This is the first leg of a new run, or the leg after the pause that the request answers.
+The request asks for the first leg of a new run, or for the leg after the pause that it answers.
 """
 
 from __future__ import annotations

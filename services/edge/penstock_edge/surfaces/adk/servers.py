@@ -56,8 +56,8 @@ class AdkServers:
     """Sends requests to ADK servers, with one HTTP client for all servers.
 
     Every method that sends a request raises Problem 502 if the server cannot be reached, or if its
-    answer is larger than `MAX_ANSWER_BYTES`. It raises Problem 504 if the server has not answered
-    in time.
+    answer is larger than `MAX_ANSWER_BYTES`. Problem 504 means that the server has not answered in
+    time.
     """
 
     def __init__(self) -> None:
@@ -147,8 +147,8 @@ class AdkServers:
 
         If the id comes in the path, ADK 1.16 refuses to replace an existing session, but accepts no
         field besides a state. If the id comes in the body, ADK 1.16 replaces an existing session.
-        So the id goes into the path if `given` has at most a state. Otherwise the id goes into the
-        body, and this method first checks that there is no such session.
+        So the id goes into the path if `given` has at most a state. If `given` has more, the id
+        goes into the body, and this method first checks that there is no such session.
 
         Raises:
             Problem: 409 if the session exists, 422 if an id cannot be part of a path of the server,
@@ -163,8 +163,8 @@ class AdkServers:
             body = {**given, "sessionId": session_id}
             answer = await self.ask("POST", agent, user_id, body=body)
         if answer.status == httpx.codes.BAD_REQUEST:
-            # ADK 1.16 answers 400 if the session exists, but also for other errors. This check
-            # tells them apart.
+            # ADK 1.16 answers 400 if the session exists, but also for other errors. So this check
+            # finds out whether the session exists.
             await self._check_missing(agent, user_id, session_id)
         return answer
 

@@ -1,8 +1,7 @@
 """Reads and writes sessions in ADK's shape, for agents that are not ADK agents.
 
-A session is made from its record in KV `sessions`, and from the events of its runs while these
-events are kept. The session has no state. The agent server's own memory of the session is neither
-read nor deleted.
+A session is made from its record in KV `sessions` and from the stored events of its runs. The
+session has no state. The agent server's own memory of the session is neither read nor deleted.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ class SessionStore:
 
 
 def _shown(named: Named, record: SessionRecord, last: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return the session without events; `last` has the record of its last run, if it exists."""
+    """Return the session without events; `last` has the record of the last run, if there is one."""
     at = last[0].updated_at if last else getattr(record, CREATED_AT, None)
     return {
         "id": named.id,
@@ -187,7 +186,7 @@ def _shown(named: Named, record: SessionRecord, last: Sequence[RunRecord]) -> di
 
 
 def _users_event(started: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the event with the user's message: ADK keeps it in a session but does not stream it.
+    """Return the event with the user's message, which ADK keeps in a session but does not stream.
 
     The result is empty if the run has no message.
     """

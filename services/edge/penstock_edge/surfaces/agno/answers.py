@@ -1,8 +1,7 @@
 """Reads the decisions from the objects that an Agno client sends back after a pause. Pure.
 
-A client sends the objects of the pause back, with the answers filled in. If the tool call in an
-object differs from the tool call of the pause, the object is refused, because only the calls of the
-pause may run.
+A client sends the objects of the pause back, with the answers filled in. Only the tool calls of the
+pause may run. So an object is refused if its tool call differs from the tool call of the pause.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ def page_of(sessions: Sequence[Kept], count: int, *, page: int, limit: int) -> J
 def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) -> JsonObject:
     """Return a run in the shape of Agno's RunSchema, TeamRunSchema or WorkflowRunSchema.
 
-    `output` is the run as one object. It is None if the run's events have expired, or are too many
-    to read for this request. In this case, the record provides the first 200 characters of the
-    message, and the answer.
+    `output` is the run as one object. `output` is None if the run's events have expired, or are too
+    many to read for this request. In this case, the record provides the answer and the first 200
+    characters of the message.
     """
     run = output or {}
     content = run.get("content", _summary(record))

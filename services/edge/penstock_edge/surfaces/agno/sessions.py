@@ -347,7 +347,7 @@ class Sessions:
         )
 
     async def _ends(self, record: SessionRecord) -> Listed:
-        """Return the session with the records of its first and its last run."""
+        """Return the session with the records of the session's first and last run."""
         ids = [*record.runs[:1], *record.runs[-1:]]
         ends = [each for each in [await self._record(id) for id in ids] if each is not None]
         return Listed(record, tuple(ends))

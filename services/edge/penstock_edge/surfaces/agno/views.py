@@ -89,8 +89,8 @@ class UpstreamLeg(Encoding):
     """Relays one leg of an Agno server byte for byte.
 
     If the Agno server sends no event that ends the leg, the edge adds the event that ends the run.
-    If a connection breaks within a frame, the beginning of this frame is dropped, because the Agno
-    server sends the whole frame again on the next connection.
+    If a connection breaks within a frame, the Agno server sends the whole frame again on the next
+    connection. So the beginning of such a frame is dropped.
     """
 
     edge: EdgeFrames

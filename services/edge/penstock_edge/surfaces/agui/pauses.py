@@ -33,7 +33,7 @@ from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.items import type_of
 
 # The number of a thread's newest runs whose pauses are read. The pause of an earlier run is found
-# only by the id of one of its items.
+# only by an item's id.
 NEWEST: Final = 20
 
 JsonObject = dict[str, Any]
@@ -44,8 +44,9 @@ Asked = dict[str, tuple[ApprovalRecord, JsonObject]]
 class Answer:
     """The decisions on the items of a pause.
 
-    `root` is the workflow's run if this run, or the run of one of its steps, has the pause;
-    otherwise None. `others` are the answers to further open approvals of the same workflow's run.
+    `root` is the workflow's run if this run, or the run of one of its steps, has the pause. For any
+    other run, `root` is None. `others` are the answers to further open approvals of the same
+    workflow's run.
     """
 
     approval: ApprovalRecord
@@ -112,8 +113,8 @@ class AnsweredPauses:
     async def _of_entries(
         self, approval_id: str, entries: Sequence[tuple[str | None, ResumeEntry]]
     ) -> Answer:
-        """Return the answer to one approval; `entries` are the ids of its items with their
-        answers."""
+        """Return the answer to one approval; each of `entries` is an item's id with the answer
+        to the item."""
         approval, root = await self._approval_and_root(approval_id)
         if approval is None:
             raise Problem(404, f"there is no interrupt {shortened(entries[0][1].interrupt_id)!r}")
@@ -150,8 +151,8 @@ class AnsweredPauses:
                 return None
             id = messages[-1].tool_call_id
             raise Problem(404, f"no tool call {shortened(id)!r} waits for a result")
-        # A client repeats its answers to earlier pauses together with its answers to this pause. So
-        # if any of the approvals is pending, only the answers to pending approvals count.
+        # A client repeats the answers to earlier pauses together with the answers to this pause. So
+        # if any of the approvals is pending, only answers to pending approvals count.
         open_ = [each for each in found if each[0].status == "pending"] or found[-1:]
         approval = open_[0][0]
         if any(each.approval_id != approval.approval_id for each, _, _ in open_):
@@ -198,9 +199,9 @@ class AnsweredPauses:
     async def _check_earlier(self) -> None:
         """Raise Problem 422 for an answer that an AG-UI server would get without a decision.
 
-        Clients see tool call ids that are qualified with the run, but the AG-UI server gets them
-        without this qualifier. So the ids are also compared without it. If they were not, the
-        result for a call of another run would answer a waiting call with the same id.
+        Clients see tool call ids that are qualified with the run, but the AG-UI server gets
+        unqualified ids. So this method also compares unqualified ids. If it did not, the result for
+        a call of another run would answer a waiting call with the same id.
         """
         earlier = earlier_tool_messages(self.asked)
         if self.agent.protocol != AGUI or not earlier:
@@ -262,10 +263,10 @@ class AnsweredPauses:
         return await self._approval(paused["data"]["approval_id"])
 
     async def _approval(self, approval_id: str) -> ApprovalRecord | None:
-        """Return the approval.
+        """Return the approval; None if the caller may not use it in this thread.
 
-        The result is None if there is no such approval, if it belongs to another agent or thread,
-        or if the caller may not see it.
+        The caller may not use an approval that does not exist, that belongs to another agent or
+        thread, or that the caller may not see.
         """
         return (await self._approval_and_root(approval_id))[0]
 

@@ -171,8 +171,8 @@ def text_of(asked: RunAgentInput) -> str:
 def require_portable(asked: RunAgentInput) -> None:
     """Refuse content that only an AG-UI agent would get.
 
-    An agent of another protocol gets only the text of the user's message, which must be the last
-    message of the request.
+    An agent of another protocol gets only the text of the request's last message, which must be a
+    message of the user.
 
     Raises:
         InvalidBody: the last message is not the user's, has other parts than text, or has no text.

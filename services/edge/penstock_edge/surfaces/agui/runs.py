@@ -143,8 +143,8 @@ class Runs:
             if problem.status != 503:
                 await edge.agui_names.withdraw(run_id, leg, named)
             raise
-        # Another request may have written its own runId since the first write, although its
-        # decision was refused as too late. So this request's runId is written again.
+        # Another request may have written another runId since the first write, although the
+        # decision of that request came too late. So this request's runId is written again.
         await self._call(run_id, leg, asked)
         return await edge.stream(view, place)
 

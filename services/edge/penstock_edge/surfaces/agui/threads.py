@@ -160,8 +160,8 @@ class Threads:
         view = self._view(session, audience, framing)
         if not FLAGS[query.get("prelude")] or cursor_of(request) is not None:
             return await self._stream(request, session, view, await self._start(request, session))
-        # The end of the prelude is read before `_start`. If a run ends between the two calls, its
-        # last events come after the prelude, so they are in the stream. If `_start` came first,
+        # The end of the prelude is read before `_start`. If a run ends between the two calls, the
+        # run's last events come after the prelude, so the stream has them. If `_start` came first,
         # these events could be only in the prelude.
         end = (await start_of_new_run(self._edge.bus, session.shard)).start
         start = await self._start(request, session)

@@ -123,9 +123,9 @@ class EventsOfAllRuns:
         client = await self._edge.hubs.join(many.of_types(chosen, owners, framing), position)
         if saved is not None:
             saved.follow([client], lambda: str(client.cursor or "") or None)
-        # The stream begins with the present cursor. A client may lose its connection before the
-        # first event. Without this cursor, it would reconnect without any, and miss the events in
-        # between.
+        # The stream begins with the present cursor. If the client loses its connection before the
+        # first event, it reconnects with this cursor. A client without a cursor would miss the
+        # events in between.
         cursor = sse.at(str(position.after)) if asked is None and position.after else b""
         return Prefaced(EventStream(client), cursor)
 
@@ -286,8 +286,9 @@ async def _start_after(bus: Bus, after: Cursor, shard: int) -> StartPosition:
 async def _resumed(bus: Bus, saved: Position, shard: int) -> StartPosition:
     """Return the position in a shard at which a client with a saved cursor continues.
 
-    If events after the saved position have expired or NATS has lost them, the client continues at
-    the saved time, before which it has all events. In this case it may get some events twice.
+    Events after the saved position may have expired or may be lost. In this case the client
+    continues at the saved time, before which the client has all events. The client may then get
+    some events twice.
 
     Raises:
         Problem: 503 if this edge does not know all shards of the cursor.

@@ -102,8 +102,8 @@ class Runs:
     async def start(self, request: Request) -> ASGIApp:
         """Start a run.
 
-        If the request accepts `text/event-stream`, the response is the run's stream. Otherwise the
-        response is 202 with the run's record, or 200 if an earlier request with the same
+        If the request accepts `text/event-stream`, the response is the run's stream. If it does
+        not, the response is 202 with the run's record, or 200 if an earlier request with the same
         idempotency key has started the run.
         """
         edge = self._edge
