@@ -87,7 +87,7 @@ async def test_each_further_client_is_two_calls(monkeypatch: pytest.MonkeyPatch)
     assert many - few <= 50 * 2 + 1
 
 
-def test_an_agui_event_is_at_most_38_calls() -> None:
+def test_an_agui_event_is_at_most_27_calls() -> None:
     encoder, framing = AguiEncoder(PROFILES["agui"], "t1", lambda leg: "r1"), Sse()
     encoder.feed(event(1, "lifecycle.started", agent="assistant"))
     encoder.feed(event(2, "llm.stream", content="a", message_id="m1"))
@@ -102,7 +102,7 @@ def test_an_agui_event_is_at_most_38_calls() -> None:
                 framing.event(frame, "7-0")
 
     count = calls(work) / EVENTS
-    assert count <= 38
+    assert count <= 27
 
 
 def event(sequence: int, type: str, **data: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ Event = dict[str, Any]
 FeedEvent = Callable[[AguiEncoder, Event], Sequence[Frame]]
 
 _BEGIN_A_LEG: Final = frozenset({"lifecycle.started", "lifecycle.resumed"})
+_SUBJECTS_THAT_BEGIN_A_LEG: Final = tuple(f"{type}." for type in _BEGIN_A_LEG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +171,20 @@ class RunEncoder(Encoder):
 
     encoders: RunEncoders
     run_id: str
+    _encoder: AguiEncoder | None = None  # known from the first event on
 
     def feed(self, event: Event) -> Sequence[Frame]:
         """Return the frames of one event."""
-        return self.encoders.of(self.run_id).feed(event)
+        encoder = self._encoder
+        if encoder is None:
+            encoder = self._encoder = self.encoders.of(self.run_id)
+        return encoder.feed(event)
+
+    def is_ready(self, stored: Stored) -> bool:
+        """Return whether `prepare` has nothing to look up for this message of the run."""
+        if self._encoder is None:
+            return self.encoders.is_ready(stored)
+        return not stored.subject.startswith(_SUBJECTS_THAT_BEGIN_A_LEG)
 
     def interrupted(self) -> list[bytes]:
         """Return the frames of an error, for the stream of a leg that ends too early.
@@ -187,11 +198,12 @@ class RunEncoder(Encoder):
 class AguiRun(EventEncoding):
     """Encodes a whole run with its pauses for AG-UI clients."""
 
+    encoder: RunEncoder
     encoders: RunEncoders
 
     def is_ready(self, stored: Stored) -> bool:
         """Return whether `prepare` has nothing to look up for this message."""
-        return self.encoders.is_ready(stored)
+        return self.encoder.is_ready(stored)
 
     async def prepare(self, stored: Stored) -> None:
         """Look up the AG-UI ids of the run and its leg; wait if the bus does not answer."""

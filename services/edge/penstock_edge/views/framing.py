@@ -86,8 +86,11 @@ class Sse(Framing):
 
     def event(self, frame: Frame, id: str) -> bytes:
         """Return the lines `event`, `data` and `id`."""
-        name = frame.event if self.named else None
-        return sse.encode(frame.data, event=name, id=id, id_first=self.id_first)
+        data, name = frame.data, frame.event if self.named else None
+        if name is None or self.id_first or b"\n" in data or b"\r" in data:
+            return sse.encode(data, event=name, id=id, id_first=self.id_first)
+        # One formatting, without a check of the cursor, saves 0.3 of 0.9 µs.
+        return b"%bdata: %b\nid: %b\n\n" % (sse.event_line(name), data, id.encode())
 
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
         """Return the lines `event`, `data` and `id`.

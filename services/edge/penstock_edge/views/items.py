@@ -102,6 +102,8 @@ def selected(frame: Frame, id: str, *, render: Render, types: frozenset[str]) ->
 
 def rendered(frames: Sequence[Frame], sequence: int, render: Render) -> list[bytes]:
     """Return the bytes of a message's frames, each with its cursor."""
+    if len(frames) == 1:  # nearly always
+        return [render(frames[0], f"{sequence}-0")]
     return [render(frame, f"{sequence}-{index}") for index, frame in enumerate(frames)]
 
 

@@ -53,6 +53,10 @@ class Phase(Enum):
     OVER = auto()
 
 
+# `feed` uses these names, because an attribute of an enum takes 0.14 µs in Python 3.11.
+_OVER, _RUNNING, _WAITING = Phase.OVER, Phase.RUNNING, Phase.WAITING
+
+
 class AguiEncoder:
     """Encodes one run. `run_ids` returns the AG-UI runId of each leg, counted from 1.
 
@@ -117,22 +121,28 @@ class AguiEncoder:
 
         The result is empty for an event that the encoder leaves out.
         """
-        name, context = event["event"], self._context
-        context.type = f"{name['category']}.{name['action']}"
-        if self.phase is Phase.OVER:
+        name, data, context = event["event"], event["data"], self._context
+        type = context.type = f"{name['category']}.{name['action']}"
+        phase = self.phase
+        if phase is _OVER:
             return ()
         if name["category"] == "approval":
             # A policy may decide a request without a pause, so a request is shown at the pause.
-            self._approvals.feed(context.type, event["data"])
-        if self.phase is Phase.WAITING and context.type not in _ENDS_A_WAIT:
+            self._approvals.feed(type, data)
+        if phase is _WAITING and type not in _ENDS_A_WAIT:
             return ()
-        context.owner = (event.get("subrun") or {}).get("id")
-        emitted = [] if self.phase is Phase.RUNNING else list(self._begin(event))
-        emitted += self._steps.enter(event["data"])
-        handler = self._handlers.get(context.type)
-        emitted += handler(event["data"]) if handler else (context.custom(event["data"]),)
+        subrun = event.get("subrun")
+        context.owner = subrun.get("id") if subrun else None
+        emitted = [] if phase is _RUNNING else list(self._begin(event))
+        if self.profile.step is not None:
+            emitted += self._steps.enter(data)
+        handler = self._handlers.get(type)
+        emitted += handler(data) if handler else (context.custom(data),)
         place = Place(self._thread_id, self._run_id, _epoch_ms(event))
-        return [self._frame(each, place) for each in emitted]
+        body = self.profile.body
+        return [
+            frame(body(kind, fields, facts, place), kind._value_) for kind, fields, facts in emitted
+        ]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
         """Ends a stream that cannot continue to the run's end, with an error.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
 from penstock.dialects.agui.encode.ledger import Message
 from penstock.dialects.agui.vocabulary import TEXT_ROLES, EventType
 from penstock.dialects.base import JsonObject
 from penstock.dialects.text_buffer import append_text
+
+_CONTENT: Final = EventType.TEXT_MESSAGE_CONTENT  # an attribute of an enum takes 0.14 µs
 
 
 class Messages:
@@ -29,7 +32,8 @@ class Messages:
 
     def streamed(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles llm.stream."""
-        yield from self.end_thoughts()
+        if self._open.thoughts:
+            yield from self.end_thoughts()
         id, content = data["message_id"], data["content"]
         message = self._open.messages.get(id)
         if message is None:
@@ -40,7 +44,7 @@ class Messages:
         elif content:
             message.sent = True
             fields = {"messageId": self._context.names.of(id), "delta": content}
-            yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
+            yield _CONTENT, fields, NO_FACTS
 
     def completed(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles llm.message_completed."""

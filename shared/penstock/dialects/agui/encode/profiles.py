@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.dialects.agui.vocabulary import OWN_EVENTS, EventType
 from penstock.dialects.base import Json, JsonObject
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The ids of an event's thread and run, and the time of the event."""
 
     thread_id: str
@@ -72,7 +71,7 @@ _KEPT: Final[Mapping[EventType, tuple[str, ...]]] = {
 
 
 def _strict(type: EventType, fields: JsonObject, facts: JsonObject, place: Place) -> JsonObject:
-    body: JsonObject = {"type": type.value, **fields}
+    body: JsonObject = {"type": type._value_, **fields}
     if place.timestamp_ms is not None:
         body["timestamp"] = place.timestamp_ms
     if facts:
