@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from typer.testing import CliRunner, Result
 
 from penstock.bus import Bus, BusSettings
 from penstock.bus.read import direct
+from penstock.bus.streams import Retention
+from penstock.bus.subjects import shard_of
 from penstock_cli.main import app
 from penstock_cli.operations.backup import INDEX
 from support.drive.bus import connected, new_run_id, publish_events
@@ -21,8 +25,10 @@ from support.drive.waiting import eventually
 from support.drive.workflows import define, definition
 from support.fakes.misbehaving import Answer, Misbehaving, misbehaving
 from support.fakes.raw import agno, agno_approved, agno_pause
+from support.fakes.receiver import SECRET, Receiver, receiver
 from support.real.deployment import Deployment, Event, deployment
 from support.real.nats import NatsServer, password_of
+from support.real.nats_cluster import cluster
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -65,69 +71,159 @@ async def contents(bus: Bus, stream: str) -> list[tuple[str, int, bytes]]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many shards and NATS servers a deployment has."""
+
+    shards: int = 1
+    servers: int = 1
+
+
+LAYOUTS = [
+    pytest.param(Layout(), id="one"),
+    pytest.param(Layout(shards=3, servers=3), id="shards-and-a-cluster", marks=pytest.mark.chaos),
+]
+
+
 @dataclass
 class Scene:
     """A deployment over a restored NATS, and what was known before."""
 
     penstock: Deployment
     upstream: Misbehaving
-    done: list[Event]  # the events of a run that ended before the backup
+    webhooks: Receiver
+    layout: Layout
+    done: list[list[Event]]  # the events of runs that ended before the backup
     lost: Event  # the last event of a run that began after the backup
-    runs: dict[str, str] = field(default_factory=dict)  # run ids by what the run is
-    approvals: dict[str, str] = field(default_factory=dict)  # their ids by what the run is
+    runs: dict[str, list[str]] = field(default_factory=dict)  # run ids by what the runs are
+    approvals: dict[str, list[str]] = field(default_factory=dict)  # their ids by what the runs are
 
 
 SERVICES = {
-    **{"normalizer": 1, "approvals": 1, "connector": 1, "edge": 1, "workflows": 1},
+    **{"normalizer": 1, "approvals": 1, "connector": 1, "edge": 1},
+    **{"automations": 1, "workflows": 1},
 }
 SETTINGS: dict[str, Any] = {
     **{"pod_ttl_s": 4, "pod_renew_s": 0.5, "reap_s": 0.5, "watch_s": 1},
+    "webhook_allow_hosts": "127.0.0.1",
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+@contextmanager
+def nats_of(layout: Layout, folder: Path) -> Iterator[list[NatsServer]]:
+    """Run the NATS servers of a layout, without any stream."""
+    if layout.servers > 1:
+        with cluster(folder, empty=True) as servers:
+            yield servers
+        return
+    server = NatsServer(folder, name=f"{folder.name} nats")
+    server.start()
+    try:
+        yield [server]
+    finally:
+        server.remove()
+
+
+@asynccontextmanager
+async def in_thread(
+    servers: AbstractContextManager[list[NatsServer]],
+) -> AsyncIterator[list[NatsServer]]:
+    """Enter a context manager that waits for its servers, and may run an event loop of its own."""
+    found = await asyncio.to_thread(servers.__enter__)
+    try:
+        yield found
+    finally:
+        await asyncio.to_thread(servers.__exit__, None, None, None)
+
+
+def url_of(servers: list[NatsServer]) -> str:
+    return ",".join(server.url for server in servers)
+
+
+async def in_every_shard(layout: Layout, start: Callable[[], Awaitable[str]]) -> list[str]:
+    """Start runs until every shard has one; return all ids."""
+    found: list[str] = []
+    while {shard_of(run_id) for run_id in found} != {*range(layout.shards)}:
+        found.append(await start())
+    return found
+
+
+async def made_a_rule(penstock: Deployment, webhooks: Receiver) -> None:
+    """Make a rule with a webhook for each run that completes."""
+    webhook = {"url": webhooks.url("/completed"), "secrets": [SECRET]}
+    rule = {"id": "told", "subjects": ["lifecycle.completed"], "action": {"webhook": webhook}}
+    (automations,) = penstock.of("automations")
+    answer = await penstock.http.post(f"{automations.url}/v1/automations", json=rule)
+    assert answer.is_success, answer.text
+
+
+async def delivered(webhooks: Receiver, run_ids: Sequence[str]) -> None:
+    """Wait until there was a webhook about each of these runs."""
+
+    async def probe() -> bool:
+        told = {each.headers["penstock-run-id"] for each in webhooks.requests}
+        return told.issuperset(run_ids)
+
+    await eventually(probe, 60, "a webhook about each run")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=LAYOUTS)
+async def scene(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Scene]:
+    layout: Layout = request.param
     folder = tmp_path_factory.mktemp("backup")
     kept = folder / "kept"
-    old, new = (NatsServer(folder / name, name=f"{name} nats") for name in ("old", "new"))
-    old.start()
-    new.start()
-    try:
-        async with misbehaving() as upstream:
-            upstream.script(answers)
-            agents: list[dict[str, Any]] = [
-                {"id": "agent", "protocol": "agno", "url": upstream.url, "timeout_s": 60},
-                {"id": "asking", "protocol": "workflow"},
-            ]
-            async with deployment(old.url, folder / "a", agents, SERVICES, **SETTINGS) as penstock:
-                async with connected(old.url) as bus:
-                    await define(bus, definition(ASKING))
-                done = await penstock.all(await penstock.run("agent", "quick"))
-                runs = {"done": str(done[0].body["run_id"])}
-                approvals = {}
-                for kind, agent in (("paused", "agent"), ("workflow", "asking")):
-                    runs[kind] = await penstock.run(agent, f"delete {kind}")
-                    seen = await penstock.until(runs[kind], "approval.requested")
-                    approvals[kind] = str(seen[-1].data["approval_id"])
-                    await known(penstock, approvals[kind])
-                runs["slow"] = await penstock.run("agent", "slow")
-                await penstock.until(runs["slow"], "llm.stream")
-                said = await penstock_streams("backup", str(kept), "--nats", old.url)
-                assert said.exit_code == 0, said.output
-                after = await penstock.all(await penstock.run("agent", "quick after"))
-                for instance in tuple(penstock.instances):
-                    await penstock.kill(instance)
-            old.kill()
-            said = await penstock_streams("restore", str(kept), "--lost", "5000", "--nats", new.url)
+    settings = SETTINGS | {"replicas": layout.servers, "shards": layout.shards}
+    async with AsyncExitStack() as stack:
+        old, new = [
+            await stack.enter_async_context(in_thread(nats_of(layout, folder / name)))
+            for name in ("old", "new")
+        ]
+        upstream = await stack.enter_async_context(misbehaving())
+        webhooks = await stack.enter_async_context(receiver())
+        upstream.script(answers)
+        agents: list[dict[str, Any]] = [
+            {"id": "agent", "protocol": "agno", "url": upstream.url, "timeout_s": 60},
+            {"id": "asking", "protocol": "workflow"},
+        ]
+        retention = Retention(replicas=layout.servers, shards=layout.shards)
+        async with connected(url_of(old), retention=retention) as bus:
+            await define(bus, definition(ASKING))
+        async with deployment(url_of(old), folder / "a", agents, SERVICES, **settings) as penstock:
+            await made_a_rule(penstock, webhooks)
+            runs = {
+                kind: await in_every_shard(layout, partial(penstock.run, agent, message))
+                for kind, agent, message in (
+                    ("done", "agent", "quick"),
+                    ("paused", "agent", "delete paused"),
+                    ("workflow", "asking", "delete workflow"),
+                )
+            }
+            done = [await penstock.all(run_id) for run_id in runs["done"]]
+            await delivered(webhooks, runs["done"])
+            approvals: dict[str, list[str]] = {"paused": [], "workflow": []}
+            for kind, found in approvals.items():
+                for run_id in runs[kind]:
+                    seen = await penstock.until(run_id, "approval.requested")
+                    found.append(str(seen[-1].data["approval_id"]))
+                    await known(penstock, found[-1])
+            runs["slow"] = await in_every_shard(layout, partial(penstock.run, "agent", "slow"))
+            for run_id in runs["slow"]:
+                await penstock.until(run_id, "llm.stream")
+            said = await penstock_streams("backup", str(kept), "--nats", url_of(old))
             assert said.exit_code == 0, said.output
-            # With a NATS user, the harness makes no streams: the restore has made them.
-            login = {"nats_user": "operator", "nats_password": password_of("operator")}
-            settings = {**SETTINGS, **login}
-            async with deployment(new.url, folder / "b", agents, SERVICES, **settings) as penstock:
-                yield Scene(penstock, upstream, done, after[-1], runs, approvals)
-    finally:
-        old.remove()
-        new.remove()
+            after = await penstock.all(await penstock.run("agent", "quick after"))
+            for instance in tuple(penstock.instances):
+                await penstock.kill(instance)
+        for server in old:
+            server.kill()
+        said = await penstock_streams("restore", str(kept), "--lost", "5000", "--nats", url_of(new))
+        assert said.exit_code == 0, said.output
+        # With a NATS user, the harness makes no streams: the restore has made them.
+        settings |= {"nats_user": "operator", "nats_password": password_of("operator")}
+        async with deployment(url_of(new), folder / "b", agents, SERVICES, **settings) as penstock:
+            yield Scene(penstock, upstream, webhooks, layout, done, after[-1], runs, approvals)
 
 
 async def known(penstock: Deployment, approval_id: str) -> None:
@@ -143,54 +239,78 @@ async def known(penstock: Deployment, approval_id: str) -> None:
 async def test_a_run_that_had_ended_is_as_before_and_its_client_resumes_exactly(
     scene: Scene,
 ) -> None:
-    again = await scene.penstock.all(scene.runs["done"])
-    assert [event.body for event in again] == [event.body for event in scene.done]
-    rest = await scene.penstock.all(scene.runs["done"], after=scene.done[2].id)
-    assert [event.body for event in rest] == [event.body for event in scene.done[3:]]
+    for run_id, before in zip(scene.runs["done"], scene.done, strict=True):
+        again = await scene.penstock.all(run_id)
+        assert [event.body for event in again] == [event.body for event in before]
+        rest = await scene.penstock.all(run_id, after=before[2].id)
+        assert [event.body for event in rest] == [event.body for event in before[3:]]
+
+
+async def test_every_stream_has_the_replicas_that_it_had(scene: Scene) -> None:
+    async with connected(scene.penstock.nats_url) as bus:
+        names = (await bus.api("STREAM.NAMES"))["streams"]
+        infos = [await bus.api(f"STREAM.INFO.{name}") for name in names]
+    assert {info["config"]["num_replicas"] for info in infos} == {scene.layout.servers}
+    events = [name for name in names if name.partition("_")[0] == "EVENTS"]
+    assert len(events) == scene.layout.shards
 
 
 async def test_a_paused_run_goes_on_with_a_decision_after_the_restore(scene: Scene) -> None:
-    answer = await scene.penstock.decide(scene.approvals["paused"], "approve")
-    assert answer.is_success, answer.text
-    assert (await scene.penstock.all(scene.runs["paused"]))[-1].type == "lifecycle.completed"
+    for run_id, approval_id in zip(scene.runs["paused"], scene.approvals["paused"], strict=True):
+        answer = await scene.penstock.decide(approval_id, "approve")
+        assert answer.is_success, answer.text
+        assert (await scene.penstock.all(run_id))[-1].type == "lifecycle.completed"
     continued = [each for each in scene.upstream.calls if each.path.endswith("/continue")]
-    assert len(continued) == 1
+    assert len(continued) == len(scene.runs["paused"])
 
 
 async def test_a_workflow_that_waits_for_a_person_goes_on_after_the_restore(scene: Scene) -> None:
-    answer = await scene.penstock.decide(scene.approvals["workflow"], "approve")
-    assert answer.is_success, answer.text
-    seen = await scene.penstock.all(scene.runs["workflow"])
-    assert seen[-1].type == "lifecycle.completed"
-    assert [event.sequence for event in seen] == [*range(1, len(seen) + 1)]
+    runs = scene.runs["workflow"]
+    for run_id, approval_id in zip(runs, scene.approvals["workflow"], strict=True):
+        answer = await scene.penstock.decide(approval_id, "approve")
+        assert answer.is_success, answer.text
+        seen = await scene.penstock.all(run_id)
+        assert seen[-1].type == "lifecycle.completed"
+        assert [event.sequence for event in seen] == [*range(1, len(seen) + 1)]
     messages = [call.form.get("message") for call in scene.upstream.calls]
-    assert [messages.count(f"quick {step}") for step in ("first", "last")] == [1, 1]
+    counts = [messages.count(f"quick {step}") for step in ("first", "last")]
+    assert counts == [len(runs), len(runs)]
 
 
 async def test_a_run_that_was_under_way_gets_one_end_and_is_not_sent_upstream_again(
     scene: Scene,
 ) -> None:
-    seen = await scene.penstock.all(scene.runs["slow"])
-    assert [event.sequence for event in seen] == [*range(1, len(seen) + 1)]
-    assert seen[-1].type == "lifecycle.failed"
-    assert seen[-1].data["code"] in ("history_lost", "upstream_lost", "outcome_unknown")
-    assert len([call for call in scene.upstream.calls if call.form.get("message") == "slow"]) == 1
+    for run_id in scene.runs["slow"]:
+        seen = await scene.penstock.all(run_id)
+        assert [event.sequence for event in seen] == [*range(1, len(seen) + 1)]
+        assert seen[-1].type == "lifecycle.failed"
+        assert seen[-1].data["code"] in ("history_lost", "upstream_lost", "outcome_unknown")
+    sent = [call for call in scene.upstream.calls if call.form.get("message") == "slow"]
+    assert len(sent) == len(scene.runs["slow"])
 
 
 async def test_a_client_with_a_cursor_of_lost_events_is_told(scene: Scene) -> None:
     penstock, run_id = scene.penstock, str(scene.lost.body["run_id"])
     assert scene.lost.id is not None
     headers = {"last-event-id": scene.lost.id}
-    for path in (f"/v1/runs/{scene.runs['done']}/events", "/v1/events"):
+    (same_shard, *_) = [each for each in scene.runs["done"] if shard_of(each) == shard_of(run_id)]
+    for path in (f"/v1/runs/{same_shard}/events", "/v1/events"):
         answer = await penstock.http.get(f"{penstock.edge()}{path}", headers=headers)
         assert answer.status_code == 410, answer.text
     answer = await penstock.http.get(f"{penstock.edge()}/v1/runs/{run_id}/events")
     assert answer.status_code == 404
 
 
-async def test_new_runs_work_after_the_restore(scene: Scene) -> None:
-    seen = await scene.penstock.all(await scene.penstock.run("agent", "quick new"))
-    assert seen[-1].type == "lifecycle.completed"
+async def test_new_runs_work_after_the_restore_and_the_rule_tells_of_them(scene: Scene) -> None:
+    start = partial(scene.penstock.run, "agent", "quick new")
+    runs = await in_every_shard(scene.layout, start)
+    for run_id in runs:
+        assert (await scene.penstock.all(run_id))[-1].type == "lifecycle.completed"
+    await delivered(scene.webhooks, runs)
+    ids: dict[str, set[str]] = {}
+    for each in scene.webhooks.requests:
+        ids.setdefault(each.headers["penstock-run-id"], set()).add(each.id)
+    assert {len(found) for found in ids.values()} == {1}, "a repeated webhook has the same id"
 
 
 async def test_a_copy_has_the_same_content_and_consumers(
@@ -222,6 +342,33 @@ async def test_a_copy_has_the_same_content_and_consumers(
         del before["KV_checkpoints"]  # the restore records there what may have been lost
         assert {name: await contents(bus, name) for name in before} == before
         assert (await bus.api("CONSUMER.INFO.EVENTS.reader"))["num_pending"] == 2000
+    finally:
+        await bus.close()
+
+
+@pytest.mark.chaos
+async def test_a_backup_of_a_cluster_is_restored_into_one_server_where_that_is_asked_for(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    kept, run_id = tmp_path / "kept", new_run_id()
+    async with in_thread(cluster(tmp_path / "cluster")) as servers:
+        async with connected(url_of(servers)) as bus:
+            await publish_events(bus, run_id, 1, 50)
+            before = await contents(bus, "EVENTS")
+        said = await penstock_streams("backup", str(kept), "--nats", url_of(servers))
+        assert said.exit_code == 0, said.output
+    said = await penstock_streams("restore", str(kept), "--nats", fresh_nats.url)
+    assert said.exit_code == 2
+    assert "restore with `--replicas 1`. Nothing was changed" in said.output
+    again = ("restore", str(kept), "--replicas", "1", "--nats", fresh_nats.url)
+    said = await penstock_streams(*again)
+    assert said.exit_code == 0, said.output
+    bus = await Bus.connect(BusSettings(url=fresh_nats.url), ensure=False)
+    try:
+        assert await contents(bus, "EVENTS") == before
+        names = (await bus.api("STREAM.NAMES"))["streams"]
+        infos = [await bus.api(f"STREAM.INFO.{name}") for name in names]
+        assert {info["config"]["num_replicas"] for info in infos} == {1}
     finally:
         await bus.close()
 

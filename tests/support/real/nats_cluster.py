@@ -23,8 +23,10 @@ REPLICATED = Retention(replicas=3)
 
 
 @contextmanager
-def cluster(folder: Path, configs: Sequence[str] = ("", "", "")) -> Iterator[list[NatsServer]]:
-    """Start a cluster with every stream and bucket on all servers.
+def cluster(
+    folder: Path, configs: Sequence[str] = ("", "", ""), empty: bool = False
+) -> Iterator[list[NatsServer]]:
+    """Start a cluster with every stream and bucket on all servers, or an `empty` one.
 
     `configs`: further lines of configuration for each server.
     """
@@ -44,7 +46,7 @@ def cluster(folder: Path, configs: Sequence[str] = ("", "", "")) -> Iterator[lis
     try:
         for server in servers:
             server.start()
-        asyncio.run(_formed(servers[0].url))
+        asyncio.run((_elected if empty else _formed)(servers[0].url))
         yield servers
     finally:
         for server in servers:
@@ -199,6 +201,19 @@ async def network(folder: Path) -> AsyncIterator[Network]:
             await asyncio.to_thread(server.remove)
         for gate in (*gates, *routes.values()):
             await gate.close()
+
+
+async def _elected(url: str) -> None:
+    """Wait until the three servers have elected a leader; there are no streams."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                bus = await Bus.connect(BusSettings(url=url), ensure=False)
+            except BusError:
+                await asyncio.sleep(0.1)
+                continue
+            await bus.close()
+            return
 
 
 async def _formed(url: str) -> None:

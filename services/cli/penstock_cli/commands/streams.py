@@ -87,6 +87,15 @@ def restore_streams(
             "Their sequences are not used again.",
         ),
     ] = 100_000,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=5,
+            help="The replicas of each stream. Default: those of the backup, which need as many "
+            "NATS servers.",
+        ),
+    ] = None,
     nats: Nats = None,
     data: Data = DATA,
     as_json: AsJson = False,
@@ -94,7 +103,7 @@ def restore_streams(
     """Make the streams of a backup in an empty NATS, before the services start."""
     output = Output(as_json)
     operate(
-        lambda bus: backup.put_back(bus, output, folder, lost),
+        lambda bus: backup.put_back(bus, output, folder, lost, replicas),
         output,
         nats,
         data,

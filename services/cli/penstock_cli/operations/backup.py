@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from penstock.bus import Bus, StartUpError, streams
 from penstock.bus.admin import backup
 from penstock.bus.admin.configuration import declared
 from penstock.bus.admin.ensure import ensure, shards_of
+from penstock.bus.errors import ApiError
 from penstock_cli.operations.connection import DONE
 from penstock_cli.terminal.output import Output
 
@@ -46,8 +48,16 @@ async def save(bus: Bus, output: Output, folder: Path) -> int:
     return DONE
 
 
-async def put_back(bus: Bus, output: Output, folder: Path, lost: int) -> int:
-    """Make every stream of a backup in a NATS that has none of them."""
+async def put_back(
+    bus: Bus, output: Output, folder: Path, lost: int, replicas: int | None = None
+) -> int:
+    """Make every stream of a backup in a NATS that has none of them.
+
+    `replicas`: of each stream; None for those that the backup has.
+
+    Raises:
+        StartUpError: the backup is not whole, or this NATS cannot take it.
+    """
     index = _index(folder)
     names = index["streams"]
     if there := [name for name in names if await bus.has(name)]:
@@ -55,14 +65,29 @@ async def put_back(bus: Bus, output: Output, folder: Path, lost: int) -> int:
             f"this NATS has {', '.join(there[:3])}{' and more' * (len(there) > 3)} already: a "
             "backup is restored into an empty NATS, before any service starts. Nothing was changed"
         )
-    ends = {}
+    ends: dict[str, int] = {}
+    most = 1
     for name in names:
         described = json.loads((folder / name / DESCRIPTION).read_text())
-        await backup.restore(bus, name, described, _parts(folder / name / CONTENT))
+        config = described["config"]
+        if replicas is not None:
+            config["num_replicas"] = replicas
+        most = max(most, config["num_replicas"])
+        try:
+            await backup.restore(bus, name, described, _parts(folder / name / CONTENT))
+        except ApiError as error:
+            if ends or most == 1:
+                raise
+            raise StartUpError(
+                f"{error}. {name} has {most} replicas: this NATS needs as many servers with room, "
+                "or restore with `--replicas 1`. Nothing was changed"
+            ) from error
         ends[name] = int(described["state"]["last_seq"])
         _say(output, name, described["state"], (folder / name / CONTENT).stat().st_size)
-    # The backup lacks the leases, and streams that a later version has added.
-    await ensure(bus, bus.settings.retention)
+    # The backup lacks the leases, and streams that a later version has added. They get as many
+    # replicas as the others: a bucket of leases with one replica would stop all services when its
+    # server is away.
+    await ensure(bus, replace(bus.settings.retention, replicas=most))
     await backup.leave_out(bus, ends, lost)
     if not output.as_json:
         output.notice(f"restored the backup of {index['begun_at']}; now start the services")
