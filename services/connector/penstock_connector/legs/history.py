@@ -57,8 +57,8 @@ class LegHistory:
 
     @property
     def spent_s(self) -> float:
-        """The seconds of `timeout_s` that have passed since the first byte; without one, since
-        the `open`."""
+        """The seconds of `timeout_s` that have passed since the first byte, or since the `open` if
+        no byte has come."""
         if not self.called or not self._begun_at or not self._taken_at:
             return 0.0
         begun, taken = (datetime.fromisoformat(at) for at in (self._begun_at, self._taken_at))

@@ -54,8 +54,7 @@ class LegRegistry:
         return run_id in self._legs
 
     def works_on(self, run_id: str) -> bool:
-        """Return whether `state_of` is not None: the process opens, holds or closes a leg of the
-        run."""
+        """Return whether this process opens, holds or closes a leg of the run."""
         return self.state_of(run_id) is not None
 
     @property

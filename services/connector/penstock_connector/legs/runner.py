@@ -259,5 +259,5 @@ def _waits_for_its_thread(agent: ServerAgent) -> bool:
 
 
 def sending_state(label: str) -> SendingState:
-    """Return whether a leg has sent its decision, by the label of the leg's outcome."""
+    """Return the result of sending a decision, by the label of the leg's outcome."""
     return "outcome_unknown" if label == "outcome_unknown" else "done"

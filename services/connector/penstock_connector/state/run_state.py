@@ -50,8 +50,8 @@ class Runs:
             log.info("run %s: another connector ended it first", run_id)
 
     async def tail(self, run_id: str) -> Stored | None:
-        """Return the last source frame that a connector has written for the run; None without
-        one."""
+        """Return the last source frame that a connector has written for the run; None if there is
+        none."""
         return await tail(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
 
     async def frames(self, run_id: str, after: int, last: Stored) -> AsyncIterator[Stored]:

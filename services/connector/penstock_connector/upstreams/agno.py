@@ -142,8 +142,8 @@ def _base(agent: AgnoAgent) -> str:
 
 
 def _background(agent: AgnoAgent) -> dict[str, str]:
-    # Workflows run in the foreground, because Agno 3.1.10 ends the stream of a background workflow
-    # that pauses without an event about the pause.
+    # If a background workflow pauses, Agno 3.1.10 ends the stream without an event about the pause.
+    # So workflows run in the foreground.
     return {} if agent.kind == "workflow" else {"background": "true"}
 
 

@@ -132,7 +132,7 @@ class Feed:
 
     @property
     def oldest(self) -> StreamSequence:
-        """The stream sequence from which on the feed remembers, or will get, every message."""
+        """The feed remembers, or will get, each message from this stream sequence on."""
         return StreamSequence(self._recent[0].sequence) if self._recent else self._next
 
     @contextmanager

@@ -93,7 +93,8 @@ class History:
     def restart(self) -> None:
         """Read the messages that have not been returned yet from the stream once more.
 
-        A caller that misses messages uses this: a replica that lagged behind may have them now.
+        A caller that misses messages calls this method: a replica that lagged behind may have them
+        now.
         """
         self._lanes.clear()
 

@@ -92,8 +92,8 @@ class LargeEvents:
     async def _event(self, name: str) -> bytes:
         """Return the event of this name, `<run id>.<sequence>`. Raises BusError, ObjectGone.
 
-        Commands and dead letters have other names in the object store. So a subscriber cannot read
-        them by such a request.
+        Commands and dead letters have other names in the object store. So a subscriber cannot
+        request commands or dead letters.
         """
         kept = self._kept.get(name)
         if kept is None:

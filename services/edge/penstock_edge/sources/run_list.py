@@ -238,7 +238,8 @@ class RunList:
         while place is not None and len(keys) < limit:
             some, place = self.rows.slice(owner, wanted, place, limit - len(keys))
             keys += some
-            # Other tasks run in between: a filter that no run fits looks through all rows.
+            # Other tasks may run here, because this loop looks at all rows if no run fits the
+            # filter.
             await asyncio.sleep(0)
         return keys
 

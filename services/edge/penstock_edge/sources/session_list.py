@@ -77,8 +77,8 @@ class SessionRows(IndexRows):
             f" BEGIN {_COUNT_OLD} {_COUNT_NEW} END",
             beside=runs,
         )
-        # With AUTOINCREMENT, a new row never gets the number of a deleted row. `assign` skips the
-        # numbers that were compared with a user already, and would skip such a row.
+        # With AUTOINCREMENT, a new row never gets the number of a deleted row. If it did, `assign`
+        # would skip the new row, because it skips numbers that were compared with a user before.
         runs.on_rows.append(self._on_runs)
 
     def put(self, changes: Sequence[Change]) -> None:

@@ -95,7 +95,7 @@ class Flushes:
         self._delivered[dialect] = self._delivered.get(dialect, 0) + events
 
     def close(self) -> None:
-        """Stop: flush no hub any more, and set the metrics a last time."""
+        """Cancel all waiting flushes, and set the metrics a last time."""
         self._due.clear()
         self._waiting.clear()
         if self._timer is not None:

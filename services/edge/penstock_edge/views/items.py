@@ -94,8 +94,8 @@ Render = Callable[[Frame, str], bytes]
 def selected(frame: Frame, id: str, *, render: Render, types: frozenset[str]) -> bytes:
     """Return the bytes of a frame if its type is in `types`; no bytes for any other frame.
 
-    Frames of other types still count in the indexes of cursors. So the cursors of a stream do not
-    depend on the types that the client selects.
+    A frame of another type keeps its index, which is a part of cursors. So the cursors of a stream
+    do not depend on the types that the client selects.
     """
     return render(frame, id) if frame.event in types else b""
 

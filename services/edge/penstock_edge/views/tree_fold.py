@@ -75,7 +75,8 @@ class _Place:
         return id if isinstance(id, str) and subjects.is_run_id(id) else self.qualified(id)
 
     def step_id(self, given: Any) -> Any:
-        """Return the step id, in the tree, of an event of this run that has the step id `given`.
+        """Return the step id that an event of this run gets in the tree; `given` is its own step
+        id.
 
         If the event has no step id, the result is the id of the parent's step that has started the
         run.

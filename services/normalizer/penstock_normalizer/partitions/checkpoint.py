@@ -100,7 +100,8 @@ class Checkpoint:
             log.warning("partition %d: its checkpoint is not written: %s", self._partition, error)
 
     async def remember_now_and_then(self, floor: int) -> None:
-        """Add the checkpoint to the history, if the newest one there is old and is another one."""
+        """Add the checkpoint to the history, at most every `REMEMBER_S` seconds, if it is not there
+        yet."""
         if time.monotonic() < self._remembered_at + REMEMBER_S:
             return
         if self._history.points and self._history.points[-1][0] >= floor:

@@ -100,9 +100,9 @@ async def _repaired(
         await RunIndex(bus).update_from_stored(record.run_id, last)
     if last is not None and last.headers["ce-type"] in TERMINAL:
         return True
-    # Two cases may be only delays. A run without events may be starting. And a record is written
-    # before the terminal event is published, so the terminal event of a run with an ended record
-    # may still follow.
+    # Two cases may be only delays. A run without events may be starting. And a run's record is
+    # written before its terminal event is published. So if the record says that the run has ended,
+    # the terminal event may still follow.
     is_unclear = last is None or record.status in ENDED
     if wait_for_young and is_unclear and bus.clock.age_s(record.updated_at) < MIN_AGE_S:
         return False
