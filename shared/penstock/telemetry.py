@@ -1,4 +1,4 @@
-"""Configures logs (structured lines with the run id), and defines the Prometheus metrics."""
+"""Configures logs (structured lines with the run and its trace), and defines the metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Final, Literal
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
+
+from penstock import log_fields
 
 LogFormat = Literal["text", "json"]
 
@@ -252,12 +254,15 @@ def name_process(agents: Iterable[str]) -> None:
 
 
 def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
-    """Configure logging to stderr with one line for each entry, as `text` or as JSON objects."""
+    """Configure logging to stderr with one line for each entry, as `text` or as JSON objects.
+
+    JSON objects have fields for the run, its trace and more (see `log_fields`).
+    """
     shared: list[structlog.types.Processor] = [
-        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        log_fields.add_fields if format == "json" else log_fields.add_run,
     ]
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
@@ -277,7 +282,9 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
         last.append(structlog.processors.format_exc_info)
     handler = logging.StreamHandler()
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[*last, renderer])
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[*last, renderer], pass_foreign_args=True
+        )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]

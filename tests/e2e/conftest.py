@@ -40,7 +40,7 @@ async def penstock(
     nats = NatsServer(folder / "nats")
     nats.start()
     try:
-        async with deployment(nats.url, folder, agents, 2) as running:
+        async with deployment(nats.url, folder, agents, 2, log_format="json") as running:
             yield running
     finally:
         nats.remove()

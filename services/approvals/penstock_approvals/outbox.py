@@ -120,7 +120,8 @@ class Outbox:
             try:
                 await self._handle(entry)
             except ObjectGone as error:
-                log.error("%s: the decision cannot be sent on any more: %s", entry.key, error)
+                text = "approval %s: the decision cannot be sent on any more: %s"
+                log.error(text, entry.key.removeprefix(_PREFIX), error)
                 await self._bucket.delete(entry.key, entry.revision)
             except BusError as error:
                 if not self._bus.ready:
@@ -137,8 +138,8 @@ class Outbox:
         if self._reported.get(entry.key) != entry.revision:
             expected = isinstance(error, UnreadableRecord | BusError)
             log.error(
-                "%s: the decision cannot be sent on, its entry stays: %s",
-                *(entry.key, error),
+                "approval %s: the decision cannot be sent on, its entry stays: %s",
+                *(entry.key.removeprefix(_PREFIX), error),
                 exc_info=None if expected else error,
             )
 

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from pydantic import ValidationError
 
+from penstock import log_fields
 from penstock.bus import Bus, Entry, ObjectGone
 from penstock.bus.records import ApprovalRecord
 from penstock.bus.write import objects
@@ -93,12 +94,14 @@ class ApprovalRecords:
     async def _held(self, entry: Entry) -> Held:
         value = await objects.unwrap(self._bus, entry.value or b"")
         try:
-            return Held(ApprovalRecord.model_validate_json(value), entry)
+            record = ApprovalRecord.model_validate_json(value)
         except ValidationError as error:
             fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = ".".join(map(str, fault["loc"]))
             why = f"{where}: {fault['msg']}" if where else fault["msg"]
             raise UnreadableRecord(entry.key, why) from error
+        log_fields.approval_of(record.run_id, record.approval_id)
+        return Held(record, entry)
 
     async def _value(self, record: ApprovalRecord) -> bytes:
         """Return the record's value in KV: a reference if the record is too large for a message."""

@@ -15,10 +15,12 @@ from typing import Any, Self
 from faststream import AckPolicy
 from faststream.nats import JStream, NatsBroker, PullSub
 
+from penstock import log_fields
 from penstock.bus import Bus, NatsTimeout
 from penstock.bus.connection.retry import first_answer
 from penstock.bus.read.fetching import Fetching
 from penstock.bus.read.pull import Delivery
+from penstock.bus.subjects import run_id_of
 
 log = logging.getLogger(__name__)
 
@@ -231,6 +233,7 @@ class Broker:
         running: set[asyncio.Task[None]] = set()
 
         async def on_message(taken: Taken) -> None:
+            log_fields.bind(run_id_of(taken.subject))
             try:
                 await handle(taken)
             except Exception:  # without this, the message would wait until `ack_wait` has passed

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from penstock import log_fields
 from penstock.bus import (
     Bus,
     BusError,
@@ -335,6 +336,8 @@ def _key_of(start: Start) -> str:
 
 
 def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
+    trace = start.traceparent or traceparent()
+    log_fields.traced(run_id, trace)
     return StartCommand(
         run_id=run_id,
         agent=start.agent.id,
@@ -346,7 +349,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
         input=start.input,
         body=start.body,
         idempotency_key=start.key,
-        traceparent=start.traceparent or traceparent(),
+        traceparent=trace,
         parent_run_id=start.origin.parent_run_id,
         step_id=start.origin.step_id,
         workflow_depth=start.origin.workflow_depth,

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from penstock.log_fields import run_of
 from penstock.redaction import redacted
 from penstock.validation import reason_of
 
@@ -132,12 +133,15 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_left(request: Request, error: Exception) -> Response:
-    log.info("%s %s: the client left while it sent its body", request.method, request.url.path)
+    path = request.url.path
+    text = "%s %s: the client left while it sent its body"
+    log.info(text, request.method, path, extra=run_of(path))
     return Response(status_code=400)  # the client does not get this response
 
 
 async def _on_any(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    path = request.url.path
+    log.error("%s %s failed", request.method, path, exc_info=error, extra=run_of(path))
     return PROBLEM.response(Problem(500, "an internal error; the log has the details"))
 
 

@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from penstock.log_fields import run_of
+
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -233,7 +235,8 @@ def refusing_quietly(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, send)
         except WebSocketDisconnect:
-            log.debug("the client of WebSocket %s has left", scope["path"])
+            path = scope["path"]
+            log.debug("the client of WebSocket %s has left", path, extra=run_of(path))
         finally:
             connection: Any = getattr(send, "__self__", None)
             is_over = getattr(connection, "close_sent", False)

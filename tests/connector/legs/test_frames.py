@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -306,6 +307,24 @@ async def test_a_failure_ends_the_run_once_and_says_why(
     assert words in failed["error"]
     assert len(failed["error"]) < 5000
     assert len(upstream.calls) == 1
+
+
+async def test_the_log_does_not_repeat_what_a_server_answers(
+    nats_server: NatsServer, upstream: Misbehaving, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that refuses a request may repeat the user's message."""
+    upstream.script(lambda answer: answer.whole(b'{"detail": {"input": "zebra-4711"}}', 422))
+    caplog.set_level(logging.INFO)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "zebra-4711")
+        events = await penstock.ended(run_id)
+
+        async def is_logged() -> bool:
+            return all(text in caplog.text for text in ("upstream_http", f"run {run_id} failed"))
+
+        await eventually(is_logged, 30, "the leg's and the run's end are in the log")
+    assert "zebra-4711" in events[-1].data["error"]
+    assert "zebra-4711" not in caplog.text
 
 
 JSON_TYPE = "application/json; charset=utf-8"

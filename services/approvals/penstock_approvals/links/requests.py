@@ -38,7 +38,7 @@ class LinkRequests:
         except (ObjectGone, UnreadableRecord) as error:
             reply = LinkReply(status=404, detail=str(error))
         except BusError as error:
-            log.warning("%s: no link: %s", msg.subject, error)
+            log.warning("approval %s: no link: %s", msg.subject.removeprefix("link."), error)
             return
         await self._bus.client.publish(msg.reply, reply.dump())
 

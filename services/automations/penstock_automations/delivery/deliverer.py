@@ -14,10 +14,11 @@ from typing import TypeVar
 
 import orjson
 
-from penstock import telemetry
+from penstock import log_fields, telemetry
 from penstock.bus import Bus, BusError, NeverFinished, ObjectGone, Stored
 from penstock.bus.state import deadletters
 from penstock.bus.streams import events_for
+from penstock.bus.subjects import run_id_of
 from penstock.bus.write import objects
 from penstock.bus.write.schedules import schedule
 from penstock.runs.calls import CallJob
@@ -126,6 +127,7 @@ class Deliverer:
         self.on_room()
 
     async def _work(self, taken: Taken) -> None:
+        log_fields.bind(run_id_of(taken.subject))
         heartbeat = asyncio.create_task(self._heartbeat(taken))
         try:
             await self._carry_out(taken)
@@ -425,6 +427,7 @@ class Deliverer:
         if isinstance(source, TriggerSource):
             return Occurrence(orjson.dumps(source.body))
         if isinstance(source, CallSource):
+            log_fields.traced(source.call.run_id, source.call.traceparent)
             return Occurrence(b"{}", source.call.traceparent)
         stored = await self._bus.at(events_for(source.run_id), source.event)
         if stored is None or not stored.subject.endswith(source.run_id):
@@ -433,7 +436,9 @@ class Deliverer:
             payload = await objects.unwrap(self._bus, stored.payload)
         except ObjectGone:
             return None
-        return Occurrence(payload, stored.headers.get("traceparent"))
+        traceparent = stored.headers.get("traceparent")
+        log_fields.traced(source.run_id, traceparent)
+        return Occurrence(payload, traceparent)
 
     def _new_record(self, job: Job, earlier: DeliveryRecord | None) -> DeliveryRecord:
         record = DeliveryRecord(

@@ -21,6 +21,7 @@ from penstock import telemetry
 from penstock.bus import Bus, Entry
 from penstock.bus.state.bucket_index import BucketIndex, Change
 from penstock.bus.state.index_rows import IndexRows, number_of
+from penstock.log_fields import run_of
 from penstock_automations.delivery.records import BUCKET, DeliveryRecord
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,11 @@ def record_of(entry: Entry) -> DeliveryRecord | None:
     try:
         return DeliveryRecord.model_validate_json(entry.value)
     except ValidationError:
-        log.warning("the record of delivery %s cannot be read, it is not shown", entry.key)
+        log.warning(
+            "the record of delivery %s cannot be read, it is not shown",
+            entry.key,
+            extra=run_of(entry.key),
+        )
         return None
 
 
@@ -177,7 +182,8 @@ def _row(change: Change) -> tuple[Any, ...] | None:
         status = STATUSES[record["status"]]
     except (ValueError, KeyError, TypeError):
         telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
-        log.warning("delivery %s is left out of lists: it is no record", change.key)
+        extra = run_of(change.key)
+        log.warning("delivery %s is left out of lists: it is no record", change.key, extra=extra)
         return None
     tie = int.from_bytes(blake2b(change.key.encode(), digest_size=7).digest())
     return change.key, number_of(rule), age, tie, status, change.sequence

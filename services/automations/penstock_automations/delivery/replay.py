@@ -9,6 +9,7 @@ import orjson
 
 from penstock.bus import Bus, Stored
 from penstock.bus.state import deadletters
+from penstock.log_fields import run_of
 from penstock_automations.delivery.outcomes import traceback_id
 from penstock_automations.delivery.records import DeliveryRecord, Records
 from penstock_automations.jobs.job import Job
@@ -61,6 +62,6 @@ async def replay(bus: Bus, stored: Stored) -> None:
     job = Job.parse(stored.payload)
     record = await Records(bus).get(job)
     if record is not None and record.replay > job.replay:
-        log.info("delivery %s was replayed before", job.webhook_id)
+        log.info("delivery %s was replayed before", job.webhook_id, extra=run_of(job.key))
         return
     await publish(bus, replace(job.again(), ordered=False, failure=None))

@@ -104,7 +104,7 @@ class Matching:
         # Rules that may not act are dropped before their conditions are evaluated. Otherwise one
         # user's rules would use time for every event of all other users.
         allowed = [rule for rule in rules if may_act(rule, facts, body)]
-        found = await self._found(allowed, body, len(payload))
+        found = await self._found(allowed, body, len(payload), run_id)
         jobs = []
         for match in found:
             rule = match.rule
@@ -134,16 +134,17 @@ class Matching:
         return jobs
 
     async def _found(
-        self, rules: Sequence[CompiledRule], body: dict[str, Any], size_bytes: int
+        self, rules: Sequence[CompiledRule], body: dict[str, Any], size_bytes: int, run_id: str
     ) -> list[Match]:
         """Return the rules that match, and let other tasks run between slow conditions.
 
         Otherwise one user with many slow rules would stop all deliveries and requests meanwhile.
         """
         found: list[Match] = []
+        took = partial(self._took, run_id)
         for at in range(0, len(rules), AT_ONCE):
             begun, part = time.perf_counter(), rules[at : at + AT_ONCE]
-            found += matches(part, body, size_bytes, time.perf_counter, self._took)
+            found += matches(part, body, size_bytes, time.perf_counter, took)
             if time.perf_counter() - begun > SLOW_S:
                 await asyncio.sleep(0)
         return found
@@ -179,11 +180,12 @@ class Matching:
                 continue  # the process to which the server delivers this event gives it up
         return jobs
 
-    def _took(self, rule: CompiledRule, seconds: float) -> None:
+    def _took(self, run_id: str, rule: CompiledRule, seconds: float) -> None:
         if seconds > SLOW_S:
             key = (rule.id, rule.revision)
             self._slow[key] = self._slow.get(key, 0) + 1
-            log.warning("rule %s: its condition took %.2f s", rule.id, seconds)
+            text = "run %s: rule %s: its condition took %.2f s"
+            log.warning(text, run_id, rule.id, seconds)
 
     async def _pause_slow(self) -> None:
         for (rule_id, revision), count in list(self._slow.items()):

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from penstock import log_fields
 from penstock.bus import BusError, Retry, Stored
 from penstock.bus.records import Claim, StartCommand
+from penstock.bus.subjects import run_id_of
 from penstock_connector.commands.fair_queue import FairQueue
 from penstock_connector.commands.session_order import Earlier, SessionOrder
 from penstock_connector.commands.shared import HISTORY_LOST, Context, facts_of_open
@@ -126,13 +128,15 @@ class Starts:
         if not is_due:
             await self._order.wait(stored, earlier)
             return
-        log.info("%s: begun here, since %s follows it", earlier.stored.subject, stored.subject)
+        run_id = run_id_of(earlier.stored.subject)
+        log.info("run %s: begun here, since %s follows it", run_id, stored.subject)
         try:
-            await self.handle(earlier.stored)
+            with log_fields.about(run_id):
+                await self.handle(earlier.stored)
         except (BusError, Retry):
             await self._order.wait(stored, earlier)
         except Exception:  # the delivery of the earlier command makes it a dead letter
-            log.exception("%s: it cannot be begun here", earlier.stored.subject)
+            log.exception("run %s: it cannot be begun here", run_id)
             await self._order.wait(stored, earlier)
 
     async def _handle_in_turn(self, stored: Stored) -> None:

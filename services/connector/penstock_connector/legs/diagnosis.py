@@ -62,11 +62,14 @@ class Diagnosis:
             try:
                 finding = await check(self._client, agent)
             except Exception:  # the check serves only the log, and must not fail the leg's task
-                log.exception("agent %s: its server could not be checked", agent.id)
+                log.exception("run %s: the server of agent %s cannot be checked", run_id, agent.id)
                 return
             is_right = "nothing in its configuration, which fits the server"
             advice = is_right if finding.is_fine else finding.text
-        facts = without_secrets(agent, {"url": url, "error": outcome.facts.get("error", "")})
+        # The error of a server that answered may repeat the request, which has the user's message.
+        status = f"it answered {outcome.facts.get('status_code', 'no event stream')}"
+        error = status if reached else outcome.facts.get("error", "")
+        facts = without_secrets(agent, {"url": url, "error": error})
         log.warning(
             "run %s: agent %s was called at %s: %s. What to change: %s",
             *(run_id, agent.id, facts["url"], shown(facts["error"]), advice),

@@ -160,8 +160,11 @@ class Leg:
         finally:
             self.phase = Phase.OVER
         telemetry.LEGS.labels(outcome.label).inc()
-        error_text = f": {outcome.facts.get('error')}" if outcome.kind == "lost" else ""
-        log.info("run %s leg %d: %s%s", self.run_id, self.number, outcome.label, error_text)
+        log.info("run %s leg %d: %s", self.run_id, self.number, outcome.label)
+        if outcome.kind == "lost":
+            # The error may repeat the agent server's answer, so it is shown on request only.
+            text = without_secrets(self.agent, outcome.facts).get("error")
+            log.debug("run %s leg %d: %s", self.run_id, self.number, text)
         return outcome
 
     async def _outcome(self) -> Outcome:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from penstock import starts
+from penstock import log_fields, starts
 from penstock.bus import Bus, Stored
 from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Turn
 from penstock.bus.subjects import session_key
@@ -92,7 +92,9 @@ class Orders:
         """Return the order in a leg's record. Raises the same exceptions as `of_start`."""
         payload = await objects.unwrap(self._bus, record.command)
         if record.kind == "start":
-            return Order(record, StartCommand.model_validate_json(payload))
+            start = StartCommand.model_validate_json(payload)
+            log_fields.traced(start.run_id, start.traceparent)
+            return Order(record, start)
         command = ContinueCommand.model_validate_json(payload)
         complete = replace(record, leg=command.leg, approval_id=command.approval_id)
         return Order(complete, command)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Final, NamedTuple
 
+from penstock import log_fields
 from penstock.bus import Retry
 from penstock_connector.legs.leg import Leg, Phase
 from penstock_connector.legs.outcome import Outcome
@@ -81,7 +82,8 @@ class LegRegistry:
             raise Retry(1)
         self._exclusive.add(run_id)
         try:
-            yield
+            with log_fields.about(run_id):
+                yield
         finally:
             self._exclusive.remove(run_id)
 

@@ -12,7 +12,7 @@ import httpx
 import orjson
 from pydantic import ValidationError
 
-from penstock import telemetry
+from penstock import log_fields, telemetry
 from penstock.bus import FenceConflict, Message, Msg, RawWriter, Subscription
 from penstock.bus.budget import Budget
 from penstock.bus.records import CancelCommand, SendingState
@@ -164,6 +164,7 @@ class LegRunner:
 
     async def _run(self, leg: Leg, listening: Subscription, order: Order) -> Outcome:
         telemetry.LEGS_OPEN.inc()
+        log_fields.bind(leg.run_id)
         outcome: Outcome | None = None
         try:
             try:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from penstock.bus import Bus
 from penstock.bus.read.direct import replay
 from penstock.bus.records import ENDED, RunRecord
+from penstock.log_fields import run_of
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class ActiveRuns:
             record = RunRecord.model_validate_json(payload)
         except ValidationError as error:
             # If this error were raised, one bad record would fail the requests of all sessions.
-            log.warning("%s cannot be read: %s", subject, error)
+            log.warning("%s cannot be read: %s", subject, error, extra=run_of(subject))
             return
         if record.status not in _AT_REST:
             self._records[subject] = (time.monotonic(), record)

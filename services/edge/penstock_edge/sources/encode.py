@@ -11,6 +11,7 @@ from penstock.bus import Bus, BusError, ObjectGone, Stored, subjects
 from penstock.bus.messages import SEQUENCE
 from penstock.bus.streams import events_for
 from penstock.bus.write.objects import is_reference, unwrap
+from penstock.log_fields import run_of
 from penstock_edge.sources.history import History
 from penstock_edge.views.items import Encoding, Item
 from penstock_edge.views.positions import StreamSequence
@@ -53,7 +54,8 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
         await encoding.prepare(stored)
         return encoding.feed(stored)
     except (BusError, ObjectGone) as error:
-        log.warning("%s %d: %s", stored.subject, stored.sequence, error)
+        extra = run_of(stored.subject)
+        log.warning("%s %d: %s", stored.subject, stored.sequence, error, extra=extra)
         return Item(stored.sequence, [view.notice("payload_lost", str(error))])
     except Exception as error:
         return _unreadable(view, stored, error)
@@ -67,7 +69,11 @@ def _unreadable(view: View, stored: Stored, error: Exception) -> Item:
     """
     expected = isinstance(error, (ValueError, KeyError, TypeError))
     text = "%s %d cannot be read: %r"
-    log.warning(text, stored.subject, stored.sequence, error, exc_info=None if expected else error)
+    log.warning(
+        *(text, stored.subject, stored.sequence, error),
+        exc_info=None if expected else error,
+        extra=run_of(stored.subject),
+    )
     text = f"message {stored.sequence} cannot be read"
     return Item(stored.sequence, [view.notice("unreadable_event", text)])
 
@@ -89,8 +95,8 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
         # the event has expired.
         await asyncio.sleep(FOLD_RETRY_S)
     log.warning(
-        "%s: some events before %d are no longer stored; frames may lack what depends on them",
-        run[0],
+        "run %s: some events before %d are no longer stored; frames may lack what depends on them",
+        run_id,
         upto.sequence,
     )
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
+from penstock.log_fields import run_of
 from penstock.telemetry import DELIVERED, SLOW_CLIENTS
 from penstock.web.auth import Identity
 from penstock.web.read_scheduler import ReadScheduler, Turn
@@ -412,7 +413,8 @@ class Client:
             try:
                 write(http_chunk(keep_alive))
             except Exception:
-                log.exception("a connection takes no bytes; its client's stream ends")
+                extra = run_of(self.hub.view.run_id)
+                log.exception("a connection takes no bytes; its client's stream ends", extra=extra)
                 self.fail()
         else:
             self._is_keep_alive_due = True
@@ -466,6 +468,7 @@ class Client:
         log.warning(
             "%s: a client is dropped: it has taken nothing for %.1f s, with %d bytes pending",
             *(" ".join(self.hub.view.key), hangs_s, self._pending_bytes),
+            extra=run_of(self.hub.view.run_id),
         )
         SLOW_CLIENTS.inc()
 

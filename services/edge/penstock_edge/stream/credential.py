@@ -11,6 +11,7 @@ from typing import Final
 
 from starlette.types import Scope
 
+from penstock.log_fields import run_of
 from penstock.web.auth import identity_of, over
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,8 @@ def _watch_token(
         except Exception:
             # Only this task ends the stream when the credential expires, and the task has failed.
             # So the stream ends now.
-            log.exception("a stream is ended: its credential cannot be watched")
+            extra = run_of(scope["path"])
+            log.exception("a stream is ended: its credential cannot be watched", extra=extra)
         end()
 
     watching = asyncio.create_task(until_over())

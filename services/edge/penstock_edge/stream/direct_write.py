@@ -23,6 +23,7 @@ from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from penstock import sse
+from penstock.log_fields import run_of
 from penstock.web.protocol import HttpProtocol
 from penstock_edge.stream.client import Client, Driver, End, Idle
 from penstock_edge.stream.in_step import Write
@@ -131,7 +132,8 @@ class Direct(Driver):
                 raise
             await self._say_dropped(in_frame)
         except Exception:
-            log.exception("a stream ends, because its bytes cannot be written")
+            extra = run_of(client.hub.view.run_id)
+            log.exception("a stream ends, because its bytes cannot be written", extra=extra)
             self._protocol.transport.abort()
         finally:
             self._task = None

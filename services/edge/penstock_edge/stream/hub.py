@@ -14,6 +14,7 @@ from dataclasses import replace
 from enum import Enum
 
 from penstock.bus import Bus, Stored
+from penstock.log_fields import run_of
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.encode import encode, encode_now
 from penstock_edge.sources.histories import history_of
@@ -114,7 +115,7 @@ class Hub:
     ) -> None:
         self.view = view
         self.clients: set[Member] = set()
-        self.in_step = InStep()
+        self.in_step = InStep(view.run_id)
         self.ring = Ring()
         # The ring has, or will get, every message whose stream sequence is `floor` or higher.
         self.floor = StreamSequence(start.start)
@@ -314,7 +315,8 @@ class Hub:
         self._release_source()
 
     def _fail(self) -> None:
-        log.exception("%s: the hub stops following", " ".join(self.view.key))
+        key, extra = " ".join(self.view.key), run_of(self.view.run_id)
+        log.exception("%s: the hub stops following", key, extra=extra)
         self._close(State.FAILED)
         self._budget.forget(self)
         self._release_source()

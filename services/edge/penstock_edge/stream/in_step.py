@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from penstock.log_fields import run_of
 from penstock_edge.views.positions import RingPosition, StreamSequence
 
 log = logging.getLogger(__name__)
@@ -57,10 +58,12 @@ class InStep:
         "events",
         "level",
         "next",
+        "run_id",
         "wrote_at",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str = "") -> None:
+        self.run_id = run_id  # for log lines; empty if the hub shows many runs
         self.at = self._at_before = RingPosition(0)
         self.next = self._next_before = StreamSequence(0)
         self.events = 0  # the number of items of the last fan-out
@@ -126,7 +129,8 @@ class InStep:
             try:
                 write(written)
             except Exception:
-                log.exception("a connection takes no bytes; its client's stream ends")
+                extra = run_of(self.run_id)
+                log.exception("a connection takes no bytes; its client's stream ends", extra=extra)
                 member.fail()
         if not behind:
             self._bytes = b""

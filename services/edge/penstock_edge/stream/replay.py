@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.bus import BusError, Stored
+from penstock.log_fields import run_of
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.history import History
 from penstock_edge.stream.hub import Hub
@@ -79,7 +80,8 @@ class Replay:
         try:
             step = await self._history.step(self._hub.floor)
         except BusError as error:
-            log.warning("reading %s: %s", " ".join(self._hub.view.key), error)
+            view = self._hub.view
+            log.warning("reading %s: %s", " ".join(view.key), error, extra=run_of(view.run_id))
             await asyncio.sleep(UNAVAILABLE_RETRY_S)
             return False
         self._unencoded = step.kept[::-1]

@@ -11,6 +11,7 @@ from typing import Final
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.bus import Bus, BusError, Msg
+from penstock.log_fields import run_of
 from penstock.web.problems import Problem
 from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import cycle_of
@@ -93,7 +94,8 @@ class WaitingStream:
         except (BusError, Problem) as error:
             # The head has been sent, so the response can no longer be an error. The response ends,
             # and the client reconnects. The client has no frames yet, so no frame is lost.
-            log.warning("waiting for %s: %s", self._notices, error)
+            extra = run_of(self._notices)
+            log.warning("waiting for %s: %s", self._notices, error, extra=extra)
         except BaseException:
             if stream is not None:
                 # If the stream were not discarded, the hub would keep a client that has no
@@ -133,7 +135,8 @@ class WaitingStream:
         try:
             return await self._begun()
         except BusError as error:
-            log.warning("waiting for %s: %s", self._notices, error)
+            extra = run_of(self._notices)
+            log.warning("waiting for %s: %s", self._notices, error, extra=extra)
             return None
 
     async def _say_end(self, receive: Receive, send: Send) -> None:

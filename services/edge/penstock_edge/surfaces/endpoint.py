@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from penstock.bus import Bus, BusError, ObjectGone
 from penstock.bus.state.bucket_index import StillReading
+from penstock.log_fields import run_of
 from penstock.runs import trace
 from penstock.web.auth.csrf import SAFE_METHODS
 from penstock.web.leaving import while_there
@@ -42,7 +43,8 @@ def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
             except StillReading as error:
                 raise Problem(503, str(error)) from error
             except BusError as error:
-                log.warning("%s: %s", request.url.path, error)
+                path = request.url.path
+                log.warning("%s: %s", path, error, extra=run_of(path))
                 raise Problem(503, f"the bus does not answer; try again: {error}") from error
 
         return handle

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from prometheus_client import Counter
 
-from penstock import telemetry
+from penstock import log_fields, telemetry
 from penstock.bus import (
     Bus,
     BusError,
@@ -89,6 +89,7 @@ class RunEvents:
         self.raw_position = int(headers[messages.RAW_POSITION])
         self.raw_first = int(headers[messages.RAW_FIRST])
         self.last_type = headers["ce-type"]
+        log_fields.traced(self._run_id, headers.get("traceparent"))
 
     def post(
         self, fold: RunFold, placed: Placed, settled: Callable[[int | BusError], None]

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from penstock import telemetry
+from penstock import log_fields, telemetry
 from penstock.bus import Bus, BusError, MessageTooLarge, Stored, messages, streams
 from penstock.bus.records import ENDED, RunRecord, RunStatus
 from penstock.bus.write import objects
@@ -69,6 +69,7 @@ class RunIndex:
         if not lifecycle:
             return
         event = lifecycle[-1]
+        log_fields.traced(run_id, fold.facts.get("traceparent"))
         while True:
             try:
                 entry = await self._bucket.get(run_id)
@@ -236,4 +237,6 @@ def _log_failure(record: RunRecord) -> None:
         unredacted = record.unredacted or {}
         error, detail = unredacted.get("error", record.error), unredacted.get("detail")
         text = error if detail is None or detail in str(error) else f"{error} {detail}"
-        log.warning("run %s failed (%s): %s", record.run_id, record.code, text)
+        # An agent server's error may repeat a prompt or an answer, so it is shown on request only.
+        log.warning("run %s failed: %s", record.run_id, record.code)
+        log.debug("run %s failed: %s: %s", record.run_id, record.code, text)

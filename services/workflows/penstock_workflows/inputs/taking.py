@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from penstock import log_fields
 from penstock.bus import Bus, BusError, Retry, Stored, streams, subjects
 from penstock.bus.records import RunRecord, StartCommand
 from penstock.bus.streams import JOURNAL
@@ -113,6 +114,7 @@ class Taking:
         given: Input
         if kind == "start":
             command = StartCommand.model_validate_json(payload)
+            log_fields.traced(run_id, command.traceparent)
             if not await self._may_start(run_id):
                 await self._decisions.repeat(run_id)
                 return

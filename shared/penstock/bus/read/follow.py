@@ -25,6 +25,7 @@ from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
 from penstock.bus.read.direct import last, read
 from penstock.bus.read.together import histories
+from penstock.log_fields import run_of
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +237,8 @@ class Follow:
             await repair()
         except Exception:
             # `deliver` failed. The next probe continues after the messages of the failed call.
-            log.exception("following %s", self._followed.pattern)
+            pattern = self._followed.pattern
+            log.exception("following %s", pattern, extra=run_of(pattern))
         finally:
             self._repair = None
             self._set_timer()
@@ -247,7 +249,10 @@ class Follow:
             async with self._bus.jetstream.reading:
                 newest = await last(self._bus, followed.stream, followed.pattern)
         except BusError as error:
-            log.warning("asking for the last message of %s: %s", followed.pattern, error)
+            log.warning(
+                *("asking for the last message of %s: %s", followed.pattern, error),
+                extra=run_of(followed.pattern),
+            )
             return  # the next probe or reconnect asks again
         self._accept_early()
         behind = newest is not None and newest.sequence >= self._next
@@ -259,7 +264,8 @@ class Follow:
             try:
                 found, pending = await self._read_on()
             except BusError as error:
-                log.warning("reading %s: %s", self._followed.pattern, error)
+                pattern = self._followed.pattern
+                log.warning("reading %s: %s", pattern, error, extra=run_of(pattern))
                 await asyncio.sleep(RETRY_S * 10)
                 continue
             if found:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import orjson
 from nats.errors import Error as NatsError
 
+from penstock import log_fields
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.connection.retry import first_answer
 from penstock.bus.errors import (
@@ -23,7 +24,7 @@ from penstock.bus.messages import Stored
 from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
 from penstock.bus.read.pull import NANO, Delivery, PullLoop
-from penstock.bus.subjects import traceback_id
+from penstock.bus.subjects import run_id_of, traceback_id
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +178,7 @@ class WorkQueue:
         async def handled(stored: Stored) -> None:
             for _ in range(TAKE_UP_TRIES):
                 async with side_by_side:
+                    log_fields.bind(run_id_of(stored.subject))
                     if self._room() <= 0:
                         return
                     try:
@@ -253,6 +255,9 @@ class WorkQueue:
         self._pull.wake.set()
 
     async def _work(self, delivery: Delivery) -> None:
+        run_id = run_id_of(delivery.stored.subject)
+        log_fields.bind(run_id)
+        log_fields.traced(run_id, delivery.stored.headers.get("traceparent"))
         heartbeat = asyncio.create_task(self._heartbeat(delivery))
         self._in_hand.add(delivery.stored.sequence)
         try:

@@ -1,4 +1,4 @@
-"""Remove credentials from log lines."""
+"""Remove credentials from log lines, and the values that pydantic's errors repeat."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _SECRETS: Final = tuple(
         r"(\b(?:__Host-)?penstock_(?:token|csrf)=)[^\s;\"'\\]+",
         r"()\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*",
         r"()\bp(?:st|sv|ln)_[A-Za-z0-9_-]{20,}",  # tokens, and the secrets of one-time links
+        r"(\binput_value=).*?(?=, input_type=)",  # pydantic's errors repeat what they refuse
     )
 )
 

@@ -1,0 +1,130 @@
+"""Gives each log line that concerns a run the field `run_id`, and `trace_id` where it is known.
+
+The run of a line is, in this order: the value of `run %s` in the line's format, `extra=run_of(…)`,
+and the run that `bind` or `about` has named for the task. The trace of a run is known in a process
+that has called `traced` for the run. Nothing here happens for an event: lines are rare, `traced` is
+called once for each run, and `bind` once for each command, leg, delivery or other message of a
+work queue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from logging import LogRecord
+from typing import Any, Final
+
+from structlog.typing import EventDict
+
+# How many runs' traces, and how many approvals' runs, a process remembers: about 3 MB. The oldest
+# are forgotten.
+MAX_KEPT: Final = 10_000
+
+# The field that gets the value after each of these words in the format of a line.
+_FIELDS: Final[Mapping[str, str]] = {
+    "run": "run_id",
+    "leg": "leg",
+    "agent": "agent",
+    "approval": "approval_id",
+    "rule": "rule",
+    "delivery": "delivery_id",
+}
+_UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_RUN_ID: Final = re.compile(_UUID)
+_IN_SUBJECT: Final = re.compile(rf"(?:^|[./ ])({_UUID})(?=$|[./ -])")
+_CONVERSION: Final = re.compile(r"(?:(\w+) )?%[-#0 +]*\d*(?:\.\d+)?([a-zA-Z%])")
+
+_run: ContextVar[str | None] = ContextVar("run", default=None)
+_traces: dict[str, str] = {}  # the trace id of each run, the oldest first
+_runs: dict[str, str] = {}  # the run of each approval, the oldest first
+
+
+def bind(run_id: str | None) -> None:
+    """Name the run that the rest of this task works on. Another text than a run id names none."""
+    _run.set(run_id if run_id is not None and _RUN_ID.fullmatch(run_id) else None)
+
+
+@contextmanager
+def about(run_id: str) -> Iterator[None]:
+    """Name the run that this task works on in the context."""
+    token = _run.set(run_id)
+    try:
+        yield
+    finally:
+        _run.reset(token)
+
+
+def run_of(subject: str) -> dict[str, str]:
+    """Return the `extra` of a line about a subject, a pattern, a path or a key with a run id.
+
+    The result is empty if the text has no run id.
+    """
+    found = _IN_SUBJECT.search(subject)
+    return {"run_id": found[1]} if found is not None else {}
+
+
+def traced(run_id: str, traceparent: str | None) -> None:
+    """Remember the trace of a run; `traceparent` is the W3C header, or None if it is unknown."""
+    if traceparent is not None:
+        _keep(_traces, run_id, traceparent[3:35])
+
+
+def approval_of(run_id: str, approval_id: str) -> None:
+    """Remember the run of an approval, for lines that name only the approval."""
+    _keep(_runs, approval_id, run_id)
+
+
+def add_fields(_logger: Any, _method: str, line: EventDict) -> EventDict:
+    """Add the fields to a line of the standard library's logging; a processor of structlog."""
+    record: LogRecord = line["_record"]
+    fields = _named(record.msg, line.pop("positional_args", ()))
+    run_id = (
+        fields.pop("run_id", None)
+        or getattr(record, "run_id", None)
+        or _runs.get(fields.get("approval_id", ""))
+        or _run.get()
+    )
+    if run_id is not None:
+        line["run_id"] = run_id
+        if (trace_id := _traces.get(run_id)) is not None:
+            line["trace_id"] = trace_id
+    line.update(fields)
+    return line
+
+
+def add_run(logger: Any, method: str, line: EventDict) -> EventDict:
+    """Add `run_id` to a line for people, if the line's text does not name the run."""
+    run_id = add_fields(logger, method, {**line}).get("run_id")
+    line.pop("positional_args", None)
+    if run_id is not None and run_id not in line["event"]:
+        line["run_id"] = run_id
+    return line
+
+
+def _keep(kept: dict[str, str], key: str, value: str) -> None:
+    if key not in kept:
+        while len(kept) >= MAX_KEPT:
+            del kept[next(iter(kept))]
+        kept[key] = value
+
+
+def _named(template: object, values: object) -> dict[str, Any]:
+    """Return the fields that the words of a line's format give to the line's values."""
+    if not isinstance(template, str) or not isinstance(values, tuple):
+        return {}
+    found = {field: values[at] for at, field in _places(template) if at < len(values)}
+    if not _RUN_ID.fullmatch(str(found.get("run_id"))):
+        found.pop("run_id", None)
+    return {field: each if isinstance(each, int) else str(each) for field, each in found.items()}
+
+
+@lru_cache(maxsize=1024)
+def _places(template: str) -> tuple[tuple[int, str], ...]:
+    """Return the index of each value that is a field, and the field."""
+    conversions = [found for found in _CONVERSION.finditer(template) if found[2] != "%"]
+    return tuple(
+        (at, _FIELDS[found[1]]) for at, found in enumerate(conversions) if found[1] in _FIELDS
+    )
