@@ -89,7 +89,44 @@ async def test_a_process_looks_once_for_each_run_that_it_alone_writes_about(
         assert not await made.once(
             Timeline(run_id), late.again(), "outcome", "automation.completed", {}
         )
-        assert reads.count == 1, "its write is refused, since another process has written"
+        assert reads.count == 0, "its write is refused, and it reads what the other has written"
+
+
+async def test_two_processes_that_write_about_a_run_in_turn_read_each_frame_once(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+    replay = direct.replay
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal read
+        async for each in replay(*arguments):
+            read += 1
+            yield each
+
+    async with connected(nats_server.url) as bus:
+        made, run_id = [Announcements(bus, f"pod-{n}") for n in range(2)], new_run_id()
+        monkeypatch.setattr(direct, "replay", counted)
+        for number, job in enumerate(jobs(run_id, 40)):
+            assert await say(made[number % 2], job)
+        monkeypatch.undo()
+        assert read <= 3 * 40
+        assert len(await said(bus, run_id)) == 40
+
+
+async def test_frames_that_were_lost_behind_the_known_ones_are_written_again(
+    fresh_nats: NatsServer,
+) -> None:
+    async with connected(fresh_nats.url) as bus:
+        run_id = new_run_id()
+        first, second, third = jobs(run_id, 3)
+        made, other = Announcements(bus, "pod"), Announcements(bus, "other")
+        assert await say(made, first)
+        await bus.api(f"STREAM.PURGE.{raw_for(run_id)}")
+        assert await say(other, second)
+        assert await say(made, third)
+        assert await say(made, first), "its frame is gone"
+        assert not await say(made, second)
 
 
 async def test_what_was_said_before_the_known_frames_is_looked_up(nats_server: NatsServer) -> None:

@@ -28,6 +28,7 @@ WRITER: Final = "automations"
 # The header by which `_look` finds an event that was written before.
 DELIVERY: Final = "Penstock-Delivery"
 _LOCKS = 64
+LAGS_S = 0.05
 MAX_KEYS = 100_000  # the greatest number of frames in memory; each takes 100 bytes
 
 
@@ -102,8 +103,11 @@ class Announcements:
                     known.last = await writer.write(
                         "event", payload, leg=timeline.leg, headers={DELIVERY: key}
                     )
-                except (FenceConflict, HistoryLost):
-                    known = None  # another process has written about this run: read again
+                except FenceConflict:
+                    known = await self._caught_up(timeline.run_id, known)
+                    continue
+                except HistoryLost:
+                    known = None
                     continue
                 known.keys.add(key)
                 self._keep(timeline.run_id, known)
@@ -121,6 +125,26 @@ class Announcements:
             _, oldest = self._known.popitem(last=False)
             self._keys -= len(oldest.keys)
 
+    async def _caught_up(self, run_id: str, known: _Frames) -> _Frames | None:
+        """Return the frames with those that another process has written after them.
+
+        Only the later frames are read. Otherwise two processes that write about the same run would
+        read all its frames for each write, and a long run would take ever longer. Returns None if
+        the last known frame has expired or was lost, so that all frames must be read.
+        """
+        stream, pattern = raw_for(run_id), raw_stored(run_id, WRITER)
+        if known.last == 0:
+            return None
+        found = [each async for each in direct.replay(self._bus, stream, pattern, known.last)]
+        if not found or found[0].sequence != known.last:
+            return None
+        if len(found) == 1:
+            # The answer came from a replica that lags behind.
+            await asyncio.sleep(LAGS_S)
+        known.keys.update(each.headers.get(DELIVERY, "") for each in found)
+        known.last = found[-1].sequence
+        return known
+
     async def _look(self, timeline: Timeline) -> _Frames:
         """Read this service's frames of the run after the position `raw`."""
         stream, pattern = raw_for(timeline.run_id), raw_stored(timeline.run_id, WRITER)
@@ -135,4 +159,4 @@ class Announcements:
             if found.last >= last.sequence:
                 return found
             # The answer came from a replica that lags behind and does not have the last frame yet.
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(LAGS_S)
