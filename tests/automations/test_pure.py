@@ -10,6 +10,7 @@ import orjson
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from penstock.expressions import ExpressionError
 from penstock_automations.actions.webhook.answers import (
     Answer,
     NoAnswer,
@@ -29,7 +30,7 @@ from penstock_automations.actions.webhook.signing import signed
 from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s
 from penstock_automations.jobs.job import EventSource, Job, TriggerSource
 from penstock_automations.matching.facts import RunFacts
-from penstock_automations.matching.match import matches, may_act, too_deep
+from penstock_automations.matching.match import bound_event, matches, may_act, too_deep
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import MANY, Rule, types_of
@@ -353,10 +354,21 @@ def test_one_rule_that_fails_has_no_effect_on_the_others() -> None:
         compiled(id="always"),
     ]
     took: list[str] = []
-    found = matches(rules, EVENT, 100, lambda: 0.0, lambda rule, _: took.append(rule.id))
+    bound = bound_event(EVENT, 100)
+    found = matches(rules, bound, lambda: 0.0, lambda rule, _: took.append(rule.id))
     assert [each.rule.id for each in found] == ["yes", "bad", "typed", "always"]
     assert [each.rule.id for each in found if each.failure] == ["bad"]
     assert len(took) == 5
+
+
+def test_an_event_that_cel_cannot_represent_fails_only_rules_with_a_condition() -> None:
+    rules = [compiled(id="tool", where='event.data.tool == "x"'), compiled(id="always")]
+    refused = ExpressionError("an integer has more than 64 bits")
+    found = matches(rules, refused, lambda: 0.0, lambda rule, seconds: None)
+    assert [(each.rule.id, each.failure) for each in found] == [
+        ("tool", "the condition failed: an integer has more than 64 bits"),
+        ("always", None),
+    ]
 
 
 def test_a_rule_sees_events_after_its_begin_while_it_is_enabled() -> None:

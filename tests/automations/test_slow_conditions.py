@@ -33,7 +33,8 @@ async def test_other_tasks_run_between_the_slow_conditions_of_one_event(
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    found = await Matching._found(Matching.__new__(Matching), rules, {}, 2, "r1")
+    body = {"event": {"category": "llm", "action": "x"}}
+    found = await Matching._found(Matching.__new__(Matching), rules, body, 2, "r1")
     await task
     assert [each.rule for each in found] == rules
     assert {AT_ONCE, AT_ONCE * 2} <= set(seen), "it ran after each part"

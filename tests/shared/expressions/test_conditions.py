@@ -7,8 +7,17 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from penstock.expressions import Conditions, ExpressionError, MissingField, Position
+from penstock.expressions import (
+    Bound,
+    Condition,
+    Conditions,
+    ExpressionError,
+    MissingField,
+    Position,
+)
 from penstock.expressions.limits import MAX_DATA_BYTES, max_data_bytes
 from penstock.expressions.patterns import size_of
 
@@ -240,3 +249,65 @@ def test_conditions_share_bound_data() -> None:
     bound = CONDITIONS.bind({"event": EVENT}, 500)
     texts = ["event.sequence == 7", "event.sequence == 8"]
     assert [CONDITIONS.compile(text).holds(bound) for text in texts] == [True, False]
+
+
+_TEXT = st.sampled_from(["", "a", "b"])
+_FIELD = st.one_of(_TEXT, st.none(), st.booleans(), st.integers(-1, 1), st.just({"x": "a"}))
+_COMPARISON = st.sampled_from(
+    [
+        *('event.a == "a"', '"b" == event.b', 'event.o.x == "a"', 'event["a"] == "a"'),
+        *('event.a != "a"', "event.a == event.b", "event.n > 0", 'event.o.x.y == "a"'),
+        *("has(event.a)", 'dyn(event.b) == "b"', "event.b", '["a"].exists(a, a == event.a)'),
+    ]
+)
+_CONDITION = st.recursive(
+    _COMPARISON,
+    lambda inner: st.one_of(
+        st.builds("({} && {})".format, inner, inner),
+        st.builds("({} || {})".format, inner, inner),
+        st.builds("!({})".format, inner),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    _CONDITION,
+    st.fixed_dictionaries(
+        {}, optional={"a": _FIELD, "b": _FIELD, "n": _FIELD, "o": st.dictionaries(_TEXT, _FIELD)}
+    ),
+)
+def test_a_condition_that_requires_a_text_gives_what_the_runtime_gives(
+    text: str, event: dict[str, Any]
+) -> None:
+    condition, bound = CONDITIONS.compile(f"{text} == true"), CONDITIONS.bind({"event": event}, 100)
+    for each in (CONDITIONS.compile(f"{text} && true"), condition):
+        whole = Condition(each.text, each._compiled, 100)
+        assert _result(each, bound) == _result(whole, bound)
+
+
+def _result(condition: Condition, bound: Bound) -> bool | str:
+    try:
+        return condition.holds(bound)
+    except ExpressionError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "required"),
+    [
+        ('event.a == "x"', [(("event", "a"), "x")]),
+        ('"x" == event.a.b && event.n > 1', [(("event", "a", "b"), "x")]),
+        (
+            'event.a == "x" && (event.b == "y" && event.c)',
+            [(("event", "a"), "x"), (("event", "b"), "y")],
+        ),
+        ('event.a == "x" || event.b == "y"', []),
+        ('!(event.a == "x")', []),
+        ('event.l.exists(i, i.tool == "x")', []),
+        ('event["a"] == "x"', []),
+    ],
+)
+def test_the_texts_that_a_condition_requires_are_found(text: str, required: list[Any]) -> None:
+    assert list(CONDITIONS.compile(text)._required) == required

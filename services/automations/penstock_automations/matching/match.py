@@ -22,26 +22,25 @@ class Match:
 
 def matches(
     rules: Iterable[CompiledRule],
-    body: Mapping[str, Any],
-    size_bytes: int,
+    bound: Bound | ExpressionError,
     clock: Callable[[], float],
     took: Callable[[CompiledRule, float], None],
 ) -> list[Match]:
     """Return the rules whose condition holds for the event, and the rules whose condition fails.
 
-    A condition that reads a missing field does not hold. A failing condition has no effect on other
-    rules. `took` is called with each rule and the seconds of its evaluation, measured with `clock`.
+    `bound` is from `bound_event`. A condition that reads a missing field does not hold. A failing
+    condition has no effect on other rules. `took` is called with each rule and the seconds of its
+    evaluation, measured with `clock`.
     """
     found = []
-    bound: Bound | None = None
     for rule in rules:
         if rule.trouble is not None:
             found.append(Match(rule, rule.trouble))
         elif rule.condition is None:
             found.append(Match(rule))
+        elif isinstance(bound, ExpressionError):
+            found.append(Match(rule, f"the condition failed: {bound}"))
         else:
-            if bound is None:
-                bound = CONDITIONS.bind({"event": event_of(body)}, size_bytes)
             begun = clock()
             try:
                 if rule.condition.holds(bound):
@@ -52,6 +51,17 @@ def matches(
                 found.append(Match(rule, f"the condition failed: {error}"))
             took(rule, clock() - begun)
     return found
+
+
+def bound_event(body: Mapping[str, Any], size_bytes: int) -> Bound | ExpressionError:
+    """Return an event for the conditions of all rules; the error if CEL cannot represent it.
+
+    Binding costs as much as a condition, so bind an event once.
+    """
+    try:
+        return CONDITIONS.bind({"event": event_of(body)}, size_bytes)
+    except ExpressionError as error:
+        return error
 
 
 def depth_of(facts: RunFacts, body: Mapping[str, Any]) -> int:

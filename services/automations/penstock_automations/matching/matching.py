@@ -21,7 +21,14 @@ from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
 from penstock_automations.matching.facts import Facts
-from penstock_automations.matching.match import Match, depth_of, matches, may_act, too_deep
+from penstock_automations.matching.match import (
+    Match,
+    bound_event,
+    depth_of,
+    matches,
+    may_act,
+    too_deep,
+)
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
 
@@ -142,9 +149,10 @@ class Matching:
         """
         found: list[Match] = []
         took = partial(self._took, run_id)
+        bound = bound_event(body, size_bytes)
         for at in range(0, len(rules), AT_ONCE):
             begun, part = time.perf_counter(), rules[at : at + AT_ONCE]
-            found += matches(part, body, size_bytes, time.perf_counter, took)
+            found += matches(part, bound, time.perf_counter, took)
             if time.perf_counter() - begun > SLOW_S:
                 await asyncio.sleep(0)
         return found

@@ -17,7 +17,7 @@ import orjson
 
 from penstock.bus import subjects
 from penstock_automations.jobs.job import Job, TriggerKind, TriggerSource
-from penstock_automations.matching.match import matches
+from penstock_automations.matching.match import bound_event, matches
 from penstock_automations.rules.cron import Cron, rfc3339
 from penstock_automations.rules.records import CompiledRule, event_of
 
@@ -180,7 +180,7 @@ def job_of(
     `body` is the JSON of the trigger in the form of an event. If the condition cannot be evaluated,
     the result is a job that records this failure and has no other effect.
     """
-    found = matches([rule], body, size_bytes, time.perf_counter, _ignored)
+    found = matches([rule], bound_event(body, size_bytes), time.perf_counter, _ignored)
     if not found:
         return None
     return Job(

@@ -1,0 +1,56 @@
+"""Finds the texts that a condition requires, so that most evaluations can be left out. Pure.
+
+`event.data.tool == "delete_file" && …` cannot hold for an event with another tool, whatever the
+rest of the condition is: in CEL, `false && x` is false even if `x` fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from penstock.expressions.errors import ExpressionError
+from penstock.expressions.syntax import Call, Constant, Name, Node, Select, read_tree
+
+# The path of a field, beginning with the variable, and the text that it must have.
+RequiredText: TypeAlias = tuple[tuple[str, ...], str]
+
+
+def required_texts(serialized: bytes, text: str) -> tuple[RequiredText, ...]:
+    """Return the texts without which the condition does not hold; empty if none can be found."""
+    try:
+        root = read_tree(serialized, text).root
+    except ExpressionError:
+        return ()  # conditions may have parts that `read_tree` refuses
+    return tuple(_required(root))
+
+
+def has_other_text(data: Mapping[str, Any], path: tuple[str, ...], text: str) -> bool:
+    """Return whether the field exists, and is a text that differs from `text`."""
+    value: Any = data
+    for name in path:
+        if type(value) is not dict or name not in value:
+            return False
+        value = value[name]
+    return type(value) is str and value != text
+
+
+def _required(node: Node) -> Iterator[RequiredText]:
+    match node:
+        case Call(_, "_&&_", arguments):
+            for each in arguments:
+                yield from _required(each)
+        case Call(_, "_==_", (Constant(_, str(text)), field) | (field, Constant(_, str(text)))):
+            path = _path(field)
+            if path is not None:
+                yield path, text
+
+
+def _path(node: Node) -> tuple[str, ...] | None:
+    names: list[str] = []
+    while isinstance(node, Select) and not node.is_test:
+        names.append(node.field)
+        node = node.operand
+    if not isinstance(node, Name):
+        return None
+    return (node.name, *reversed(names))
