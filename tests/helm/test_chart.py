@@ -409,6 +409,9 @@ def test_nacks_streams_are_those_of_the_services() -> None:
     assert rendered
     for each in rendered:
         assert (each["preventDelete"], each["preventUpdate"]) == (True, True)
+        assert "maxAge" in each, "NACK's control loop keeps messages for a year otherwise"
+        if each.get("allowMsgSchedules"):
+            assert each["allowRollup"], "NACK's control loop makes no such stream otherwise"
         assert each["storage"] == "file"
 
 

@@ -68,12 +68,16 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
 
 
 def spec(configuration: Configuration) -> dict[str, Any]:
-    """Return the `spec` of a Stream with this configuration, without fields that are unset.
+    """Return the `spec` of a Stream with this configuration, without most fields that are unset.
 
     Raises:
         KeyError: the configuration sets a field that has no name here.
     """
-    made = {}
+    # NACK's control loop keeps messages for a year where a stream has no age.
+    made: dict[str, Any] = {"maxAge": _duration(0)}
+    if configuration.get("allow_msg_schedules"):
+        # NATS sets this itself, unless a client is pedantic, as the control loop is.
+        made["allowRollup"] = True
     for field, value in configuration.items():
         if not value:
             continue
