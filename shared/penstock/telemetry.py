@@ -212,6 +212,12 @@ UNREADABLE_RECORDS = Counter(
     "Records that lists leave out because they cannot be parsed, by bucket",
     ["bucket"],
 )
+ADDED_SECONDS = Histogram(
+    "penstock_added_seconds",
+    "Seconds from the receipt of a source frame until an edge has written its event to clients; "
+    "each edge measures one live event a second",
+    buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30),
+)
 FOLD_SECONDS = Histogram(
     "penstock_fold_seconds",
     "Seconds from the receipt of a source frame to the publication of its events",

@@ -79,6 +79,19 @@ async def test_a_stream_that_continues_at_a_cursor_is_counted(penstock: Deployme
     assert after.value(name, result="hit") == before.value(name, result="hit") + 1
 
 
+async def test_the_added_latency_of_live_events_is_measured(penstock: Deployment) -> None:
+    name, before = "penstock_added_seconds", await scrape(penstock)
+    run_id = await penstock.run("adk", "slow 40 50")
+    live = await penstock.all(run_id)
+    after = await scrape(penstock)
+    measured = after.value(f"{name}_count") - before.value(f"{name}_count")
+    assert 1 <= measured < len(live)
+    assert after.value(f"{name}_sum") - before.value(f"{name}_sum") < 10 * measured
+    # The past of a run says nothing about the latency.
+    assert len(await penstock.all(run_id)) == len(live)
+    assert (await scrape(penstock)).value(f"{name}_count") == after.value(f"{name}_count")
+
+
 async def test_each_metric_that_a_query_asks_for_is_served(penstock: Deployment) -> None:
     scraped = await scrape(penstock)
     for name, query in queries().items():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock.bus import (
     RawWriter,
@@ -39,7 +40,12 @@ from support.fakes.raw import agno, agno_pause
 from support.real.nats import NatsServer
 
 
+def lease_changes(change: str) -> float:
+    return REGISTRY.get_sample_value("penstock_lease_changes_total", {"change": change}) or 0.0
+
+
 async def test_a_normalizer_goes_on_where_the_last_one_stopped(nats_server: NatsServer) -> None:
+    before = {change: lease_changes(change) for change in ("taken", "given_up")}
     async with bus_to(nats_server.url) as bus:
         run = Run(bus)
         async with normalizer(nats_server.url):
@@ -51,6 +57,8 @@ async def test_a_normalizer_goes_on_where_the_last_one_stopped(nats_server: Nats
             await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
             events = await run.until("lifecycle.completed")
     check_order(events, ["one", "two"])
+    changes = {change: lease_changes(change) - before[change] for change in before}
+    assert changes == dict.fromkeys(before, 2 * subjects.PARTITIONS)
 
 
 async def test_a_cancel_before_the_start_is_known_to_the_next_normalizer(

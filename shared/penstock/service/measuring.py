@@ -27,21 +27,25 @@ async def measure(services: Sequence[Service]) -> None:
     gaps = 0
     while True:
         for service in services:
-            try:
-                await _measure_readers(service.bus)
-            except BusError as error:
-                log.debug("%s: the waiting messages are not counted now: %s", service.name, error)
-                continue
-            try:
-                # Every process would measure the same, so only normalizers do.
-                if service.repairs_streams:
-                    await _measure_streams(service.bus)
-            except BusError as error:
-                log.debug("the streams are not measured now: %s", error)
+            await _measure_bus(service)
         found = sum(service.bus.jetstream.gaps for service in services)
         telemetry.GAPS_REPAIRED.inc(found - gaps)
         gaps = found
         await asyncio.sleep(MEASURE_S)
+
+
+async def _measure_bus(service: Service) -> None:
+    try:
+        await _measure_readers(service.bus)
+        # Every process would measure the same, so only normalizers do.
+        if service.repairs_streams:
+            await _measure_streams(service.bus)
+    except BusError as error:
+        log.debug("%s: NATS is not measured now: %s", service.name, error)
+    except Exception:
+        # Without this, an unexpected answer would end the loop, and the metrics would keep their
+        # last values without a sign of it.
+        log.exception("%s: NATS cannot be measured, it is tried again", service.name)
 
 
 async def _measure_readers(bus: Bus) -> None:

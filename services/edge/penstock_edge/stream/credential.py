@@ -96,7 +96,7 @@ def _watch_token(
         except Exception:
             # Only this task ends the stream when the credential expires, and the task has failed.
             # So the stream ends now.
-            extra = run_of(scope["path"])
+            extra = run_of(scope.get("path", ""))
             log.exception("a stream is ended: its credential cannot be watched", extra=extra)
         end()
 

@@ -18,13 +18,14 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final, Protocol
 
-from penstock.telemetry import DELIVERED
+from penstock.telemetry import ADDED_SECONDS, DELIVERED
 
 JOIN_S: Final = 0.02  # the greatest value of `join_s`, in seconds
 FULL_RATE: Final = 10_000  # deliveries a second at which `join_s` reaches `JOIN_S`
 # The number of writes after which other callbacks of the event loop may run. 100 writes take about
 # 0.6 ms.
 SLICE: Final = 100
+SAMPLE_S: Final = 1.0  # the shortest time between two measurements of the added latency
 REPORT_S: Final = 0.1  # seconds between two updates of the metrics; an update takes 1.5 µs
 # When a timer ends, it also flushes the hubs that are due up to this many seconds later. So one
 # timer serves several hubs.
@@ -66,6 +67,10 @@ class Flushes:
         self._delivered: dict[str, int] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self._reported_at = self.time()
+        # Whether the next flush of a hub measures the added latency of its first event. Not every
+        # event is measured, because a measurement costs as much as a tenth of a delivery.
+        self.is_sample_due = True
+        self._sampled_at = -math.inf
         self.join_s = 0.0  # the shortest time between two flushes of one hub
 
     def add(self, hub: Flushable) -> None:
@@ -93,6 +98,11 @@ class Flushes:
         if self._reporting is None:
             self._reporting = self._loop.call_later(REPORT_S, self._set_metrics)
         self._delivered[dialect] = self._delivered.get(dialect, 0) + events
+
+    def sampled(self, added_s: float) -> None:
+        """Measure the added latency of one event, in seconds."""
+        self._sampled_at = self.time()
+        ADDED_SECONDS.observe(max(0.0, added_s))  # the clocks of two machines may differ a little
 
     def close(self) -> None:
         """Cancel all waiting flushes, and set the metrics a last time."""
@@ -124,6 +134,7 @@ class Flushes:
         for dialect, events in self._delivered.items():
             DELIVERED.labels(dialect).inc(events)
         self._delivered.clear()
+        self.is_sample_due = now >= self._sampled_at + SAMPLE_S
         self._report()
 
     def _set_timer(self) -> None:

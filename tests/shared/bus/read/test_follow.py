@@ -186,6 +186,7 @@ async def test_a_live_message_that_is_lost_is_read_from_the_stream(
 ) -> None:
     followed = events(run_id) if kind == "events" else raw(run_id, "upstream")
     writer = await RawWriter.resume(bus, run_id, "upstream", "pod/1")
+    gaps = bus.jetstream.gaps
 
     async def publish(first: int, last: int) -> None:
         for number in range(first, last + 1):
@@ -201,6 +202,8 @@ async def test_a_live_message_that_is_lost_is_read_from_the_stream(
         await publish(6, 199)
         assert await delivered.until(199) == [*range(1, 200)]
     assert lossy.dropped == set(range(10, 200, 10))
+    # Messages that are lost while one gap is read belong to the same repair.
+    assert 1 <= bus.jetstream.gaps - gaps <= len(lossy.dropped)
 
 
 @pytest.mark.parametrize("kind", ["events", "raw"])

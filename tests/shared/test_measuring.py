@@ -1,0 +1,67 @@
+"""The loop that measures NATS goes on after every error, and counts the gaps that were repaired."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from penstock.bus import BusUnavailable
+from penstock.service import measuring
+from support.drive.waiting import eventually
+
+
+def service(*answers: Any) -> Any:
+    """Return a service with one reader, whose number of waiting messages is asked repeatedly."""
+    left = list(answers)
+
+    async def waiting() -> int:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return int(answer)
+
+    jetstream = SimpleNamespace(waiting={("S", "measured"): waiting}, gaps=0)
+    bus = SimpleNamespace(jetstream=jetstream)
+    return SimpleNamespace(name="tried", bus=bus, repairs_streams=False)
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def test_an_unexpected_answer_is_logged_and_the_next_one_is_measured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(measuring, "MEASURE_S", 0.0)
+    broken = service(KeyError("num_pending"), BusUnavailable("away"), 7)
+    loop = asyncio.create_task(measuring.measure([broken]))
+
+    async def is_measured() -> bool:
+        assert not loop.done(), "the loop has ended"
+        return value("penstock_reader_waiting", stream="S", reader="measured") == 7
+
+    await eventually(is_measured, 10, "the reader is measured")
+    loop.cancel()
+    (line,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert "tried: NATS cannot be measured" in line.getMessage()
+    assert line.exc_info
+
+
+async def test_gaps_of_all_services_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "MEASURE_S", 0.0)
+    one, other = service(0), service(0)
+    before = value("penstock_gaps_repaired_total")
+    loop = asyncio.create_task(measuring.measure([one, other]))
+    for gaps in (2, 3):
+        one.bus.jetstream.gaps = other.bus.jetstream.gaps = gaps
+
+        async def is_counted(now: int = 2 * gaps) -> bool:
+            return value("penstock_gaps_repaired_total") == before + now
+
+        await eventually(is_counted, 10, f"{gaps} gaps of each are counted")
+    loop.cancel()
