@@ -65,3 +65,19 @@ async def test_gaps_of_all_services_are_counted_once(monkeypatch: pytest.MonkeyP
 
         await eventually(is_counted, 10, f"{gaps} gaps of each are counted")
     loop.cancel()
+
+
+async def test_a_limit_that_a_stream_has_no_more_is_no_more_shown() -> None:
+    config = {"max_bytes": 100}
+
+    async def api(subject: str) -> dict[str, Any]:
+        return {"state": {"bytes": 7}, "config": config if subject.endswith(".JOURNAL") else {}}
+
+    bus: Any = SimpleNamespace(api=api, shards=SimpleNamespace(made=1))
+    await measuring._measure_streams(bus)
+    limit = "penstock_stream_limit_bytes"
+    assert REGISTRY.get_sample_value(limit, {"stream": "JOURNAL"}) == 100
+    config["max_bytes"] = -1
+    await measuring._measure_streams(bus)
+    assert REGISTRY.get_sample_value(limit, {"stream": "JOURNAL"}) is None
+    assert value("penstock_stream_bytes", stream="JOURNAL") == 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 from penstock import telemetry
 from penstock.bus import Bus, BusError, streams
@@ -63,3 +64,6 @@ async def _measure_streams(bus: Bus) -> None:
         telemetry.STREAM_BYTES.labels(stream).set(info["state"]["bytes"])
         if (limit := info["config"].get("max_bytes", -1)) > 0:
             telemetry.STREAM_LIMIT.labels(stream).set(limit)
+        else:
+            with suppress(KeyError):  # the stream had no limit before, either
+                telemetry.STREAM_LIMIT.remove(stream)

@@ -177,7 +177,8 @@ class Follow:
             self._accept([stored])
         elif stored.sequence >= self._next:
             self._keep_early(stored)
-            self._bus.jetstream.gaps += self._repair is None
+            # The first message after an empty history is no gap: nothing before it is missing.
+            self._bus.jetstream.gaps += self._repair is None and self._last is not None
             self._begin_repair()
 
     def _keep_early(self, stored: Stored) -> None:

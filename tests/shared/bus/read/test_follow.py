@@ -206,6 +206,19 @@ async def test_a_live_message_that_is_lost_is_read_from_the_stream(
     assert 1 <= bus.jetstream.gaps - gaps <= len(lossy.dropped)
 
 
+async def test_the_first_message_of_a_run_that_had_none_is_no_gap(bus: Bus, run_id: str) -> None:
+    gaps = bus.jetstream.gaps
+    async with following(bus, events(run_id), probe_s=60) as (delivered, follow):
+
+        async def history_is_read() -> bool:
+            return follow._repair is None
+
+        await eventually(history_is_read, what="the empty history is read")
+        await publish_events(bus, run_id, 1, 3)
+        assert await delivered.until(3) == [1, 2, 3]
+    assert bus.jetstream.gaps == gaps
+
+
 @pytest.mark.parametrize("kind", ["events", "raw"])
 async def test_the_last_message_is_found_by_a_probe_when_it_was_lost(
     bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch, kind: str
