@@ -23,9 +23,10 @@ from penstock_edge.sources.locate import start_from_now, start_of_new_run
 from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.sessions import RunRecords, Session
 from penstock_edge.stream import credential, until_idle, waiting
-from penstock_edge.stream.client import Client, End
+from penstock_edge.stream.client import Client
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
+from penstock_edge.stream.phases import End
 from penstock_edge.stream.until_idle import UntilIdle
 from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.views.dialects import run_view, upstream_leg_view

@@ -22,8 +22,8 @@ from fuzz.cases import examples
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.stream import flushes
 from penstock_edge.stream import hub as hub_module
-from penstock_edge.stream.client import End
 from penstock_edge.stream.open_streams import ReconnectReason
+from penstock_edge.stream.phases import End
 from support.drive.waiting import eventually
 from support.fakes.connections import Connection, World
 

@@ -21,9 +21,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.log_fields import run_of
 from penstock.telemetry import DELIVERED, SLOW_CLIENTS
@@ -31,15 +29,16 @@ from penstock.web.auth import Identity
 from penstock.web.read_scheduler import ReadScheduler, Turn
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
+from penstock_edge.stream.drivers import ByTask, Driver
 from penstock_edge.stream.hub import Hub
-from penstock_edge.stream.in_step import Write
 from penstock_edge.stream.open_streams import ReconnectReason, retry_ms
+from penstock_edge.stream.phases import IDLE, STEPPING, End, Idle, Live, Stepping
 from penstock_edge.stream.received import acknowledged, written
 from penstock_edge.stream.replay import Reached, Replay
 from penstock_edge.stream.ring import http_chunk
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import Item
-from penstock_edge.views.positions import ByteOffset, RingPosition, StreamSequence
+from penstock_edge.views.positions import ByteOffset, StreamSequence
 from penstock_edge.views.view import Delivery, ReadFrom
 
 log = logging.getLogger(__name__)
@@ -47,106 +46,7 @@ log = logging.getLogger(__name__)
 _BEFORE_ALL: Final = Cursor(0, 0)
 
 
-class End(Enum):
-    """Why a client's stream has ended."""
-
-    COMPLETE = "complete"  # the client has all items that the request asked for
-    LEFT = "left"  # the client has closed the connection
-    EXPIRED = "expired"  # the client's credential has expired or was revoked
-    AGED = "aged"  # the stream was open for the maximum time; the client reconnects
-    DRAINED = "drained"  # this edge shuts down; the client reconnects to another edge
-    SLOW = "slow"  # the client does not read
-    STOPPED = "stopped"  # the hub was stopped
-    FAILED = "failed"  # the hub has failed
-
-
 _MOVED: Final = {ReconnectReason.AGE: End.AGED, ReconnectReason.DRAIN: End.DRAINED}
-
-
-@dataclass(slots=True)
-class Live:
-    """The phase in which a client takes items from the ring."""
-
-    at: RingPosition
-    taken_bytes: ByteOffset  # the number of bytes of all items before `at`
-
-
-class Stepping(Enum):
-    """The phase in which the hub writes the items; the group `InStep` knows the client's
-    position."""
-
-    STEPPING = "stepping"
-
-
-STEPPING: Final = Stepping.STEPPING
-
-
-class Idle(Enum):
-    """The result of `Client.next_write` if there is nothing to write until the next `wake`."""
-
-    IDLE = "idle"
-
-
-IDLE: Final = Idle.IDLE
-
-
-class Driver(Protocol):
-    """Writes a client's stream, by calling `Client.next_write` after each `wake`."""
-
-    @property
-    def write(self) -> Write | None:
-        """The connection's own `write`, which takes HTTP chunks; None if ASGI must be used.
-
-        The value is also None while the connection is paused because too many bytes wait in it.
-        """
-        ...
-
-    @property
-    def transport(self) -> asyncio.WriteTransport | None:
-        """The connection's transport; None if the number of acknowledged bytes cannot be found
-        out."""
-        ...
-
-    def wake(self) -> None:
-        """Call `Client.next_write` soon, at least once."""
-        ...
-
-    def drop(self) -> bool:
-        """End the stream of a client that does not read; return False if no write is in
-        progress."""
-        ...
-
-    def fail(self) -> None:
-        """Close the connection, because its `write` has raised an exception."""
-        ...
-
-
-class ByTask(Driver):
-    """The driver of a response that is sent by ASGI: the response's task calls `Client.take`."""
-
-    write = None
-    transport = None
-
-    def __init__(self) -> None:
-        self._wake = asyncio.Event()
-        self._task = asyncio.current_task()
-
-    async def wait(self) -> None:
-        """Wait for the next `wake`, or return at once if one came since the last call."""
-        await self._wake.wait()
-        self._wake.clear()
-
-    def wake(self) -> None:
-        """Let `wait` return."""
-        self._wake.set()
-
-    def drop(self) -> bool:
-        """Cancel the response's task, which then sees that `Client.end` is `End.SLOW`."""
-        return self._task is not None and self._task.cancel()
-
-    def fail(self) -> None:
-        """Do nothing: this method is called only for clients in step, and ASGI clients are never
-        in step."""
 
 
 class Client:

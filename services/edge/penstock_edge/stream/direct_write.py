@@ -25,8 +25,10 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from penstock import sse
 from penstock.log_fields import run_of
 from penstock.web.protocol import HttpProtocol
-from penstock_edge.stream.client import Client, Driver, End, Idle
+from penstock_edge.stream.client import Client
+from penstock_edge.stream.drivers import Driver
 from penstock_edge.stream.in_step import Write
+from penstock_edge.stream.phases import End, Idle
 from penstock_edge.stream.ring import http_chunk
 from penstock_edge.views.view import Delivery
 

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.web.auth import identity_of, keep_place
-from penstock_edge.stream.client import Client, End
+from penstock_edge.stream.client import Client
 from penstock_edge.stream.credential import watch
 from penstock_edge.stream.direct_write import DROPPED_S, SLICE_BYTES, direct_of, dropped
 from penstock_edge.stream.leaving import until_closed
+from penstock_edge.stream.phases import End
 
 
 class EventStream:

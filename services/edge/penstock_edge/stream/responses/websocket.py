@@ -22,8 +22,9 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from penstock.web.auth import identity_of
-from penstock_edge.stream.client import Client, End
+from penstock_edge.stream.client import Client
 from penstock_edge.stream.credential import while_valid
+from penstock_edge.stream.phases import End
 from penstock_edge.views.framing import split
 
 MAX_RECEIVED_BYTES: Final = 4096

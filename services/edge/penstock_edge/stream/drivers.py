@@ -1,0 +1,67 @@
+"""Defines what writes the stream of a client, and the driver of a response that ASGI sends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from penstock_edge.stream.in_step import Write
+
+
+class Driver(Protocol):
+    """Writes a client's stream, by calling `Client.next_write` after each `wake`."""
+
+    @property
+    def write(self) -> Write | None:
+        """The connection's own `write`, which takes HTTP chunks; None if ASGI must be used.
+
+        The value is also None while the connection is paused because too many bytes wait in it.
+        """
+        ...
+
+    @property
+    def transport(self) -> asyncio.WriteTransport | None:
+        """The connection's transport; None if the number of acknowledged bytes cannot be found
+        out."""
+        ...
+
+    def wake(self) -> None:
+        """Call `Client.next_write` soon, at least once."""
+        ...
+
+    def drop(self) -> bool:
+        """End the stream of a client that does not read; return False if no write is in
+        progress."""
+        ...
+
+    def fail(self) -> None:
+        """Close the connection, because its `write` has raised an exception."""
+        ...
+
+
+class ByTask(Driver):
+    """The driver of a response that is sent by ASGI: the response's task calls `Client.take`."""
+
+    write = None
+    transport = None
+
+    def __init__(self) -> None:
+        self._wake = asyncio.Event()
+        self._task = asyncio.current_task()
+
+    async def wait(self) -> None:
+        """Wait for the next `wake`, or return at once if one came since the last call."""
+        await self._wake.wait()
+        self._wake.clear()
+
+    def wake(self) -> None:
+        """Let `wait` return."""
+        self._wake.set()
+
+    def drop(self) -> bool:
+        """Cancel the response's task, which then sees that `Client.end` is `End.SLOW`."""
+        return self._task is not None and self._task.cancel()
+
+    def fail(self) -> None:
+        """Do nothing: this method is called only for clients in step, and ASGI clients are never
+        in step."""
