@@ -33,7 +33,7 @@ async def done(penstock: Pipeline, run_id: str) -> None:
         left = await penstock.bus.bucket("approvals").keys("outbox.*")
         return bool(await continues(penstock, run_id)) and not left
 
-    await eventually(sent, 20, "the continue")
+    await eventually(sent, 30, "the continue")
 
 
 async def test_an_automatic_outcome_pauses_nothing_and_is_announced(

@@ -63,7 +63,7 @@ async def done_once(penstock: Pipeline, approval: ApprovalRecord) -> dict[str, A
         return await penstock.bus.bucket("approvals").get(key) is None
 
     *_, told = await penstock.events_until(approval.run_id, "approval.decided")
-    await eventually(nothing_left, 20, "an empty outbox")
+    await eventually(nothing_left, 30, "an empty outbox")
     frames = await penstock.raw(approval.run_id, "approvals")
     said = [orjson.loads(frame.payload)["type"] for frame in frames]
     assert said == ["lifecycle.paused", "approval.decided"]
@@ -291,7 +291,7 @@ async def test_a_decision_is_told_once_though_the_run_has_paused_again_since(
             async def nothing_left() -> bool:
                 return not await penstock.bus.bucket("approvals").keys("outbox.*")
 
-            await eventually(nothing_left, 20, "an empty outbox")
+            await eventually(nothing_left, 30, "an empty outbox")
             await penstock.decide(second.data["approval_id"])
             events = await penstock.events_until(
                 run_id, lambda event: event.type == "approval.decided" and event.leg == 2

@@ -52,7 +52,7 @@ async def expired(penstock: Pipeline, approval: ApprovalRecord) -> ApprovalRecor
         is_sent = await penstock.bus.bucket("approvals").get(key) is None
         return is_sent and (await penstock.approval(approval.approval_id)).status == "expired"
 
-    await eventually(done, 20, "the end of the deadline")
+    await eventually(done, 30, "the end of the deadline")
     return await penstock.approval(approval.approval_id)
 
 
@@ -68,7 +68,7 @@ async def nothing_scheduled(penstock: Pipeline, approval: ApprovalRecord) -> Non
     async def none() -> bool:
         return not await scheduled(penstock, approval)
 
-    await eventually(none, 20, "that no message is scheduled or due")
+    await eventually(none, 30, "that no message is scheduled or due")
 
 
 async def test_at_the_deadline_the_run_continues_rejected_and_nobody_has_rejected_it(

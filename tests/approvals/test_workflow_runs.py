@@ -42,14 +42,14 @@ async def told(run: WorkflowRun, *kinds: str) -> None:
     async def are_there() -> bool:
         return [each.news for each in await run.news()] == list(kinds)
 
-    await eventually(are_there, 15, f"the news {kinds}")
+    await eventually(are_there, 30, f"the news {kinds}")
 
 
 async def status(penstock: Pipeline, approval_id: str, wanted: str) -> None:
     async def is_it() -> bool:
         return (await penstock.approval(approval_id)).status == wanted
 
-    await eventually(is_it, 15, f"approval {approval_id} is {wanted}")
+    await eventually(is_it, 30, f"approval {approval_id} is {wanted}")
 
 
 async def test_two_approvals_of_a_workflow_are_decided_one_after_the_other(

@@ -124,7 +124,7 @@ async def handled(made: Automations, firing: Firing | None = None) -> None:
             return False
         return await made.bus.tail(streams.SCHEDULES, "due.automations-schedules.>") is None
 
-    await eventually(probe, 20, what="that all firings are handled")
+    await eventually(probe, 30, what="that all firings are handled")
 
 
 async def test_the_next_time_is_scheduled_and_a_missed_one_is_fired_once(

@@ -357,7 +357,7 @@ async def played(made: Automations, rule_id: str, count: int) -> list[StartComma
         found = await started_by(made, rule_id)
         return found if len(found) >= count else None
 
-    found = await eventually(enough, 20, what=f"{count} starts")
+    found = await eventually(enough, 30, what=f"{count} starts")
     assert found is not None
     run = DrivenRun(made.bus, found[-1].run_id, found[-1].user_id)
     await run.open()

@@ -33,7 +33,7 @@ async def ended(made: Automations, job: Job, replays: int = 0) -> DeliveryRecord
         record = DeliveryRecord.model_validate_json(entry.value)
         return record if record.ended_at is not None and record.replay == replays else None
 
-    found = await eventually(probe, 20, what="the delivery's outcome")
+    found = await eventually(probe, 30, what="the delivery's outcome")
     assert found is not None
     return found
 

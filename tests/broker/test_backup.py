@@ -233,7 +233,7 @@ async def known(penstock: Deployment, approval_id: str) -> None:
     async def shown() -> bool:
         return (await penstock.http.get(url)).is_success
 
-    await eventually(shown, 20, f"the approval {approval_id}")
+    await eventually(shown, 30, f"the approval {approval_id}")
 
 
 async def test_a_run_that_had_ended_is_as_before_and_its_client_resumes_exactly(

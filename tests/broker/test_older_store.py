@@ -116,7 +116,7 @@ class Scene:
                 marks = json.loads(entry.value) if entry is not None else {}
                 return all(marks.get(stream, 0) >= last[stream] for stream in last)
 
-            await eventually(probe, 20, "it is noted how far the streams reach")
+            await eventually(probe, 30, "it is noted how far the streams reach")
 
     async def again(self, run_id: str) -> None:
         """Wait while the run's events are made again (503) or its record is missing (404)."""
@@ -144,7 +144,7 @@ class Scene:
             status = await self.penstock.status(run_id)
             return f"lifecycle.{status}" == seen[-1].type
 
-        await eventually(listed, 20, f"{run_id} is listed as it ended: {seen[-1].type}")
+        await eventually(listed, 30, f"{run_id} is listed as it ended: {seen[-1].type}")
         message = self.runs[run_id]
         calls = [call for call in self.upstream.calls if call.form.get("message") == message]
         assert len(calls) <= 1, f"{message} went upstream {len(calls)} times"
@@ -191,7 +191,7 @@ class Scene:
             told = (await self.penstock.http.get(f"{edge.probes}/readyz")).json()
             return any(f"NATS has lost data: {stream} " in text for text in told.get("notices", ()))
 
-        await eventually(said, 20, f"/readyz speaks of {stream}")
+        await eventually(said, 30, f"/readyz speaks of {stream}")
         metrics = (await self.penstock.http.get(f"{edge.probes}/metrics")).text
         (line,) = [
             line

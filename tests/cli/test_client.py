@@ -450,4 +450,4 @@ def read_until(terminal: int, probe: bytes) -> None:
         seen += os.read(terminal, 4096)
         return probe in seen
 
-    wait_for(probe_seen, 10, f"{probe!r} on the terminal")
+    wait_for(probe_seen, 30, f"{probe!r} on the terminal")

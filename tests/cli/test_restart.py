@@ -161,7 +161,7 @@ def test_while_it_drains_connections_are_refused_and_kept_ones_are_closed(
                     return True
                 return False
 
-            wait_for(refused, 10, "connections are refused")
+            wait_for(refused, 30, "connections are refused")
             for _ in range(3):
                 next(pieces)  # while it drains, the open stream continues
                 with pytest.raises(httpx.ConnectError):
@@ -186,6 +186,6 @@ def test_a_port_that_stays_open_answers_while_it_drains(
         with httpx.stream("GET", path, trust_env=False) as answer:
             return answer.status_code == 503
 
-    wait_for(draining, 10, "a new stream is refused")
+    wait_for(draining, 30, "a new stream is refused")
     assert httpx.get(f"{up.url}/v1/runs", trust_env=False).status_code == 200
     assert up.process.wait(30) == 0

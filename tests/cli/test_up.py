@@ -169,7 +169,7 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up], config: 
 
     up.signal(signal.SIGKILL)
     for name in ("agno", "adk"):
-        wait_for(partial(finished_twice, up.data / "logs" / f"{name}.log"), 20, f"{name}'s end")
+        wait_for(partial(finished_twice, up.data / "logs" / f"{name}.log"), 30, f"{name}'s end")
 
     # The receiver of the demo's rule has ended, so without the demo the rules are deleted.
     plain = make_up("--config", config)
@@ -233,7 +233,7 @@ def test_it_outlives_its_nats_server(make_up: Callable[..., Up], config: str) ->
     up.start()
     [ports] = (up.data / "nats").glob("*.ports")
     os.kill(int(ports.stem.rsplit("_", 1)[1]), signal.SIGKILL)
-    wait_for(lambda: "reconnected to NATS" in up.log(), 20, "the services' reconnection")
+    wait_for(lambda: "reconnected to NATS" in up.log(), 30, "the services' reconnection")
     assert up.penstock("run", "hello", "--agent", "nobody")[0] == 1
     assert up.signal(signal.SIGTERM) == 0
 

@@ -60,7 +60,7 @@ class Terminal:
                 self.seen += os.read(self._ours, 65536).decode(errors="replace")
             return text in _STYLES.sub("", self.seen)
 
-        await eventually(shown, 20, f"{text!r} on the terminal")
+        await eventually(shown, 30, f"{text!r} on the terminal")
         before, _, self.seen = _STYLES.sub("", self.seen).partition(text)
         return before
 

@@ -82,7 +82,7 @@ async def test_a_session_id_that_an_adk_server_has_no_path_for_is_refused_at_the
 ) -> None:
     """The real ADK server decodes `%2F` before it looks up the route, so it always answers 404."""
     session = "/apps/demo/users/u1/sessions/team%2Fb"
-    async with httpx.AsyncClient() as direct:
+    async with httpx.AsyncClient(timeout=30) as direct:
         for method in ("POST", "GET"):
             assert (await direct.request(method, f"{adk_server.url}{session}")).status_code == 404
     base, http = penstock.edge(0), penstock.http

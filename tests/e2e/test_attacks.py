@@ -413,7 +413,7 @@ async def test_users_of_an_adk_server_do_not_meet_in_a_session(site: Site) -> No
     session = uuid.uuid4().hex
     for who in ("alice", "bob"):
         await said(site, "adk", session, f"weather, says {who}", who)
-    async with httpx.AsyncClient(base_url=site.servers["adk"].url) as server:
+    async with httpx.AsyncClient(base_url=site.servers["adk"].url, timeout=30) as server:
         for who, other in (("alice", "bob"), ("bob", "alice")):
             kept = (await server.get(f"/apps/demo/users/{who}/sessions/{session}")).text
             assert f"says {who}" in kept

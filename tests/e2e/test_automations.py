@@ -43,7 +43,7 @@ async def test_a_rule_of_a_file_sends_a_webhook_and_the_outcome_is_in_the_stream
         }
         await asyncio.to_thread(lambda: up.start(**environment))
         try:
-            async with httpx.AsyncClient(base_url=up.url) as http:
+            async with httpx.AsyncClient(base_url=up.url, timeout=30) as http:
                 since = messages.now()
                 body = {"agent": "assistant", "message": "Hello"}
                 run_id = (await http.post("/v1/runs", json=body)).json()["run_id"]

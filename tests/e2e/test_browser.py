@@ -70,7 +70,7 @@ async def seen(site: Site, count: int) -> None:
     async def enough() -> bool:
         return any(len(report["seen"]) >= count for report in site.reports)
 
-    await eventually(enough, 20, f"the page has seen {count} events")
+    await eventually(enough, 30, f"the page has seen {count} events")
 
 
 async def closed(site: Site) -> dict[str, Any]:
@@ -79,7 +79,7 @@ async def closed(site: Site) -> dict[str, Any]:
     async def told() -> dict[str, Any] | None:
         return next((report for report in site.reports if report["closed"]), None)
 
-    report = await eventually(told, 25, "the page's EventSource is closed")
+    report = await eventually(told, 30, "the page's EventSource is closed")
     assert report is not None
     return report
 
@@ -118,7 +118,7 @@ async def test_an_eventsource_that_waits_for_a_thread_sees_both_of_its_runs(
         async def open() -> bool:
             return any(report["opened"] for report in site.reports)
 
-        await eventually(open, 20, "the stream of a thread without runs is open")
+        await eventually(open, 30, "the stream of a thread without runs is open")
         runs = []
         for number in (1, 2):
             runs.append(await penstock.run("assistant", f"echoed {number}", session_id=thread))

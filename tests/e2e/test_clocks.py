@@ -160,7 +160,7 @@ class World:
         async def known() -> bool:
             return abs(await self.offset_s(instance) - ahead_s) < 1
 
-        await eventually(known, 10, f"{instance.service} knows that it is {ahead_s:+d} s wrong")
+        await eventually(known, 30, f"{instance.service} knows that it is {ahead_s:+d} s wrong")
         answer = await self.penstock.http.get(f"{instance.probes}/readyz")
         (said,) = answer.json()["services"].values()
         reasons = [reason for reason in said if "clock" in reason]
@@ -188,7 +188,7 @@ class World:
             held = set((await self.held()).values())
             return both and len(held) == 2 and "" not in held
 
-        await eventually(probe, 20, "everything is shared by two")
+        await eventually(probe, 30, "everything is shared by two")
 
     async def talk(self, runs: int) -> None:
         """Start so many long runs."""
@@ -205,7 +205,7 @@ class World:
                 len(talk.events) > seen for talk, seen in zip(self.talks, since, strict=True)
             )
 
-        await eventually(probe, 10, "events of all runs")
+        await eventually(probe, 30, "events of all runs")
         assert [talk.events[-1].type for talk in self.talks] == ["llm.stream"] * len(self.talks)
 
     async def approved(self, number: int) -> None:

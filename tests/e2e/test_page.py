@@ -155,7 +155,7 @@ async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(
         marker = f"you are back, from event {left + 1} on"
         assert after.startswith(marker)
         run_id = next(each for each in page.requested if "/events?" in each).split("/")[5]
-        async with httpx.AsyncClient(headers={"accept": "application/json"}) as http:
+        async with httpx.AsyncClient(headers={"accept": "application/json"}, timeout=30) as http:
             events = (await http.get(f"{demo.url}/v1/runs/{run_id}/events")).json()["events"]
         pieces = [each["data"]["content"] for each in events if each["event"]["action"] == "stream"]
         said = before.removeprefix("▶ assistant") + after.removeprefix(marker)
@@ -218,7 +218,7 @@ async def test_it_fits_a_narrow_window_in_light_and_dark(demo: Up, tmp_path: Pat
 
 
 async def test_docs_show_every_request_of_the_document(demo: Up, tmp_path: Path) -> None:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=30) as http:
         told = (await http.get(f"{demo.url}/openapi.json")).json()
     async with page_at(f"{demo.url}/docs", tmp_path) as page:
         count = sum(len(item) for item in told["paths"].values()) + len(

@@ -190,7 +190,7 @@ async def held(bus: Bus, count: int) -> list[int]:
         found = await legs(bus)
         return found if sum(found) == count else None
 
-    return await eventually(are, 20, f"{count} legs are held")
+    return await eventually(are, 30, f"{count} legs are held")
 
 
 async def test_connectors_share_the_starts_and_a_full_one_takes_none(

@@ -56,7 +56,7 @@ async def test_starts_that_wait_at_a_killed_connector_begin_at_another_and_their
                 answer = await penstock.http.post(f"{penstock.edge()}/v1/runs", json=body)
                 return str(answer.json()["run_id"]) if answer.status_code == 202 else ""
 
-            after = await eventually(begun, 20, "room for a run")
+            after = await eventually(begun, 30, "room for a run")
             assert after
             assert (await penstock.all(after))[-1].type == "lifecycle.completed"
     said = [call.form["message"] for call in upstream.calls]

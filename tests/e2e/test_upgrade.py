@@ -184,7 +184,7 @@ async def test_a_run_that_waited_for_a_week_goes_on_although_all_of_it_has_aged_
                 ]
                 return tails == [None, None]
 
-            await eventually(is_aged, 20, "everything of the run has aged out")
+            await eventually(is_aged, 30, "everything of the run has aged out")
             for instance in tuple(penstock.instances):
                 await penstock.kill(instance)
             await migrate.apply(bus, later)

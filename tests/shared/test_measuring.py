@@ -45,7 +45,7 @@ async def test_an_unexpected_answer_is_logged_and_the_next_one_is_measured(
         assert not loop.done(), "the loop has ended"
         return value("penstock_reader_waiting", stream="S", reader="measured") == 7
 
-    await eventually(is_measured, 10, "the reader is measured")
+    await eventually(is_measured, 30, "the reader is measured")
     loop.cancel()
     (line,) = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert "tried: NATS cannot be measured" in line.getMessage()
@@ -63,7 +63,7 @@ async def test_gaps_of_all_services_are_counted_once(monkeypatch: pytest.MonkeyP
         async def is_counted(now: int = 2 * gaps) -> bool:
             return value("penstock_gaps_repaired_total") == before + now
 
-        await eventually(is_counted, 10, f"{gaps} gaps of each are counted")
+        await eventually(is_counted, 30, f"{gaps} gaps of each are counted")
     loop.cancel()
 
 

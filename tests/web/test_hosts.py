@@ -65,7 +65,7 @@ async def ask(port: int, *hosts: str, path: str = "/hello", websocket: bool = Fa
         lines += ["Connection: close"]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write("\r\n".join([*lines, "", ""]).encode())
-    answer = await asyncio.wait_for(reader.read(65536), 10)
+    answer = await asyncio.wait_for(reader.read(65536), 30)
     writer.close()
     await writer.wait_closed()
     return answer.decode(errors="replace")

@@ -225,7 +225,7 @@ async def test_a_websocket_is_refused_as_a_request_would_be(
     async with served(Careless()) as (http, _):
         url = str(http.base_url).replace("http", "ws").rstrip("/") + path
         with pytest.raises(InvalidStatus) as refused:
-            async with asyncio.timeout(10), connect(url, additional_headers=headers):
+            async with asyncio.timeout(30), connect(url, additional_headers=headers):
                 pass
     assert refused.value.response.status_code == status
 

@@ -153,14 +153,14 @@ async def test_one_that_has_expired_is_refused_though_the_store_has_it_still(
 
 async def test_a_stream_ends_when_its_stream_token_expires(guarded: Guarded) -> None:
     secret, _ = await new(guarded, lifetime_s=1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         response = await guarded.get(f"{EVENTS}?token={secret}")
     assert response.text.endswith("data: over\n\n")
 
 
 async def test_a_stream_ends_when_its_stream_token_is_revoked(guarded: Guarded) -> None:
     secret, token_id = await new(guarded)
-    async with asyncio.timeout(10), guarded.http.stream("GET", f"{EVENTS}?token={secret}") as open_:
+    async with asyncio.timeout(30), guarded.http.stream("GET", f"{EVENTS}?token={secret}") as open_:
         text = open_.aiter_text()
         assert await anext(text) == "data: begun\n\n"
         await guarded.http.delete(f"/v1/tokens/{token_id}", headers=bearer(token()))
@@ -171,7 +171,7 @@ async def test_a_stream_goes_on_while_nobody_can_say_whether_its_token_holds(
     guarded: Guarded,
 ) -> None:
     secret, _ = await new(guarded)
-    async with asyncio.timeout(10), guarded.http.stream("GET", f"{EVENTS}?token={secret}") as open_:
+    async with asyncio.timeout(30), guarded.http.stream("GET", f"{EVENTS}?token={secret}") as open_:
         text = open_.aiter_text()
         assert await anext(text) == "data: begun\n\n"
         guarded.store.away, guarded.store.asked = True, 0
@@ -330,7 +330,7 @@ async def test_a_token_expires_by_the_clock_that_all_share() -> None:
     with pytest.raises(Problem):
         await tokens.identify(stream_token)
     assert await tokens.listed(ALICE) == []
-    await asyncio.wait_for(over, 5)
+    await asyncio.wait_for(over, 30)
 
 
 # reach ---------------------------------------------------------------------------------------
@@ -528,7 +528,7 @@ async def test_an_open_stream_is_warned_and_goes_on_when_its_token_is_extended()
     now += 450
     await warned_times(2)
     now += 60
-    await asyncio.wait_for(over, 5)
+    await asyncio.wait_for(over, 30)
     assert len(warned) == 2
 
 

@@ -188,7 +188,7 @@ async def test_a_run_goes_on_after_its_journal_was_restored_from_a_backup(
         records, _ = await journals.read(run_id)
         return isinstance(records[-1], End)
 
-    await eventually(has_ended, 20)
+    await eventually(has_ended, 30)
 
 
 async def test_a_malformed_command_is_a_dead_letter_and_holds_nothing_up(
@@ -206,7 +206,7 @@ async def test_a_malformed_command_is_a_dead_letter_and_holds_nothing_up(
         found = await letters(streams.DEADLETTERS, subjects.deadletter("workflows", run_id))
         return found is not None
 
-    await eventually(buried, 20)
+    await eventually(buried, 30)
 
 
 async def test_a_definition_that_changes_concerns_only_runs_that_start_later(

@@ -174,7 +174,7 @@ async def test_a_kill_at_any_write_of_an_escalation_leaves_it_announced_once(
                 subject = f"due.approvals.escalation-1.{approval.run_id}-1"
                 return await penstock.bus.tail(streams.SCHEDULES, subject) is None
 
-            await eventually(handled, 20, "the message of the step is handled")
+            await eventually(handled, 30, "the message of the step is handled")
             await penstock.ask(approval.approval_id, vote(approval, ADA))
             events = await penstock.events_until(approval.run_id, "approval.decided")
             said = await announced(penstock, approval)

@@ -223,4 +223,4 @@ async def delivered(bus: Bus, count: int) -> None:
         info = await bus.api("CONSUMER.INFO.COMMANDS.connector-start")
         return int(info["delivered"]["consumer_seq"]) >= count
 
-    await eventually(probe, 15, f"{count} starts are delivered")
+    await eventually(probe, 30, f"{count} starts are delivered")

@@ -69,7 +69,7 @@ class Connector:
         """End a leg, and wait until the next one in the queue begins."""
         begun = len(self.begun)
         del self.legs[run_id]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self.begun) == begun and len(self.turns):
                 await asyncio.sleep(0.01)
 
@@ -191,7 +191,7 @@ async def test_behind_many_starts_of_one_user_another_waits_for_one_leg_alone(
 
 async def waits(bus: Any, messages: int) -> None:
     """Wait until the connector has fetched all starts."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         while True:
             info = await bus.api("CONSUMER.INFO.COMMANDS.connector-start")
             if info["num_pending"] == 0 and info["delivered"]["consumer_seq"] >= messages:

@@ -206,12 +206,12 @@ async def test_a_leg_that_is_cancelled_while_it_waits_for_its_turn_waits_no_more
         first = await penstock.start_run("agno", "hello", session_id="s-turn")
         await upstream.called()
         run_id = await penstock.start_run("agno", "hello", session_id="s-turn")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await waits.wait()
         held = connector_of(penstock)._commands.registry.legs[run_id]
         held.task.cancel()
         *_, last = await penstock.ended(run_id)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await waits_no_more.wait()
         first_may_end.set()
         await penstock.ended(first)
@@ -235,7 +235,7 @@ async def test_a_leg_that_is_cancelled_while_it_updates_its_records_updates_them
     async with pipeline(nats_server.url, agents(upstream), PIPELINE) as penstock:
         monkeypatch.setattr(LegRecords, "delete", hangs_once)
         run_id = await penstock.start_run("agno", "hello", session_id="s-cancelled")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await hangs.wait()
         [held] = connector_of(penstock)._commands.registry.legs.values()
         held.task.cancel()

@@ -131,7 +131,7 @@ async def test_the_end_of_a_body_and_many_bytes_wait_for_nothing(
     await settle()
     assert not taking.done()
     act(body)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert (await taking)[1].startswith(b"a")
 
 

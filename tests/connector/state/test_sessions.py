@@ -142,7 +142,7 @@ async def test_the_turn_of_a_dead_connectors_leg_waits_until_somebody_has_dealt_
         await penstock.bus.bucket("sessions").create(key, record.dump())
         await penstock.bus.bucket("claims").put(noted, b"{}")
         run_id = await penstock.start_run("agno", "next", session_id="s-noted")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await looked.wait()
         assert not upstream.calls
         await penstock.bus.bucket("claims").delete(noted)

@@ -171,7 +171,7 @@ async def test_a_connector_that_was_cut_off_for_a_moment_finds_its_runs_its_own(
         await penstock.events_until(run_id, "llm.stream")
         async with peer(fresh_nats, config):
             gate.cut()
-            await asyncio.wait_for(missed.wait(), 20)
+            await asyncio.wait_for(missed.wait(), 30)
             gate.open()
             held.goes_on.set()
             events = await penstock.ended(run_id)

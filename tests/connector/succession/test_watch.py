@@ -66,7 +66,7 @@ async def test_a_connector_that_stops_gives_the_lease_of_the_watchdog_back(
     async with connected(fresh_nats.url) as bus:
         leases = bus.bucket("leases")
         async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN):
-            await eventually(lambda: leases.get("watchdog"), 10, "the lease of the watchdog")
+            await eventually(lambda: leases.get("watchdog"), 30, "the lease of the watchdog")
         assert await leases.get("watchdog") is None
 
 
@@ -223,7 +223,7 @@ async def test_a_note_that_a_killed_broker_has_brought_back_goes_away(
         async def is_gone() -> bool:
             return await claims.get(key) is None
 
-        await eventually(is_gone, 20, "that the note is gone")
+        await eventually(is_gone, 30, "that the note is gone")
         frames = await penstock.raw(run_id)
     assert last.type == "lifecycle.completed"
     assert [frame.kind for frame in frames] == ["open", "bytes", "end"]

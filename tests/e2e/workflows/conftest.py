@@ -79,7 +79,7 @@ class Flows:
         async def running() -> bool:
             return "queued" not in await self.statuses(known)
 
-        await eventually(running, 20, "the children's runs")
+        await eventually(running, 30, "the children's runs")
 
 
 class Flaky:

@@ -47,7 +47,7 @@ async def hubs(bus: Bus) -> AsyncIterator[Hubs]:
 async def all_of(client: Client) -> bytes:
     """Return what the client is given until its stream ends."""
     taken = b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (body := await client.take()) is not None:
             taken += body
     return taken
@@ -123,7 +123,7 @@ async def test_a_stream_ends_when_its_credential_cannot_be_watched(
     )
     ended = asyncio.Event()
     with credential.while_valid({}, ended.set):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await ended.wait()
 
 
@@ -149,7 +149,7 @@ async def test_a_stream_until_idle_ends_although_a_record_could_not_be_read_at_f
     monkeypatch.setattr(until_idle, "idle_since", idle_since)
     monkeypatch.setattr(until_idle, "LOOK_S", 0.01)
     client = cast(Client, SimpleNamespace(end_after=end_after, when_left=lambda release: None))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await UntilIdle(stream, client, cast(Bus, None), SESSION)(
             {}, cast(Any, None), cast(Any, None)
         )

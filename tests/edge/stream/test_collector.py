@@ -113,7 +113,7 @@ async def test_a_stream_that_is_over_leaves_nothing_to_the_collector(
     async def gone() -> bool:
         return hub() is None
 
-    await eventually(gone, 5, "the hub is freed")
+    await eventually(gone, 30, "the hub is freed")
     await hubs.close()
     assert not [each for each in uncollected() if type(each).__module__.startswith("penstock")]
 
@@ -135,7 +135,7 @@ async def test_a_stream_over_many_runs_leaves_nothing_either(
     async def gone() -> bool:
         return hub() is None
 
-    await eventually(gone, 5, "the hub is freed")
+    await eventually(gone, 30, "the hub is freed")
     await hubs.close()
     await feeds.close()
     assert not [each for each in uncollected() if type(each).__module__.startswith("penstock")]

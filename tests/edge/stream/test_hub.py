@@ -184,7 +184,7 @@ async def test_a_client_that_does_not_read_is_told_and_dropped_and_the_others_go
 
         await eventually(one_more, timeout_s=30)
         body = b""
-        while piece := await asyncio.wait_for(loop.sock_recv(lazy, 1 << 20), 10):
+        while piece := await asyncio.wait_for(loop.sock_recv(lazy, 1 << 20), 30):
             body += piece
             if b"dropped: this connection reads too slowly" in body:
                 break
@@ -233,7 +233,7 @@ async def test_a_lost_nats_server_is_503_and_open_streams_are_kept_and_go_on_aft
         async def back() -> bool:
             return bus.ready and (await edge.get(f"/v1/runs/{run.run_id}")).status_code == 200
 
-        await eventually(back, timeout_s=20)
+        await eventually(back, timeout_s=30)
         await run.text("a")
         await run.completed()
         assert [frame.event for frame in await stream.rest()] == [

@@ -46,7 +46,7 @@ async def until(condition: Callable[[], bool]) -> None:
     async def holds() -> bool:
         return condition()
 
-    await eventually(holds, 5)
+    await eventually(holds, 30)
 
 
 async def in_step(world: World, count: int) -> list[Connection]:

@@ -112,7 +112,7 @@ async def lazy(edge: Client, request: bytes) -> socket.socket:
 async def rest(connection: socket.socket) -> bytes:
     loop = asyncio.get_running_loop()
     body = b""
-    while piece := await asyncio.wait_for(loop.sock_recv(connection, 1 << 20), 10):
+    while piece := await asyncio.wait_for(loop.sock_recv(connection, 1 << 20), 30):
         body += piece
     connection.close()
     return body
@@ -126,7 +126,7 @@ async def dropped_after(before: float) -> None:
     async def dropped() -> bool:
         return metric("penstock_slow_clients_total") > before
 
-    await eventually(dropped, 20, "the client is dropped")
+    await eventually(dropped, 30, "the client is dropped")
 
 
 @pytest.mark.parametrize("dialect", ["canonical", "adk"])

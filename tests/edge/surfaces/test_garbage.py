@@ -86,11 +86,11 @@ async def websocket_garbage(edge: Client, session_id: str, body: bytes) -> None:
         "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
         f"sec-websocket-key: {key}\r\n\r\n".encode()
     )
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
     assert head.startswith(b"HTTP/1.1 101")
     writer.write(body)
     writer.write_eof()
-    while await asyncio.wait_for(reader.read(65536), 20):
+    while await asyncio.wait_for(reader.read(65536), 30):
         pass
     writer.close()
 
@@ -115,4 +115,4 @@ async def test_no_bytes_on_a_websocket_harm_the_others(edge: Client, run: Preten
         for body in hostile:
             await websocket_garbage(edge, session_id, body)
         await waiting.started()
-        assert b"lifecycle" in bytes(str(await asyncio.wait_for(connection.recv(), 20)), "utf-8")
+        assert b"lifecycle" in bytes(str(await asyncio.wait_for(connection.recv(), 30)), "utf-8")

@@ -164,7 +164,7 @@ async def test_a_cancel_of_a_workflow_goes_to_workflows(
     cancelling = asyncio.create_task(edge.post(f"/v1/runs/{run['run_id']}/cancel"))
     subject = subjects.command("workflows", "cancel", run["run_id"])
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while await bus.tail(streams.COMMANDS, subject) is None:
                 await asyncio.sleep(0.02)
     finally:

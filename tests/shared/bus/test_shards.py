@@ -51,7 +51,7 @@ async def sharded(request: pytest.FixtureRequest, fresh_nats: NatsServer) -> Asy
 
 async def has(found: list[Stored], count: int) -> None:
     """Wait until the list has this many messages."""
-    await eventually(lambda: asyncio.sleep(0, len(found) >= count), 10, f"{count} messages")
+    await eventually(lambda: asyncio.sleep(0, len(found) >= count), 30, f"{count} messages")
 
 
 def test_the_id_of_a_run_tells_its_shard_and_sorts_by_time() -> None:
@@ -165,7 +165,7 @@ async def test_a_shards_stream_that_lost_its_end_uses_no_sequence_twice(
         kept = copied(fresh_nats, "EVENTS_1")
         await publish_events(normalizer, run_id, 6, 20)
         await asyncio.to_thread(put_back, fresh_nats, kept, "EVENTS_1")
-        await eventually(lambda: asyncio.sleep(0, bool(learned)), 20, "the edge learns of it")
+        await eventually(lambda: asyncio.sleep(0, bool(learned)), 30, "the edge learns of it")
         next_one = await normalizer.publisher.publish(event(run_id, 6))
         [loss] = learned
         assert (loss.stream, loss.stands, loss.known) == ("EVENTS_1", 5, 20)

@@ -70,7 +70,7 @@ class System:
         async def nothing_left() -> bool:
             return await self.pending(run_id, durable) == 0
 
-        await eventually(nothing_left, 20, "every event is acknowledged or given up")
+        await eventually(nothing_left, 30, "every event is acknowledged or given up")
 
     def nats(self, user: str = SUBSCRIBER) -> Nats:
         """Return the settings to connect as this user."""
@@ -131,7 +131,7 @@ async def came(found: list[Any], count: int) -> None:
     async def enough() -> bool:
         return len(found) >= count
 
-    await eventually(enough, 20, f"{count} events")
+    await eventually(enough, 30, f"{count} events")
 
 
 @pytest.fixture

@@ -442,7 +442,7 @@ async def test_a_durable_that_is_deleted_is_logged_and_uses_no_core(
             return "EVENTS has no durable consumer subscriber" in caplog.text
 
         with caplog.at_level(logging.ERROR):
-            await eventually(said, 10, "an error")
+            await eventually(said, 30, "an error")
         assert subscriber.broker.account.connection.stats["out_msgs"] - before < 50
 
 

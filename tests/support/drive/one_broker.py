@@ -86,7 +86,7 @@ class OneBroker:
         async def probe() -> bool:
             return because in await self.reasons(instance)
 
-        await eventually(probe, 20, f"{instance.service} is not ready: {because}")
+        await eventually(probe, 30, f"{instance.service} is not ready: {because}")
 
     async def none_is_ready(self, because: str) -> None:
         for instance in self.penstock.instances:

@@ -209,7 +209,7 @@ class Pipeline:
         return RunRecord.model_validate_json(entry.value or b"")
 
     async def events_until(
-        self, run_id: str, until: str | Callable[[Event], bool], timeout_s: float = 20
+        self, run_id: str, until: str | Callable[[Event], bool], timeout_s: float = 30
     ) -> list[Event]:
         """Return the run's events up to the first one that has the type `until` or meets it.
 
@@ -233,7 +233,7 @@ class Pipeline:
             types = [event.type for event in followed.events]
             raise TimeoutError(f"{until} did not come in {timeout_s:g} s, but {types}") from None
 
-    async def ended(self, run_id: str, timeout_s: float = 20) -> list[Event]:
+    async def ended(self, run_id: str, timeout_s: float = 30) -> list[Event]:
         """Return the run's events up to the terminal one."""
         return await self.events_until(run_id, lambda event: event.type in TERMINAL, timeout_s)
 
@@ -291,7 +291,9 @@ async def pipeline(
         serving = {each.name: each for each in reversed(started)}.values()
         server = Server([route for each in serving for route in each.routes], "127.0.0.1", 0)
         await server.start()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{server.port}", timeout=30
+        ) as http:
             made = Pipeline(bus, started, http)
             try:
                 yield made

@@ -166,7 +166,9 @@ class Guarded:
         await self.server.start()
         stack.push_async_callback(self.stop)
         base_url = f"http://127.0.0.1:{self.server.port}"
-        self.http = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url))
+        self.http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=base_url, timeout=30)
+        )
 
     def forget_all(self) -> None:
         """Remove all tokens, open streams and cookies, as in a new server."""

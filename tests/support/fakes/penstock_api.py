@@ -111,7 +111,7 @@ class PenstockApi:
     def start(self) -> None:
         """Start to listen."""
         self._thread.start()
-        wait_for(lambda: self._server.started, 10, "the stand-in")
+        wait_for(lambda: self._server.started, 30, "the stand-in")
 
     def stop(self) -> None:
         """Break open connections, and stop."""

@@ -456,7 +456,7 @@ async def test_whoever_leaves_a_run_leaves_it_as_it_is(edge: Client, bus: Bus) -
     await connector(bus, script)
     body = asked(newMessage={"role": "user", "parts": [{"text": "leave"}]})
     asking = asyncio.create_task(edge.post("/run", json=body))
-    run = PretendRun(bus, await asyncio.wait_for(seen, 15))
+    run = PretendRun(bus, await asyncio.wait_for(seen, 30))
     asking.cancel()
     await say_hello(run)
     events = await edge.get(f"/v1/runs/{run.run_id}/events", headers={"accept": "application/json"})

@@ -310,6 +310,6 @@ async def test_a_run_that_is_cancelled_while_it_is_answered_still_ends(
     waits = await paused(CONFIRM)
     async with post(edge, "assistant", answer(waits, approved(interrupt(waits)))) as stream:
         await waits.run.say("lifecycle.cancelled", reason="user_stop", by="ann", confirmed=True)
-        told = contents(await asyncio.wait_for(stream.rest(), 10))
+        told = contents(await asyncio.wait_for(stream.rest(), 30))
     assert [each["type"] for each in told] == ["RUN_STARTED", "RUN_FINISHED"]
     assert told[-1]["outcome"] == {"type": "cancelled"}

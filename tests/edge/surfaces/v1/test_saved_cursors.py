@@ -59,7 +59,7 @@ async def settled(bus: Bus, run: PretendRun, cursor: str = "n8n") -> None:
     async def reached() -> bool:
         return (await saved(bus)).get(cursor, "").startswith(f"{run.places[-1]}-")
 
-    await eventually(reached, 10, "the position is saved")
+    await eventually(reached, 30, "the position is saved")
 
 
 async def live(bus: Bus, run_id: str = "") -> PretendRun:
@@ -259,7 +259,7 @@ async def test_events_of_all_shards_go_on_where_they_were(
                 position = (await saved(bus)).get("n8n", "")
                 return position == f"{one.places[-1]}-0.{two.places[-1]}-0"
 
-            await eventually(both, 10, "the position is saved")
+            await eventually(both, 30, "the position is saved")
         await one.text("c")
         await two.text("d")
         async with follow(edge) as stream:

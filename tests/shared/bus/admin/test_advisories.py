@@ -75,7 +75,7 @@ async def exhaust(bus: Bus, stream: str, durable: str, subject: str) -> None:
         )
         return await bus.tail(streams.ADVISORIES, f"{MAX_DELIVERIES}.{stream}.{durable}")
 
-    await eventually(told, 20, "an advisory")
+    await eventually(told, 30, "an advisory")
 
 
 async def done_with_advisories(bus: Bus) -> None:
@@ -86,7 +86,7 @@ async def done_with_advisories(bus: Bus) -> None:
             return False
         return bool(info["state"]["messages"] == 0)
 
-    await eventually(none_left, 20, "no advisory is left")
+    await eventually(none_left, 30, "no advisory is left")
 
 
 async def test_a_command_that_the_server_gave_up_is_a_letter_and_leaves_the_queue(

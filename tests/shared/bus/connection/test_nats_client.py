@@ -87,7 +87,7 @@ class Heard:
         async def enough() -> bool:
             return len(self.data) >= count
 
-        await eventually(enough, 20, f"{count} messages heard")
+        await eventually(enough, 30, f"{count} messages heard")
         return self.data
 
 
@@ -165,7 +165,7 @@ async def test_listeners_live_on_over_a_restart(
     async def ready() -> bool:
         return own_bus.ready
 
-    await eventually(ready, 10)
+    await eventually(ready, 30)
     await own_bus.client.publish(f"test.{run_id}", b"0")
     assert await heard.until(1) == [b"0"]
 
@@ -252,7 +252,7 @@ async def test_a_publisher_that_waits_goes_on_when_the_connection_is_lost() -> N
         publishing = asyncio.create_task(client.publish("test"))
         await asyncio.sleep(0)
         client._abort()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await publishing
         # the command is kept for the next connection, since it was not sent
         assert client._pending == [b"PUB test  0\r\n\r\n"]
@@ -336,7 +336,7 @@ async def test_bytes_of_another_protocol_end_in_a_reconnect(bus: Bus, run_id: st
     again = asyncio.Event()
     bus.on_reconnect(again.set)
     bus.client._wire.data_received(b"HTTP/1.1 400 Bad Request\r\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await again.wait()
     assert bus.ready
 
@@ -390,7 +390,7 @@ def test_a_wire_whose_connection_is_cancelled_as_it_is_made_can_be_closed(
         await asyncio.wait([connecting])
         assert connecting.cancelled()
         made.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await made.wait_closed()
         server.close()
 

@@ -44,7 +44,7 @@ def client(ours: Authority) -> Tls:
 
 async def refusal(url: str, tls: Tls) -> str:
     """Return the error of a start, which must fail at once because a retry could not succeed."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(StartUpError) as refused:
             await Bus.connect(BusSettings(url=url, tls=tls), ensure=False)
     return str(refused.value)

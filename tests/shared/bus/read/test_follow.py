@@ -37,7 +37,7 @@ class Delivered:
     def numbers(self) -> list[int]:
         return [int(stored.payload) for stored in self.messages]
 
-    async def until(self, count: int, timeout_s: float = 20) -> list[int]:
+    async def until(self, count: int, timeout_s: float = 30) -> list[int]:
         async def enough() -> bool:
             return len(self.messages) >= count
 

@@ -29,7 +29,7 @@ class Read:
     def numbers(self) -> list[int]:
         return [int(stored.payload) for stored in self.messages]
 
-    async def until(self, count: int, timeout_s: float = 20) -> list[int]:
+    async def until(self, count: int, timeout_s: float = 30) -> list[int]:
         async def enough() -> bool:
             return len(self.messages) >= count
 
@@ -112,7 +112,7 @@ async def test_more_than_fits_into_one_request_is_read_in_order(bus: Bus, run_id
         async def all_read() -> bool:
             return len(read.messages) == 40
 
-        await eventually(all_read, 20, "40 large messages")
+        await eventually(all_read, 30, "40 large messages")
         assert reader._pull.consumer == consumer, "it had to begin again"
     numbers = [int(stored.headers["Penstock-Sequence"]) for stored in read.messages]
     assert numbers == [*range(1, 41)]

@@ -140,7 +140,7 @@ class Following(RuleBasedStateMachine):
         async def all_of_it() -> bool:
             return len(self.delivered) >= self.published - self.first + 1
 
-        await eventually(all_of_it, 10, f"{self.published} from {self.first} on")
+        await eventually(all_of_it, 30, f"{self.published} from {self.first} on")
         await self.line.release(0)  # these messages come late, and the follower knows them already
         await self.follow.stop()
         assert self.delivered == [*range(self.first, self.published + 1)]

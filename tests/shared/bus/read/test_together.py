@@ -73,7 +73,7 @@ class Followers:
         async def all_there() -> bool:
             return all(len(numbers) >= last for numbers in self.got.values())
 
-        await eventually(all_there, 20, f"{last} events of each run")
+        await eventually(all_there, 30, f"{last} events of each run")
         assert all(numbers == [*range(1, last + 1)] for numbers in self.got.values())
 
 
@@ -147,11 +147,11 @@ async def test_what_is_kept_is_forgotten_soon_and_at_a_reconnect(
         await followers.until(EVENTS)
         assert read._kept._bytes
         await asyncio.to_thread(fresh_nats.restart)
-        await eventually(forgotten, 10)
+        await eventually(forgotten, 30)
     monkeypatch.setattr(together, "KEPT_S", 0.05)
     async with Followers(own_bus, runs) as followers:
         await followers.until(EVENTS)
-        await eventually(forgotten, 10)
+        await eventually(forgotten, 30)
 
 
 async def test_a_reconnect_in_the_middle_of_a_pass_loses_nothing(

@@ -98,13 +98,13 @@ class Commands:
         async def nothing_left() -> bool:
             return await self.left() == 0
 
-        await eventually(nothing_left, 20, "the queue is empty")
+        await eventually(nothing_left, 30, "the queue is empty")
 
     async def until(self, count: int) -> list[bytes]:
         async def enough() -> bool:
             return len(self.handled) >= count
 
-        await eventually(enough, 20, f"{count} commands handled")
+        await eventually(enough, 30, f"{count} commands handled")
         return self.handled
 
 
@@ -265,7 +265,7 @@ async def test_what_cannot_even_be_given_up_is_left_to_the_server(
 
     async with commands.taken(fail, on_poison=fail, max_deliver=1, max_unfinished=1, ack_wait_s=1):
         await commands.send(b"x")
-        await eventually(told, 20, "an advisory")
+        await eventually(told, 30, "an advisory")
     assert failed == 3  # the handler, and two attempts to record that the command is given up
 
 

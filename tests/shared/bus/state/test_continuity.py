@@ -38,14 +38,14 @@ async def noted(bus: Bus, stream: str, sequence: int) -> None:
         entry = await bus.bucket("checkpoints").get("marks")
         return entry is not None and f'"{stream}":{sequence}' in entry.value.decode()
 
-    await eventually(probe, 10, f"the note of {stream}")
+    await eventually(probe, 30, f"the note of {stream}")
 
 
 async def is_ready(bus: Bus) -> None:
     async def probe() -> bool:
         return bus.ready
 
-    await eventually(probe, 20, "the bus is ready")
+    await eventually(probe, 30, "the bus is ready")
 
 
 async def test_an_older_store_is_said_and_its_sequences_are_not_used_again(
@@ -63,7 +63,7 @@ async def test_an_older_store_is_said_and_its_sequences_are_not_used_again(
         await publish_events(normalizer, run_id, 6, 20)
         await asyncio.to_thread(put_back, fresh_nats, kept, streams.EVENTS)
         await is_ready(normalizer)
-        await eventually(lambda: asyncio.sleep(0, bool(learned)), 10, "the edge learns of it")
+        await eventually(lambda: asyncio.sleep(0, bool(learned)), 30, "the edge learns of it")
         next_one = await normalizer.publisher.publish(event(run_id, 6))
         loss = learned[0]
         assert (loss.stream, loss.stands, loss.known) == (streams.EVENTS, 5, 20)
@@ -108,7 +108,7 @@ async def test_who_alone_knows_of_a_message_is_heard(fresh_nats: NatsServer) -> 
         async def said() -> bool:
             return "has lost the end of RAW" in str(connector.not_ready)
 
-        await eventually(said, 20, "the connector says what is wrong")
+        await eventually(said, 30, "the connector says what is wrong")
         with pytest.raises(BusUnavailable, match="Is a normalizer running"):
             await connector.bucket("runs").get("x")
         async with connected(fresh_nats.url, repairs=True) as normalizer:
@@ -126,7 +126,7 @@ async def test_a_bucket_that_came_back_older_is_said_and_goes_on(fresh_nats: Nat
         normalizer.continuity.on_loss(learned.append)
         await asyncio.to_thread(put_back, fresh_nats, kept, "KV_runs")
         await is_ready(normalizer)
-        await eventually(lambda: asyncio.sleep(0, bool(learned)), 10, "the loss")
+        await eventually(lambda: asyncio.sleep(0, bool(learned)), 30, "the loss")
         assert await normalizer.bucket("runs").put("a", b"3") == last
         await noted(normalizer, "KV_runs", last)
         assert len(normalizer.continuity.of("KV_runs")) == 1
@@ -145,8 +145,8 @@ async def test_two_that_repair_at_once_find_one_loss(fresh_nats: NatsServer) -> 
         await asyncio.to_thread(put_back, fresh_nats, kept, streams.COMMANDS)
         await is_ready(one)
         await is_ready(other)
-        await eventually(lambda: asyncio.sleep(0, one.continuity.all), 10, "the loss")
-        await eventually(lambda: asyncio.sleep(0, other.continuity.all), 10, "the loss")
+        await eventually(lambda: asyncio.sleep(0, one.continuity.all), 30, "the loss")
+        await eventually(lambda: asyncio.sleep(0, other.continuity.all), 30, "the loss")
         assert one.continuity.all == other.continuity.all
         assert len(one.continuity.all) == 1
         next_one = await one.publisher.publish(Message(subject, b"", {}))

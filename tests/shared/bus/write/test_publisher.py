@@ -185,7 +185,7 @@ class Outcomes:
         return self.all[0]
 
 
-async def wait_for(probe: Callable[[], object], timeout_s: float = 15) -> None:
+async def wait_for(probe: Callable[[], object], timeout_s: float = 30) -> None:
     async with asyncio.timeout(timeout_s):
         while not probe():
             await asyncio.sleep(0.005)
