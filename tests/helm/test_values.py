@@ -54,8 +54,8 @@ def test_values_of_a_service_change_its_probes_service_and_environment() -> None
     [container] = spec["containers"]
     assert container["readinessProbe"]["periodSeconds"] == 5
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "probes"}
-    reference = {"configMapKeyRef": {"name": "logs", "key": "format"}}
-    assert {"name": "PENSTOCK_LOG_FORMAT", "valueFrom": reference} in container["env"]
+    reference = {"configMapKeyRef": {"name": "proxies", "key": "https"}}
+    assert {"name": "HTTPS_PROXY", "valueFrom": reference} in container["env"]
     service = of_kind("everything", "Service")["edge"]
     assert service["metadata"]["annotations"] == {"example.org/lb": "yes"}
 
