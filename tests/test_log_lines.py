@@ -49,6 +49,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock/service/service.py": ("%s is ready as", "%s: %s failed, it is restarted"),
     "penstock/service/stopping.py": EVERY,
     "penstock/service/token_index.py": EVERY,
+    "penstock/tracing": EVERY,
     "penstock/web/auth": EVERY,
     "penstock/web/bodies.py": EVERY,
     "penstock/web/server.py": EVERY,

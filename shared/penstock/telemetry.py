@@ -185,6 +185,11 @@ DELIVERY_SECONDS = Histogram(
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60),
 )
 BREAKERS_OPEN = Gauge("penstock_breakers_open", "Endpoints that get no requests for now")
+SPANS = Counter(
+    "penstock_spans_total",
+    "Spans of traces: recorded, exported, or failed (the collector did not take them)",
+    ["outcome"],
+)
 DEADLETTERS = Counter("penstock_deadletters_total", "Messages given up", ["service"])
 DEADLETTERS_KEPT = Gauge("penstock_deadletters_kept", "Dead letters that have not been dropped")
 NATS_CONNECTED = Gauge("penstock_nats_connected", "1 while NATS can be used", ["service"])

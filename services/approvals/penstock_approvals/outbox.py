@@ -14,6 +14,7 @@ from penstock.bus import Bus, BusError, Entry, Message, ObjectGone
 from penstock.bus.records import ApprovalRecord, CancelCommand, Decision
 from penstock.bus.subjects import command
 from penstock.bus.write import objects
+from penstock.tracing import spans
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.hiding import shown_items
@@ -21,6 +22,8 @@ from penstock_approvals.outcomes.automatic import CANCEL_REASON, POLICY, Consequ
 from penstock_approvals.outcomes.escalations import escalations
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 from penstock_approvals.runs.announcements import Announcements, Event
+from penstock_approvals.runs.approval_span import span_of
+from penstock_approvals.runs.ends import pause_of
 from penstock_approvals.runs.news import WORKFLOWS, News
 
 log = logging.getLogger(__name__)
@@ -89,6 +92,19 @@ class Outbox:
         await self._carry_out(record)
         await self._deadlines.cancel(record)
         await self._bucket.delete(f"{_PREFIX}{approval_id}")
+        if spans.is_on():
+            await self._record_span(record)
+
+    async def _record_span(self, record: ApprovalRecord) -> None:
+        """Record the approval's span. The run's trace is in the record of its pause."""
+        try:
+            pause = await pause_of(self._bus, record.run_id)
+        except (BusError, ObjectGone, ValueError) as error:
+            log.debug("run %s: its approval gets no span: %s", record.run_id, error)
+            return
+        if pause is not None:
+            traceparent = pause.fold.get("facts", {}).get("traceparent")
+            spans.record(span_of(record, traceparent))
 
     async def _carry_out(self, record: ApprovalRecord) -> None:
         """Have the run continued, or cancelled, or left as it is."""

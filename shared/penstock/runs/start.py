@@ -28,9 +28,9 @@ from penstock.bus.write.objects import wrap
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_runs import list_run
 from penstock.runs.session_shards import SessionShards
-from penstock.runs.trace import traceparent
 from penstock.runs.workflows import check_start, input_of
 from penstock.settings import AgentConfig, WorkflowAgent
+from penstock.tracing.requests import traceparent
 from penstock.web.problems import Problem
 
 SHOWN_CHARACTERS = 200  # the number of the message's characters that the run's record keeps

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -27,6 +29,7 @@ from penstock.service.stopping import Stop, drain, stop, stop_on_signals
 from penstock.service.token_index import BUCKET, TokenIndex
 from penstock.settings import Config, ConfigurationError, Settings, load_config, read_settings
 from penstock.telemetry import configure_logging
+from penstock.tracing import setup as tracing
 from penstock.web.auth import Auth, AuthConfig, ServiceTokens, StreamTokens, redact_logs
 from penstock.web.credential_routes import auth_routes
 from penstock.web.probes import Probed, probe_routes
@@ -64,7 +67,7 @@ async def serve(
     probes: Server | None = None
     auth: Auth | None = None
     background: list[asyncio.Task[None]] = []
-    telemetry.name_process(agent.id for agent in config.agents)
+    exporter = _observe(service_types, config)
     insecure = settings.insecure_bind == "yes"
     auth_config = AuthConfig(**settings.auth.model_dump())
     waiting = [Waiting(service_type.name) for service_type in service_types]
@@ -127,8 +130,29 @@ async def serve(
         for task in background:
             task.cancel()
             await asyncio.wait([task], timeout=CANCEL_S)
-        for service in services:
-            await service.bus.close()
+        await _close(services, exporter)
+
+
+def _observe(service_types: Sequence[type[Service]], config: Config) -> tracing.Exporter | None:
+    """Name this process in the metrics. Switch tracing on, if OTEL_… variables name a collector.
+
+    Raises:
+        ConfigurationError: the variables are wrong.
+    """
+    telemetry.name_process(agent.id for agent in config.agents)
+    alone = len(service_types) == 1
+    name = f"penstock-{service_types[0].name}" if alone else "penstock"
+    try:
+        return tracing.start(name, f"{socket.gethostname()}-{os.getpid()}", os.environ)
+    except tracing.TracingRefused as error:
+        raise ConfigurationError(str(error)) from None
+
+
+async def _close(services: Sequence[Service], exporter: tracing.Exporter | None) -> None:
+    """Close the connections to NATS and to the collector of traces."""
+    for service in services:
+        await service.bus.close()
+    await tracing.stop(exporter)
 
 
 def _auth(config: AuthConfig, bus: Bus, store: TokenIndex) -> Auth:

@@ -22,7 +22,9 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from penstock import telemetry
+from penstock.tracing import requests, spans
 from penstock.web.auth.auth import Auth
+from penstock.web.auth.csrf import SAFE_METHODS
 from penstock.web.auth.identity import IDENTITY, OVER, STREAMS
 from penstock.web.auth.limits import StreamPlace
 from penstock.web.operation import Operation, Route, unnamed
@@ -154,6 +156,8 @@ class Router:
                 return
             scope["path_params"] = {**values, **operation.given} if operation.given else values
             try:
+                if spans.is_on() and operation.method not in SAFE_METHODS:
+                    requests.begin(_traceparent(scope))
                 operation.check(identity)
                 response = await route.handler(_request(operation, scope, receive, send))
             except Problem as problem:
@@ -201,6 +205,14 @@ def _count(operation: Operation | None, code: int) -> None:
         (operation.method, operation.path) if operation else (telemetry.OTHER, _NO_ROUTE)
     )
     telemetry.HTTP_REQUESTS.labels(method, route, code).inc()
+    if spans.is_on():
+        requests.end(method, route, code)
+
+
+def _traceparent(scope: Scope) -> str | None:
+    """Return the request's header `traceparent`; None if there is none, or more than one."""
+    values = [value for name, value in scope["headers"] if name == b"traceparent"]
+    return values[0].decode("latin-1") if len(values) == 1 else None
 
 
 async def refuse(

@@ -144,7 +144,7 @@ async def test_one_leg_whose_adapter_fails_keeps_no_other_from_being_handed_over
 
         async def is_called() -> bool:
             return any(
-                leg._call is not None for leg, _ in connector._commands.registry.legs.values()
+                leg.call is not None for leg, _ in connector._commands.registry.legs.values()
             )
 
         await eventually(is_called)

@@ -221,14 +221,17 @@ async def deployment(
 
     A mapping may also name further services.
 
-    `settings` are set as `PENSTOCK_<NAME>`.
+    `settings` are set as `PENSTOCK_<NAME>`, except for variables of OpenTelemetry (`OTEL_…`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "penstock.yaml"
     config.write_text(yaml.safe_dump({"agents": agents}))
     environment = {
         "ENABLE_ADK_CANONICAL_STREAM": "true",
-        **{f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()},
+        **{
+            name if name.startswith("OTEL_") else f"PENSTOCK_{name.upper()}": str(value)
+            for name, value in settings.items()
+        },
     }
     penstock = Deployment(folder, config, nats_url, environment)
     try:

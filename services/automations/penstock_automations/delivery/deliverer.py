@@ -22,11 +22,13 @@ from penstock.bus.subjects import run_id_of
 from penstock.bus.write import objects
 from penstock.bus.write.schedules import schedule
 from penstock.runs.calls import CallJob
+from penstock.tracing import spans
 from penstock_automations.actions.carrier import Attempted, Carrier, Later, Occurrence
 from penstock_automations.broker import Taken
 from penstock_automations.delivery.announcements import Announcements, Timeline
 from penstock_automations.delivery.backoff import delay_s
 from penstock_automations.delivery.called import tell_workflow, wants_answer
+from penstock_automations.delivery.delivery_span import context_of, span_of
 from penstock_automations.delivery.outcomes import dead_letter, outcome, triggered
 from penstock_automations.delivery.records import Attempt, DeliveryRecord, Records
 from penstock_automations.jobs.deferrals import growing_s
@@ -249,12 +251,18 @@ class Deliverer:
             return await self._fail_unless_done(job, stored, record, "event_expired", text)
         if job.attempt == 1:
             await self._announce_trigger(job, record)
+        if spans.is_on():
+            own = replace(occurrence, traceparent=context_of(job, occurrence.traceparent))
+        else:
+            own = occurrence
         attempted = await self._persist(
-            lambda: carrier.attempt(rule, job, occurrence, record.started_run_id)
+            lambda: carrier.attempt(rule, job, own, record.started_run_id)
         )
         if isinstance(attempted, Later):
             return await self._defer(job, attempted.wait_s)
         await self._judge(job, stored, record, attempted)
+        if spans.is_on():
+            spans.record(span_of(job, record, occurrence.traceparent))
 
     async def _judge(
         self, job: Job, stored: Stored, record: DeliveryRecord, attempted: Attempted
@@ -328,6 +336,10 @@ class Deliverer:
         record.status, record.ended_at = "failed", self._bus.clock.time()
         record.made = max(record.made, job.attempt - 1)
         await self._settle_new(job, stored, record)
+        if spans.is_on():
+            occurrence = await self._persist(lambda: self._occurrence(job))
+            if occurrence is not None:
+                spans.record(span_of(job, record, occurrence.traceparent))
 
     async def _fail_unless_done(
         self, job: Job, stored: Stored, record: DeliveryRecord, code: str, text: str

@@ -31,6 +31,7 @@ from penstock.bus import FenceConflict, HistoryLost, RawWriter
 from penstock.settings import ServerAgent
 from penstock.starts import NotAccepted
 from penstock_connector.legs.history import LegHistory
+from penstock_connector.legs.leg_span import headers_of
 from penstock_connector.legs.outcome import TAKEN_OVER, Outcome, ended, lost
 from penstock_connector.legs.progress import Progress
 from penstock_connector.legs.response import (
@@ -115,7 +116,7 @@ class Leg:
     requests: StopRequests = field(default_factory=StopRequests)
     phase: Phase = Phase.WAITING
     _progress: Progress = field(default_factory=Progress)
-    _call: Call | None = None
+    call: Call | None = None  # the request that was made
     _has_frames: bool = False  # whether this connector has received a complete frame
     _written_at: float = field(default_factory=time.monotonic)
     # when the request was sent; None after the first bytes of the answer
@@ -129,14 +130,14 @@ class Leg:
     @property
     def called_url(self) -> str:
         """The URL of the request; if no request was made, the agent's URL."""
-        return self._call.url if self._call is not None else self.agent.url
+        return self.call.url if self.call is not None else self.agent.url
 
     @property
     def moves_freely(self) -> bool:
         """Whether another connector could take the leg over now without any loss."""
         if self.phase is Phase.WAITING:
             return self.is_queued
-        if self._call is None:
+        if self.call is None:
             return False
         return outlives_us(self.upstream, self._progress.seen, self.run_id)
 
@@ -242,12 +243,12 @@ class Leg:
         client, grace_s = self.resources.client, self.resources.settings.cancel_grace_s
         try:
             async with asyncio.timeout(grace_s):
-                if self._call is None and self.history is not None:
+                if self.call is None and self.history is not None:
                     # the agent server runs the leg, but this connector has not reattached yet
                     await self._prepare()
-                if self._call is None:
+                if self.call is None:
                     return False
-                return await self.upstream.cancel(client, self.agent, self._call)
+                return await self.upstream.cancel(client, self.agent, self.call)
         except (httpx.HTTPError, TimeoutError) as error:
             log.warning("run %s: the upstream did not take the cancel: %r", self.run_id, error)
             return False
@@ -273,8 +274,8 @@ class Leg:
     async def _prepare(self) -> Call | Outcome:
         """Make the request; if it cannot be made, return the outcome of the leg."""
         try:
-            self._call = await self.steps.prepare()
-            return self._call
+            self.call = await self.steps.prepare()
+            return self.call
         except UpstreamRefused as error:
             failed = self._refused(error.status_code, error.detail)
         except httpx.HTTPError as error:
@@ -354,9 +355,7 @@ class Leg:
         request = client.build_request(
             call.method,
             call.url,
-            # Readers parse the stored bytes as an event stream, which is not possible with a
-            # compressed body.
-            headers={"accept-encoding": "identity", **self.agent.headers, **call.headers},
+            headers=headers_of(self.agent, call, self.call),
             content=call.content,
         )
         self._asked_at = time.monotonic() if not reattached else None
@@ -447,11 +446,11 @@ class Leg:
 
     async def _close(self) -> None:
         """Let the adapter finish; its exceptions are logged, and do not change the outcome."""
-        if self._call is None:
+        if self.call is None:
             return
         await self._require_ours()
         try:
-            await self.upstream.closed(self.agent, self._call, self._progress.seen)
+            await self.upstream.closed(self.agent, self.call, self._progress.seen)
         except Exception:  # the leg must end in any case, and its `end` is not written yet
             log.exception("run %s leg %d: the adapter could not finish", self.run_id, self.number)
 

@@ -17,6 +17,7 @@ from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Tur
 from penstock.bus.subjects import session_key
 from penstock.bus.write import objects
 from penstock.settings import ServerAgent
+from penstock_connector.legs.leg_span import leg_context
 from penstock_connector.state.decided import Decisions
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.state.retries import with_retries
@@ -126,11 +127,18 @@ class Orders:
         command = order.command
         if isinstance(command, StartCommand):
             start = accepted(agent, command).model_copy(update={"session_id": order.thread_id})
-            return await upstream.start(self._client, agent, start)
+            call = await upstream.start(self._client, agent, start)
+            return _traced(call, order, command.traceparent)
         decided = await with_retries(lambda: self.decisions.confirmed(command))
         pause = await with_retries(lambda: self.pause(decided))
         resume = decided.model_copy(update={"session_id": order.thread_id})
-        return await upstream.resume(self._client, agent, resume, pause)
+        call = await upstream.resume(self._client, agent, resume, pause)
+        return _traced(call, order, pause.fold.get("facts", {}).get("traceparent"))
+
+
+def _traced(call: Call, order: Order, traceparent: str | None) -> Call:
+    """Return the call with the trace context of the leg; `traceparent` is the run's."""
+    return replace(call, traceparent=leg_context(traceparent, order.run_id, order.leg))
 
 
 def accepted(agent: ServerAgent, command: StartCommand) -> StartCommand:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -19,10 +20,12 @@ from penstock.bus.records import CancelCommand, SendingState
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control
 from penstock.settings import ServerAgent
+from penstock.tracing import spans
 from penstock_connector.legs.diagnosis import Diagnosis
 from penstock_connector.legs.flush import Flush
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.leg import Leg, Steps
+from penstock_connector.legs.leg_span import span_of
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.outcome import RELEASED, TAKEN_OVER, Outcome, lost
 from penstock_connector.legs.registry import STOPPED, LegRegistry
@@ -185,7 +188,20 @@ class LegRunner:
 
     async def _outcome_of(self, leg: Leg) -> Outcome:
         try:
+            began_ns = time.time_ns()
             outcome = await leg.run()
+            if spans.is_on():
+                spent_s = leg.history.spent_s if leg.history is not None else 0.0
+                spans.record(
+                    span_of(
+                        run_id=leg.run_id,
+                        number=leg.number,
+                        agent=leg.agent,
+                        traceparent=leg.call.traceparent if leg.call is not None else None,
+                        outcome=outcome,
+                        began_ns=began_ns - round(spent_s * 1e9),
+                    )
+                )
             self._diagnosis.after(leg.run_id, leg.agent, leg.called_url, outcome)
             return outcome
         except Exception:  # if no outcome were written, the run would never end

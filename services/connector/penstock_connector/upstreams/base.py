@@ -28,6 +28,7 @@ class Call:
     session_id: str = ""
     own: Any = None  # the adapter's own data, which is passed to `closed`
     method: str = "POST"
+    traceparent: str | None = None  # the trace context of the leg
     # whether the server produces the unfinished part again, in a new attempt
     produces_again: bool = False
 

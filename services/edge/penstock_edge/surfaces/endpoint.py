@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from penstock.bus import Bus, BusError, ObjectGone
 from penstock.bus.state.bucket_index import StillReading
 from penstock.log_fields import run_of
-from penstock.runs import trace
+from penstock.tracing import requests
 from penstock.web.auth.csrf import SAFE_METHODS
 from penstock.web.leaving import while_there
 from penstock.web.operation import Handler
@@ -31,7 +31,7 @@ def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
 
     def around(handler: Handler) -> Handler:
         async def handle(request: HTTPConnection) -> ASGIApp | None:
-            trace.enter(request.headers.get("traceparent"))
+            requests.enter(request.headers.get("traceparent"))
             if not bus.ready:
                 raise Problem(503, f"{bus.hindrance}; try again")
             try:

@@ -15,8 +15,10 @@ from penstock.bus.records import ENDED, RunRecord, RunStatus
 from penstock.bus.write import objects
 from penstock.bus.write.fence import RETRY_S
 from penstock.dialects.base import JsonObject
+from penstock.tracing import spans
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.run_span import span_of
 from penstock_normalizer.runs.stamps import unix_s
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,8 @@ class RunIndex:
                 if await self._bucket.update(run_id, record.dump(), revision) is not None:
                     _log_failure(record)
                     _measure(before, record)
+                    if spans.is_on() and record.status in ENDED:
+                        spans.record(span_of(record, fold.facts, event.data))
                     return
             except MessageTooLarge:
                 raise  # a repeated write would be as large
@@ -126,6 +130,9 @@ class RunIndex:
             before, record = record, record.model_copy(update=changes)
             if await self._bucket.update(run_id, record.dump(), revision) is not None:
                 _measure(before, record)
+                if spans.is_on() and record.status in ENDED:
+                    facts = {"traceparent": lifecycle.headers.get("traceparent")}
+                    spans.record(span_of(record, facts, event["data"]))
                 log.warning(
                     "run %s: its record was behind its events; it is %s now",
                     *(run_id, changes["status"]),

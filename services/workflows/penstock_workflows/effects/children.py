@@ -11,6 +11,7 @@ from penstock.bus.records import CancelCommand, RunRecord, Target
 from penstock.runs.start import Origin, Start, Starter
 from penstock.settings import AgentConfig, Config, WorkflowAgent
 from penstock.web.problems import Problem
+from penstock_workflows.effects.step_span import context_of
 from penstock_workflows.engine.effects import CancelChild, StartChild
 from penstock_workflows.engine.inputs import ChildInput
 from penstock_workflows.engine.state import State
@@ -60,7 +61,7 @@ class Children:
                         workflow_depth=child.workflow_depth,
                         workflow_places=child.places,
                     ),
-                    traceparent=command.get("traceparent"),
+                    traceparent=context_of(state, child.child),
                 )
             )
         except starts.NotAccepted as error:

@@ -12,6 +12,7 @@ from penstock.runs.calls import CallJob, publish_call
 from penstock.validation import reason_of
 from penstock_workflows.effects.children import Children
 from penstock_workflows.effects.listens import Listens
+from penstock_workflows.effects.step_span import context_of
 from penstock_workflows.effects.timers import Timers
 from penstock_workflows.engine.effects import (
     Call,
@@ -113,6 +114,6 @@ def _job_of(state: State, effect: Call) -> CallJob:
         secret=effect.secret,
         retry_delays_s=[] if effect.one_attempt else None,
         give_up_at=effect.give_up_at / 1000 if effect.give_up_at is not None else None,
-        traceparent=command.get("traceparent"),
+        traceparent=context_of(state, effect.call_id),
         depth=command.get("depth") or 0,
     )

@@ -23,8 +23,10 @@ from typing import Final
 from penstock import telemetry
 from penstock.bus import Bus, FenceConflict, OutcomeUnknown, subjects
 from penstock.bus.shards import new_run_id
+from penstock.tracing import spans
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.effects.perform import Performer
+from penstock_workflows.effects.step_span import span_of
 from penstock_workflows.engine.decide import Decision, decide
 from penstock_workflows.engine.effecting import open_effects, start_child
 from penstock_workflows.engine.effects import CancelChild, Effect, Listen
@@ -39,6 +41,7 @@ from penstock_workflows.engine.inputs import (
 )
 from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import End, Ended, Json
+from penstock_workflows.engine.records import Retry as RetryRecord
 from penstock_workflows.journal.journal import Journals
 from penstock_workflows.journal.loading import Values, read_on
 from penstock_workflows.journal.memory import RunInMemory, Runs
@@ -150,6 +153,10 @@ class Decisions:
         end = await self._journals.append(run.run_id, run.end, decision.records)
         if not run.end.records:
             self._frames.begin(run)
+        if spans.is_on():
+            for record in decision.records:
+                if isinstance(record, Ended | RetryRecord):
+                    spans.record(span_of(run.state, record))
         run.take_over(decision.state, end, decision.frames)
         for record in decision.records:
             if isinstance(record, Ended):

@@ -1,0 +1,68 @@
+"""The trace context and the span of a leg: of a request to an agent server."""
+
+from __future__ import annotations
+
+import time
+
+from penstock.settings import ServerAgent
+from penstock.tracing import spans
+from penstock.tracing.spans import Span
+from penstock_connector.legs.outcome import Outcome
+from penstock_connector.upstreams.base import Call
+
+
+def leg_context(traceparent: str | None, run_id: str, number: int) -> str | None:
+    """Return the trace context of a leg, below the run's span.
+
+    `traceparent` is the one with which the run was started. While tracing is off, it is returned as
+    it is, so that the agent server continues the client's trace.
+    """
+    return spans.child(spans.of_run(traceparent, run_id), "leg", run_id, number)
+
+
+def headers_of(agent: ServerAgent, call: Call, opening: Call | None) -> dict[str, str]:
+    """Return the headers of a request to an agent server.
+
+    `opening`: the call that opened the leg, which has the leg's trace context.
+    """
+    traceparent = opening.traceparent if opening is not None else None
+    traced = {"traceparent": traceparent} if traceparent is not None else {}
+    # A compressed body could not be stored as an event stream that readers parse.
+    return {"accept-encoding": "identity", **traced, **agent.headers, **call.headers}
+
+
+def span_of(
+    *,
+    run_id: str,
+    number: int,
+    agent: ServerAgent,
+    traceparent: str | None,
+    outcome: Outcome,
+    began_ns: int,
+) -> Span | None:
+    """Return the span of a leg that ends now; None if the run has no trace.
+
+    `traceparent` is the context of the leg itself, which it has only if its request was made.
+
+    Another connector records the span of a leg that it has taken over, so the result is None for
+    the connector that has lost the leg.
+    """
+    parent = spans.of_run(traceparent, run_id)
+    if parent is None or traceparent is None or outcome.kind == "gone":
+        return None
+    return Span(
+        name=f"leg {agent.id}",
+        kind="client",
+        context=traceparent,
+        parent=parent,
+        began_ns=began_ns,
+        ended_ns=time.time_ns(),
+        attributes={
+            "gen_ai.agent.id": agent.id,
+            "penstock.run.id": run_id,
+            "penstock.leg": number,
+            "penstock.leg.outcome": outcome.label,
+            "penstock.protocol": agent.protocol,
+        },
+        error=outcome.label if outcome.kind == "lost" else None,
+    )

@@ -1,0 +1,62 @@
+"""Derives W3C trace contexts, in the form of the header `traceparent`. Pure but for random ids.
+
+The id of a span is derived from what the span is about, such as a run's id. So every process knows
+the id of the parent of its spans, and a process that repeats the work of a killed process records
+the same span.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+SAMPLED: Final = 1  # the flag that asks all services of the trace to record their spans
+
+_VALID: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """A span's identity: the ids of the trace and of the span, in hexadecimal, and the flags."""
+
+    trace_id: str
+    span_id: str
+    flags: int
+
+    def __str__(self) -> str:
+        """Return the context as a `traceparent`."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
+
+
+def parse(traceparent: str | None) -> TraceContext | None:
+    """Return the context of a `traceparent`; None if it is missing or invalid."""
+    found = _VALID.fullmatch(traceparent) if traceparent is not None else None
+    return TraceContext(found[1], found[2], int(found[3], 16)) if found is not None else None
+
+
+def child(traceparent: str, *about: object) -> str:
+    """Return the context of the span about these things, in the trace of a valid `traceparent`."""
+    context = parse(traceparent)
+    assert context is not None, "the caller has checked the traceparent"
+    return str(TraceContext(context.trace_id, _hex(about, 8), context.flags))
+
+
+def derived_trace_id(*about: object) -> str:
+    """Return the id of the trace that begins with these things."""
+    return _hex(about, 16)
+
+
+def random_context(flags: int) -> TraceContext:
+    """Return the context of a new span in a new trace."""
+    return TraceContext(secrets.token_hex(16), secrets.token_hex(8), flags)
+
+
+def _hex(about: tuple[object, ...], size: int) -> str:
+    """Return a digest of `size` bytes in hexadecimal; never zeros, which are no valid id."""
+    digest = hashlib.sha256("\0".join(map(str, about)).encode()).digest()
+    return (digest[:size] if any(digest[:size]) else b"\1" * size).hex()

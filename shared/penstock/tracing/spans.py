@@ -1,0 +1,118 @@
+"""Records spans when their end is known. Without a recorder, tracing is off, and nothing is done.
+
+A run may last for weeks and be handed from process to process, so no process holds a span open. The
+process that learns of an end records the whole span, with the start time that the records have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, Protocol
+
+from penstock.tracing import context
+from penstock.tracing.context import SAMPLED, TraceContext
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["internal", "server", "client"]
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span that has ended. `context` and `parent` are `traceparent`s; None begins a trace.
+
+    Attributes have ids, numbers and outcomes, and never content. `error` is a code, such as that of
+    a failed run; None if there was no error.
+    """
+
+    name: str
+    kind: Kind
+    context: str
+    parent: str | None
+    began_ns: int
+    ended_ns: int
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Recorder(Protocol):
+    """Samples spans, and exports them in the background."""
+
+    def samples(self, parent: TraceContext | None, trace_id: str) -> bool:
+        """Return whether a span of this trace is recorded."""
+        ...
+
+    def record(self, span: Span) -> None:
+        """Export the span in the background, if it is sampled."""
+        ...
+
+
+class _State:
+    recorder: Recorder | None = None
+
+
+def use(recorder: Recorder | None) -> None:
+    """Record spans with this recorder from now on; None switches tracing off."""
+    _State.recorder = recorder
+
+
+def is_on() -> bool:
+    """Return whether this process records spans."""
+    return _State.recorder is not None
+
+
+def decide(parent: str | None) -> TraceContext | None:
+    """Return a new context whose flags say whether the sampler wants a trace; None while off.
+
+    `parent`: a valid `traceparent`. Without it, the context is that of a new trace.
+    """
+    recorder = _State.recorder
+    if recorder is None:
+        return None
+    above, new = context.parse(parent), context.random_context(0)
+    trace_id = above.trace_id if above is not None else new.trace_id
+    flags = SAMPLED if recorder.samples(above, trace_id) else 0
+    return TraceContext(trace_id, new.span_id, flags)
+
+
+def root(*about: object) -> str | None:
+    """Return the context of a trace that begins with these things; None while tracing is off."""
+    recorder = _State.recorder
+    if recorder is None:
+        return None
+    trace_id = context.derived_trace_id("trace", *about)
+    flags = SAMPLED if recorder.samples(None, trace_id) else 0
+    return context.child(str(TraceContext(trace_id, "1" * 16, flags)), *about)
+
+
+def child(traceparent: str | None, *about: object) -> str | None:
+    """Return the context of the span about these things; while off, `traceparent` as it is."""
+    if _State.recorder is None or context.parse(traceparent) is None:
+        return traceparent
+    assert traceparent is not None
+    return context.child(traceparent, *about)
+
+
+def of_run(traceparent: str | None, run_id: str) -> str | None:
+    """Return the context of a run's span; `traceparent` is the one with which the run started."""
+    return child(traceparent, "run", run_id)
+
+
+def record(span: Span | None) -> None:
+    """Record a span, if there is one and tracing is on. A failure is only logged."""
+    recorder = _State.recorder
+    if recorder is None or span is None or context.parse(span.context) is None:
+        return
+    try:
+        recorder.record(span)
+    except Exception:
+        log.exception("a span was not recorded: %s", span.name)
+
+
+def nanoseconds(stamp: str) -> int:
+    """Return an RFC 3339 time in nanoseconds since 1970. Raises ValueError."""
+    return round(datetime.fromisoformat(stamp).timestamp() * 1e6) * 1000

@@ -1,0 +1,184 @@
+"""Ids of spans follow from what the spans are about, and tracing is off unless it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import telemetry
+from penstock.tracing import context, requests, setup, spans
+from penstock.tracing.context import TraceContext
+from penstock.tracing.spans import Span
+from support.fakes.collector import collector
+
+CLIENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+class Kept:
+    """A recorder that keeps its spans, and samples each trace."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def samples(self, parent: TraceContext | None, trace_id: str) -> bool:
+        return parent is None or bool(parent.flags)
+
+    def record(self, span: Span) -> None:
+        self.spans.append(span)
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    recorder = Kept()
+    spans.use(recorder)
+    try:
+        yield recorder
+    finally:
+        spans.use(None)
+
+
+def span(number: int) -> Span:
+    return Span(f"span {number}", "internal", context.child(CLIENT, number), CLIENT, 1, 2)
+
+
+def test_the_same_run_has_the_same_span_in_every_process(kept: Kept) -> None:
+    run = spans.of_run(CLIENT, "r1")
+    assert run == "00-4bf92f3577b34da6a3ce929d0e0e4736-b887b6310330700c-01"
+    assert spans.of_run(run, "r1") == run  # whichever span of the trace is known
+    assert spans.of_run(CLIENT, "r2") != run
+
+
+def test_ids_about_different_things_differ() -> None:
+    about = [("leg", "r1", 11), ("leg", "r11", 1), ("leg", "r1", 1), ("run", "r1"), ("run", "r11")]
+    assert len({context.child(CLIENT, *each) for each in about}) == len(about)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "nonsense",
+        CLIENT + "-00",
+        CLIENT.upper(),
+        "ff" + CLIENT[2:],
+        f"00-{'0' * 32}-00f067aa0ba902b7-01",
+        f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01",
+    ],
+)
+def test_an_invalid_traceparent_is_no_context(header: str | None, kept: Kept) -> None:
+    assert context.parse(header) is None
+    assert spans.of_run(header, "r1") == header
+    requests.begin(header)
+    requests.end("POST", "/v1/runs", 202)
+    [recorded] = kept.spans
+    assert recorded.parent is None
+
+
+def test_a_request_continues_the_clients_trace_with_its_flag(kept: Kept) -> None:
+    unsampled = CLIENT[:-2] + "00"
+    for header in (CLIENT, unsampled):
+        requests.begin(header)
+        requests.enter(header)
+        carried = requests.traceparent()
+        requests.end("POST", "/v1/runs", 503)
+        recorded = kept.spans[-1]
+        assert (recorded.context, recorded.parent, recorded.error) == (carried, header, "503")
+        assert (carried[:36], carried[-2:]) == (header[:36], header[-2:])
+        assert requests.traceparent() == header  # the request has ended
+
+
+def test_while_tracing_is_off_contexts_are_carried_as_they_are() -> None:
+    requests.begin(CLIENT)
+    requests.enter(CLIENT)
+    assert requests.traceparent() == CLIENT
+    assert spans.of_run(CLIENT, "r1") == CLIENT
+    assert spans.root("delivery") is None
+    spans.record(span(1))
+
+
+def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
+    code = """
+import sys
+import penstock_connector.service, penstock_normalizer.service, penstock_edge.service
+import penstock_approvals.service, penstock_automations.service, penstock_workflows.service
+from penstock.tracing import setup
+for environment in ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": ""},
+                    {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "true"},
+                    {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_TRACES_EXPORTER": "none"}):
+    assert setup.start("penstock-edge", "1", environment) is None
+# FastStream imports a part of the API, where it is installed.
+sdk = ("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto")
+assert not [name for name in sys.modules if name.startswith(sdk)]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({ENDPOINT: "collector:4317"}, "http:// or https://"),
+        ({ENDPOINT: "http://c", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "only `http/protobuf`"),
+        ({ENDPOINT: "http://c", "OTEL_TRACES_EXPORTER": "zipkin"}, "use `otlp`"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(variables: dict[str, str], says: str) -> None:
+    with pytest.raises(setup.TracingRefused, match=says):
+        setup.start("penstock-edge", "1", variables)
+    assert not spans.is_on()
+
+
+async def test_spans_are_exported_with_their_ids_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collector() as made:
+        monkeypatch.setenv(ENDPOINT, made.url)
+        exporter = setup.start("penstock-edge", "one", {ENDPOINT: made.url})
+        spans.record(span(1))
+        spans.record(span(1))  # a repetition has the same id
+        root = spans.root("delivery", "d1")
+        assert root is not None
+        spans.record(Span("delivery", "client", root, None, 5, 3, {"a": 1}, error="http_500"))
+        unsampled = CLIENT[:-2] + "00"
+        spans.record(Span("no", "internal", context.child(unsampled, 1), unsampled, 1, 2))
+        await setup.stop(exporter)
+    assert [each.name for each in made.spans] == ["span 1", "span 1", "delivery"]
+    first, again, delivery = made.spans
+    assert first == again
+    assert (first.trace_id, first.parent) == tuple(CLIENT.split("-")[1:3])
+    assert first.id == context.child(CLIENT, 1).split("-")[2]
+    assert (first.began_ns, first.ended_ns, first.service) == (1, 2, "penstock-edge")
+    assert f"00-{delivery.trace_id}-{delivery.id}-01" == root
+    assert (delivery.parent, delivery.is_error) == ("", True)
+    assert delivery.ended_ns == 5  # by a clock that was put back
+    assert delivery.attributes == {"a": 1, "error.type": "http_500"}
+
+
+@pytest.mark.parametrize("how", ["away", "hangs"])
+async def test_a_dead_collector_delays_no_span_and_no_end(
+    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failed() -> float:
+        return float(telemetry.SPANS.labels("failed")._value.get())
+
+    with collector() as made:
+        made.hangs = how == "hangs"
+        url = made.url if made.hangs else "http://127.0.0.1:9"
+        monkeypatch.setenv(ENDPOINT, url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+        monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "512")
+        before = failed()
+        exporter = setup.start("penstock-edge", "one", {ENDPOINT: url})
+        began = time.thread_time()
+        for number in range(2000):
+            spans.record(span(number))
+        assert time.thread_time() - began < 5  # of CPU: nothing waits
+        async with asyncio.timeout(30):
+            await setup.stop(exporter)
+    if how == "away":
+        assert failed() > before
+        assert "the collector did not take" in caplog.text
