@@ -124,7 +124,7 @@ async def test_a_pod_that_ends_by_itself_is_found_and_started_again(tmp_path: Pa
         assert ["ended by itself" in each for each in pod.wrong] == [True]
 
 
-@pytest.mark.parametrize("name", ["small", "usual"])
+@pytest.mark.parametrize("name", ["small", "usual", "large"])
 def test_the_committed_renderings_say_how_pods_come_and_go(name: str) -> None:
     chart = read(committed(name))
     services = {each.service: each for each in chart.deployments}

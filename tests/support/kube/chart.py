@@ -10,6 +10,9 @@ COMPONENT: Final = "app.kubernetes.io/component"
 # The variables that name things of the cluster; a process on this machine gets its own.
 _OF_THE_CLUSTER: Final = ("PENSTOCK_HOST", "PENSTOCK_NATS_", "PENSTOCK_AUTH_")
 
+# The field with the least number of pods, of objects that scale Deployments.
+_LEAST: Final = {"HorizontalPodAutoscaler": "minReplicas", "ScaledObject": "minReplicaCount"}
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -69,9 +72,9 @@ def read(objects: Iterable[dict[str, Any]]) -> Chart:
     """Return the Deployments and the Job of a rendering."""
     found = list(objects)
     scaled = {
-        each["spec"]["scaleTargetRef"]["name"]: int(each["spec"]["minReplicas"])
+        each["spec"]["scaleTargetRef"]["name"]: int(each["spec"][_LEAST[each["kind"]]])
         for each in found
-        if each["kind"] == "HorizontalPodAutoscaler"
+        if each["kind"] in _LEAST
     }
     (job,) = (_job(each) for each in found if each["kind"] == "Job")
     return Chart(

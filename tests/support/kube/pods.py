@@ -16,6 +16,7 @@ import httpx
 
 from support.drive.waiting import wait_for
 from support.kube.chart import Probe, Template
+from support.kube.limits import MemoryLimits
 from support.real import servers
 from support.real.ports import free_port
 
@@ -39,6 +40,7 @@ class Program:
 
     command: Sequence[str]
     environment: Mapping[str, str]
+    limits: MemoryLimits | None = None  # None: the memory is not limited
 
 
 @dataclass(slots=True)
@@ -134,9 +136,13 @@ class Pod:
             os.kill(self.pids[-1], number)
 
     def _start_process(self) -> None:
+        command = self.program.command
+        if self.program.limits is not None:
+            limit = self.template.memory_bytes
+            command = [*self.program.limits.prefix(self.name, limit), *command]
         self._process = servers.start(
             self.name,
-            self.program.command,
+            command,
             log=self.log,
             owner_pid=os.getpid(),
             env={
