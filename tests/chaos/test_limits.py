@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,8 @@ import yaml
 from helm.charts import committed
 from support.drive.bus import make_streams
 from support.drive.watching import streamer
+from support.fakes.misbehaving import Answer, misbehaving
+from support.fakes.raw import agno
 from support.kube.chart import read
 from support.kube.deployments import Controller
 from support.kube.limits import memory_limits, peak_bytes
@@ -83,8 +86,13 @@ class Streams:
 
 
 @asynccontextmanager
-async def installed(name: str, folder: Path, load: Load) -> AsyncIterator[dict[str, Controller]]:
-    """Run one pod of each service with the environment and the memory limits of a size."""
+async def installed(
+    name: str, folder: Path, upstream_url: str = ""
+) -> AsyncIterator[dict[str, Controller]]:
+    """Run one pod of each service with the environment and the memory limits of a size.
+
+    `upstream_url`: of an Agno server; without it, one that sends frames at a steady rate.
+    """
     nats = NatsServer(folder / "nats", name=f"nats {name}")
     nats.start()
     made: dict[str, Controller] = {}
@@ -95,7 +103,10 @@ async def installed(name: str, folder: Path, load: Load) -> AsyncIterator[dict[s
             print("no cgroups: the memory is measured, and not limited")
         await make_streams(nats.url)
         frames = int(LASTS_S * FRAMES_A_RUN_PER_S)
-        agent = await stack.enter_async_context(streamer(folder, frames, FRAMES_A_RUN_PER_S))
+        agent: dict[str, Any] = {"protocol": "agno", "url": upstream_url, "timeout_s": 60}
+        if not upstream_url:
+            steady = streamer(folder, frames, FRAMES_A_RUN_PER_S)
+            agent = await stack.enter_async_context(steady)
         config = folder / "penstock.yaml"
         config.write_text(yaml.safe_dump({"agents": [{"id": "agent", **agent}]}))
         settings = {
@@ -143,7 +154,7 @@ async def test_a_pod_carries_its_share_of_a_size_within_its_memory(
 ) -> None:
     load = SIZES[name]
     runs = round(load.frames_per_s / FRAMES_A_RUN_PER_S)
-    async with installed(name, tmp_path, load) as services:
+    async with installed(name, tmp_path) as services:
         pods = {service: each.pods[0] for service, each in services.items()}
         rest = {service: peak_bytes(pod.pids[-1]) for service, pod in pods.items()}
         before = {service: cpu_s(pod.pids[-1]) for service, pod in pods.items()}
@@ -180,3 +191,41 @@ async def test_a_pod_carries_its_share_of_a_size_within_its_memory(
     assert streams.open == load.streams
     for service, bytes_ in peak.items():
         assert bytes_ < 0.8 * limits[service].memory_bytes, service
+
+
+LARGE_RUNS = 3
+MAX_FRAME_BYTES = 64 * 2**20  # the default of PENSTOCK_MAX_FRAME_BYTES
+
+
+@pytest.mark.parametrize("name", SIZES)
+async def test_the_largest_frames_are_carried_within_the_memory(name: str, tmp_path: Path) -> None:
+    """Several runs have a frame of the largest size at once, and each has two clients."""
+    size = 0
+
+    async def answers(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(agno("RunStarted"))
+        await answer.send(agno("RunContent", content="x" * size))
+        await answer.send(agno("RunCompleted", content="done"))
+        await answer.end()
+
+    async with misbehaving() as upstream:
+        upstream.script(answers)
+        async with installed(name, tmp_path, upstream.url) as services:
+            given = services["connector"].deployment.template.environment
+            size = int(given.get("PENSTOCK_MAX_FRAME_BYTES", MAX_FRAME_BYTES)) - 2**16
+            port = services["edge"].pods[0].port
+            streams = Streams()
+            async with httpx.AsyncClient(timeout=60) as http:
+                for _ in range(LARGE_RUNS):
+                    body = {"agent": "agent", "message": "go"}
+                    answer = await http.post(f"http://127.0.0.1:{port}/v1/runs", json=body)
+                    for _ in range(2):
+                        streams.follow(port, answer.json()["run_id"])
+            await streams.ended()
+            pods = [each.pods[0] for each in services.values()]
+            wrong = [text for pod in pods for text in pod.wrong]
+            most = {pod.name: peak_bytes(pod.pids[-1]) >> 20 for pod in pods}
+            print(f"\n{name}: {LARGE_RUNS} frames of {size >> 20} MiB: {most}")
+    assert wrong == []
+    assert streams.broken == []

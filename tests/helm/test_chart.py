@@ -268,6 +268,48 @@ def test_a_service_reads_every_variable_that_the_chart_sets(
     assert settings.host == "0.0.0.0"
 
 
+FRAME = "PENSTOCK_MAX_FRAME_BYTES"
+
+
+@pytest.mark.parametrize("rendering", ["default", "small", "usual", "large"])
+def test_the_limits_of_frames_fit_the_memory_of_the_services_that_carry_them(
+    rendering: str,
+) -> None:
+    found = of_kind(rendering, "Deployment")
+    connector, normalizer = (environment(found[name]) for name in ("connector", "normalizer"))
+    assert connector[FRAME] == normalizer[FRAME]
+    frame_mib = int(connector[FRAME]) / 2**20
+    for name in ("connector", "normalizer", "edge"):
+        [container] = found[name]["spec"]["template"]["spec"]["containers"]
+        limit_mib = int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
+        # A process at rest has less than 160 MiB; a frame takes up to six times its size.
+        assert 160 + 4 * 6 * frame_mib <= limit_mib
+        assert frame_mib > limit_mib / 48
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("switches", "frame"),
+    [
+        ("connector.resources.limits.memory=1Gi,normalizer.resources.limits.memory=1.5Gi", 14),
+        (f"env.{FRAME}=5", None),
+        ("defaults.resources.limits.memory=null", None),
+    ],
+)
+def test_the_least_memory_decides_and_a_value_of_the_user_is_kept(
+    switches: str, frame: int | None
+) -> None:
+    found = charts.objects(charts.template([*charts.OF_USER, "--set", switches]))
+    [connector] = (
+        each
+        for each in found
+        if each["kind"] == "Deployment" and name_of(each).endswith("-connector")
+    )
+    given = environment(connector).get(FRAME)
+    expected = str(frame * 2**20) if frame else "5" if FRAME in switches else None
+    assert given == expected
+
+
 def test_each_pod_has_the_password_of_its_own_nats_user_and_no_other() -> None:
     users = {user.name for user in USERS}
     for rendering, name, spec in pods():

@@ -212,3 +212,46 @@ workflows:
   - {stream: EVENTS{{ if $shard }}_{{ $shard }}{{ end }}, consumer: workflows}
   {{- end }}
 {{- end }}
+
+{{/* The MiB of a quantity in Mi or Gi; 0 for no quantity and for other units. */}}
+{{- define "penstock.mebibytes" -}}
+{{- $quantity := toString . -}}
+{{- if hasSuffix "Gi" $quantity }}{{ mulf (trimSuffix "Gi" $quantity | float64) 1024 | int }}
+{{- else if hasSuffix "Mi" $quantity }}{{ trimSuffix "Mi" $quantity | float64 | int }}
+{{- else }}0{{ end -}}
+{{- end }}
+
+{{/*
+The limits of bytes that fit the memory of a service, as YAML. A frame takes up to six times its size,
+and several frames may come at once. The frames of agent servers have the same limit in connector and
+normalizer, which fits the least memory of the services that carry them.
+*/}}
+{{- define "penstock.sizes" -}}
+{{- $root := .root -}}
+{{- $whole := eq .name "all-in-one" -}}
+{{- $least := 0 -}}
+{{- $own := 0 -}}
+{{- range $name := ternary (list "all-in-one") (list "connector" "normalizer" "edge") $whole -}}
+{{- $s := include "penstock.service" (dict "root" $root "name" $name) | fromYaml -}}
+{{- $memory := include "penstock.mebibytes" (dig "resources" "limits" "memory" "" $s) | int -}}
+{{- if and $memory (eq $name $.name) }}{{ $own = max 32 (sub $memory 160) | int }}{{ end -}}
+{{- if and $memory (or (not $least) (lt $memory $least)) }}{{ $least = $memory }}{{ end -}}
+{{- end -}}
+{{- if and $least $own -}}
+{{- $share := ternary 2 1 $whole -}}
+{{- $frame := div (max 32 (sub $least 160)) (mul 24 $share) | max 1 | min 64 -}}
+{{- $mib := 1048576 -}}
+{{- if or $whole (has .name (list "connector" "normalizer")) }}
+PENSTOCK_MAX_FRAME_BYTES: {{ mul $frame $mib | quote }}
+{{- end }}
+{{- if or $whole (eq .name "connector") }}
+PENSTOCK_MAX_TOTAL_FRAME_BYTES: {{ mul (div $own (mul 2 $share)) $mib | quote }}
+{{- end }}
+{{- if or $whole (eq .name "normalizer") }}
+PENSTOCK_MAX_HELD_BYTES: {{ mul (min 128 (div $own (mul 6 $share))) $mib | quote }}
+{{- end }}
+{{- if or $whole (eq .name "edge") }}
+PENSTOCK_MAX_RING_BYTES: {{ mul (min 256 (div $own (mul 4 $share))) $mib | quote }}
+{{- end }}
+{{- end -}}
+{{- end }}
