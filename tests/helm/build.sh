@@ -1,6 +1,7 @@
 #!/bin/sh
-# build.sh FOLDER: Helm, an API server, etcd and promtool in FOLDER/bin, built by Go from modules
-# that tests/helm/go pins by hash. Takes about ten minutes once; does nothing when they are current.
+# build.sh FOLDER: Helm, an API server, etcd, Prometheus and promtool in FOLDER/bin, built by Go from
+# modules that tests/helm/go pins by hash. Takes about ten minutes once; does nothing when they are
+# current.
 set -eu
 mkdir -p "$1/bin"
 folder=$(cd "$1" && pwd)
@@ -18,14 +19,17 @@ chart=helm.sh/helm/v3/pkg/chartutil
 # Without these, the programs say that they are Kubernetes 0.0 and 1.20, which charts refuse.
 flags="-s -w -X $version.gitVersion=v$kubernetes -X $version.gitMajor=1 -X $version.gitMinor=$minor"
 flags="$flags -X $chart.k8sVersionMajor=1 -X $chart.k8sVersionMinor=$minor"
-build() { # NAME PACKAGE
-    wanted=$(cat "$1/go.mod" "$1/go.sum" ../build.sh && "$go" version)
-    [ "$wanted" = "$(cat "$folder/$1.made-from" 2>/dev/null)" ] && return
-    echo "building $2"
-    (cd "$1" && GOFLAGS=-mod=readonly "$go" build -trimpath -ldflags "$flags" -o "$folder/bin/" "$2")
-    printf '%s\n' "$wanted" >"$folder/$1.made-from"
+build() { # MODULE PACKAGE…
+    module=$1
+    shift
+    wanted=$(cat "$module/go.mod" "$module/go.sum" ../build.sh && "$go" version)
+    [ "$wanted" = "$(cat "$folder/$module.made-from" 2>/dev/null)" ] && return
+    echo "building $*"
+    (cd "$module" && GOFLAGS=-mod=readonly "$go" build -trimpath -ldflags "$flags" -o "$folder/bin/" "$@")
+    printf '%s\n' "$wanted" >"$folder/$module.made-from"
 }
 build helm helm.sh/helm/v3/cmd/helm
 build etcd .
 build apiserver k8s.io/kubernetes/cmd/kube-apiserver
-build promtool github.com/prometheus/prometheus/cmd/promtool
+build prometheus github.com/prometheus/prometheus/cmd/prometheus \
+    github.com/prometheus/prometheus/cmd/promtool
