@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long rolling faults mutations lock format clean
+.PHONY: watched images charts kubernetes n8n n8n-packages n8n-check dist dist-check help setup upstreams upstreams-older bench-peers node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long rolling faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/automations services/cli services/connector \
@@ -122,9 +122,12 @@ dist-check: setup upstreams ## Install the wheels into an empty environment, and
 images: setup ## Build the images with buildah (as root), start each and serve runs from them
 	@$(BIN)/python -m pytest tests/images -m images -p no:xdist -rs
 
-kubernetes: setup ## Build Helm, an API server and promtool with Go, and install the chart into it (10 minutes once)
+kubernetes: setup ## Build Helm, an API server and Prometheus with Go, and install the chart into it (10 minutes once)
 	@tests/helm/build.sh .penstock/kubernetes || echo "what Go did not build is skipped below"
-	@$(BIN)/python -m pytest tests/helm tests/alerts -m "kubernetes or not kubernetes" -p no:xdist -rs
+	@$(BIN)/python -m pytest tests/helm tests/alerts -m "not chaos" -p no:xdist -rs
+
+watched: setup ## Let a real Prometheus watch a deployment with faults, and draw its dashboards (15 minutes)
+	@$(BIN)/python -m pytest tests/alerts/test_watched.py -m chaos -p no:xdist -s -rs
 
 charts: setup ## Render the chart anew for the tests, after a change of it; needs Helm
 	@cd tests && ../$(BIN)/python -m helm.charts
@@ -150,7 +153,7 @@ rolling: setup upstreams ## Replace all pods under load as the chart says, as pr
 
 faults: setup upstreams ## One fault after another, each at its full length
 	@$(BIN)/python -m pytest tests -m chaos -p no:xdist --timeout 1800 -s \
-		--ignore tests/chaos --ignore tests/fuzz
+		--ignore tests/chaos --ignore tests/fuzz --ignore tests/alerts
 
 mutations: setup ## Make faults in a copy of the code, one by one: the tests must catch each
 	@PYTHONPATH=tests $(BIN)/python -m mutations $(ARGS)

@@ -63,7 +63,8 @@ def _value(value: float, unit: str) -> str:
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g} {sign}{_UNITS.get(unit, '')}"
-    return f"{value:.2g} {_UNITS.get(unit, '')}".strip()
+    text = f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+    return f"{text} {_UNITS.get(unit, '')}".strip()
 
 
 def _panel(panel: Panel, bands: Sequence[Band], begin: float, end: float) -> str:
@@ -123,4 +124,14 @@ def _pieces(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, flo
         if point[0] - pieces[-1][-1][0] > step * 1.5:
             pieces.append([])
         pieces[-1].append(point)
-    return pieces
+    return [_thinned(piece) for piece in pieces]
+
+
+def _thinned(piece: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Leave out the points within a level part, which do not change the picture."""
+    kept = [
+        point
+        for before, point, after in zip(piece, piece[1:], piece[2:], strict=False)
+        if not before[1] == point[1] == after[1]
+    ]
+    return [piece[0], *kept, piece[-1]]
