@@ -218,7 +218,7 @@ def set_up(folder: Path, terminal: bool, ends_with: int = 0) -> tuple[int, str]:
         while read := os.read(ours, 4096):
             said += read
     os.close(ours)
-    return process.wait(10), said.decode()
+    return process.wait(60), said.decode()
 
 
 def test_setting_up_says_how_far_it_is(tmp_path: Path) -> None:

@@ -394,7 +394,7 @@ def test_a_pause_that_others_decide_is_waited_out(api: PenstockApi) -> None:
         assert process.stderr is not None
         assert b"To allow it: penstock approvals approve" in process.stderr.readline()
         api.decide_elsewhere()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert api.sent(DECISION) == []
 
 
@@ -405,7 +405,7 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(api: PenstockAp
         for _ in range(3):
             process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=10)
+        _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"penstock events {RUN_ID} --after 3-0 --url {api.url}".encode() in told
     assert f"penstock cancel {RUN_ID} --url {api.url}".encode() in told
@@ -421,7 +421,7 @@ def test_a_person_at_the_terminal_is_asked(api: PenstockApi) -> None:
         os.write(ours, b"perhaps\n")
         read_until(ours, b"approve? ")
         os.write(ours, b"n too risky\n")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     os.close(ours)
     [decision] = api.sent(DECISION)
     assert decision["items"] == [{"item_id": "i1", "decision": "reject", "note": "too risky"}]
@@ -435,7 +435,7 @@ def test_what_was_typed_before_the_question_is_no_answer_to_it(api: PenstockApi)
         os.close(theirs)
         read_until(ours, b"approve? ")
         os.write(ours, b"n not that one\n")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     os.close(ours)
     [decision] = api.sent(DECISION)
     [item] = decision["items"]

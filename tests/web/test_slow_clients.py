@@ -23,7 +23,7 @@ from support.fakes.guarded_server import Guarded, bearer
 from support.fakes.issuer import SECRET, token
 from support.fakes.routes import routes, websocket
 
-HEAD_S, BODY_S, PATIENCE_S = 0.3, 0.4, 10.0
+HEAD_S, BODY_S, PATIENCE_S = 0.3, 0.4, 30.0
 HALF_A_HEAD = b"POST /read HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-"
 HEAD = b"POST /read HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n"
 GET = b"GET /read HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"

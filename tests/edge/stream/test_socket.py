@@ -25,7 +25,7 @@ from support.drive.clients import Client, MakeEdge, Stream
 from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun
 
-WAIT_S = 15
+WAIT_S = 30
 
 
 def url(edge: Client, session_id: str, **query: str) -> str:

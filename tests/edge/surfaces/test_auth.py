@@ -394,7 +394,7 @@ async def test_the_command_line_is_a_way_of_its_own(
 async def test_a_stream_ends_when_its_token_expires(penstock: Secured) -> None:
     run = await penstock.live()
     path = f"/v1/runs/{run.run_id}/events"
-    async with penstock.stream(path, bearer(exp=time.time() + 1.5)) as stream:
+    async with penstock.stream(path, bearer(exp=time.time() + 4)) as stream:
         assert (await stream.frame()).event == "lifecycle.started"
         [told] = await stream.rest()
         assert b"token_expired" in told.data
@@ -414,7 +414,7 @@ async def test_a_stream_that_could_be_taken_for_the_whole_says_that_it_is_not(
         "sessionId": "slow",
         "newMessage": {"role": "user", "parts": [{"text": SLOW}]},
     }
-    headers = bearer(exp=time.time() + 1.5)
+    headers = bearer(exp=time.time() + 4)
     answer = await penstock.http.post("/run_sse", json=body, headers=headers)
     assert answer.status_code == 200
     assert b"STREAM_ERROR" in answer.content
@@ -423,7 +423,7 @@ async def test_a_stream_that_could_be_taken_for_the_whole_says_that_it_is_not(
 async def test_a_websocket_is_closed_when_its_token_expires(penstock: Secured) -> None:
     run = await penstock.live()
     url = penstock.url.replace("http", "ws") + WS.format(session_id=run.session_id)
-    async with connect(url, additional_headers=bearer(exp=time.time() + 1.5)) as socket:
+    async with connect(url, additional_headers=bearer(exp=time.time() + 4)) as socket:
         assert "lifecycle" in str(await socket.recv())
         assert "token_expired" in str(await socket.recv())
         with pytest.raises(ConnectionClosed) as closed:
@@ -447,7 +447,7 @@ async def test_a_websocket_is_refused_before_it_is_accepted(
 
 async def test_who_waits_for_a_run_leaves_when_the_token_expires(penstock: Secured) -> None:
     path = "/apps/assistant/users/alice/sessions/nothing-yet/run"
-    async with penstock.stream(path, bearer(exp=time.time() + 1.5)) as stream:
+    async with penstock.stream(path, bearer(exp=time.time() + 4)) as stream:
         assert stream.response.status_code == 200
         assert await stream.rest() == []
 

@@ -12,7 +12,7 @@ import orjson
 
 from penstock.sse import Frame, Parser
 
-WAIT_S = 15
+WAIT_S = 30
 
 Client = httpx.AsyncClient
 MakeEdge = Callable[..., Awaitable[Client]]

@@ -265,7 +265,7 @@ async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncI
         await connector.start()
         stack.push_async_callback(connector.stop)
         await stack.enter_async_context(served(settings, CONFIG, SERVED))
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
         yield Secured(url, http, bus)
 
 

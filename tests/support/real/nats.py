@@ -25,7 +25,7 @@ from support.real import servers
 from support.real.memory import folder_in_memory
 from support.real.ports import free_port
 
-_START_TIMEOUT_S = 20
+_START_TIMEOUT_S = 60
 _VIOLATION = re.compile(r".*(?:Publish|Subscription) Violation.*")
 
 

@@ -25,7 +25,7 @@ def packages(name: str) -> Path:
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run `node …` to its end; the result has its output."""
     return subprocess.run(
-        ["node", *command], cwd=cwd, capture_output=True, text=True, check=False, timeout=50
+        ["node", *command], cwd=cwd, capture_output=True, text=True, check=False, timeout=100
     )
 
 
