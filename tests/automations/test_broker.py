@@ -101,16 +101,18 @@ async def test_what_was_fetched_and_not_handled_is_given_back_at_the_end(
         await publish(bus, 10)
         found: list[bytes] = []
         first = Broker(bus, 1)
+        begun = asyncio.Event()
 
         async def hold(batch: Sequence[Taken]) -> None:
+            begun.set()
             await asyncio.sleep(0.5)
             for taken in batch:
                 found.append(taken.stored.payload)
                 await taken.ack()
 
         first.batches(slow, 3, hold)
-        async with first:
-            await asyncio.sleep(0.2)
+        async with first, asyncio.timeout(30):
+            await begun.wait()
         assert 0 < len(found) <= 3, "the batch that was begun is finished"
         second = Broker(bus, 1)
         second.batches(slow, 10, hold)

@@ -369,7 +369,7 @@ async def test_more_requests_than_the_rule_takes_are_refused_for_a_moment(
     nats_server: NatsServer,
 ) -> None:
     async with automations(nats_server.url) as made:
-        await made.apply(hooked(made, "slow", {"tokens": [TOKEN], "rate_per_s": 5}))
+        await made.apply(hooked(made, "slow", {"tokens": [TOKEN], "rate_per_s": 1}))
         answers = [await post(made, "slow", bearer()) for _ in range(15)]
         refused = [each for each in answers if each.status_code == 429]
         assert refused

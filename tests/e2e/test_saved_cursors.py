@@ -27,6 +27,7 @@ class Automation:
         self._last_id = ""
         self._task: asyncio.Task[None] | None = None
         self._turn = 0
+        self.opened = asyncio.Event()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._follow())
@@ -47,6 +48,7 @@ class Automation:
                 async with self.penstock.http.stream(
                     "GET", url, params=query, headers=headers
                 ) as answer:
+                    self.opened.set()
                     async for frame in frames(answer):
                         self._last_id = frame.id or self._last_id
                         event = json.loads(frame.data)
@@ -74,7 +76,8 @@ async def test_nothing_is_missed_over_kills_of_the_edge_and_restarts_of_the_clie
     ) as penstock:
         client = Automation(penstock)
         client.start()
-        await asyncio.sleep(0.5)  # a new cursor begins when its first stream is open
+        async with asyncio.timeout(30):
+            await client.opened.wait()  # a new cursor begins when its first stream is open
         for number in range(6):
             runs.append(await penstock.run("assistant", "Hello", edge=number))
             if number % 3 == 0:  # the edge dies in the middle of the run

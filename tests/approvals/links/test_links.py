@@ -296,9 +296,9 @@ async def test_a_link_that_is_good_for_nothing_says_why_and_acts_not(
 
 async def test_a_link_expires_and_a_revoked_one_is_unknown(penstock: Secured) -> None:
     _, approval_id = await paused(penstock)
-    path = await linked(penstock, approval_id, lifetime_s=1)
+    path = await linked(penstock, approval_id, lifetime_s=4)
     _, signature = await opened(penstock, path)
-    await asyncio.sleep(1.1)
+    await asyncio.sleep(4.1)
     body = urlencode({"csrf": signature, "decision": "approve"})
     assert (await penstock.http.post(path, content=body, headers=FORM)).status_code == 409
     assert "This link has expired" in (await opened(penstock, path))[0]

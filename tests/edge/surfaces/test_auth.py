@@ -584,9 +584,9 @@ async def test_a_token_that_holds_for_long_is_not_spoken_of(penstock: Secured) -
 
 
 async def test_an_extended_token_keeps_its_stream_open(nats: NatsServer) -> None:
-    async with secured(nats.url, token_warning_s=1) as penstock:
+    async with secured(nats.url, token_warning_s=4) as penstock:
         run = await penstock.live()
-        made = await penstock.token(runs=[run.run_id], lifetime_s=2)
+        made = await penstock.token(runs=[run.run_id], lifetime_s=5)
         path = f"/v1/runs/{run.run_id}/events"
         async with penstock.stream(path, token=made["token"]) as stream:
             await stream.read_until(b"the stream token expires")
@@ -594,7 +594,7 @@ async def test_an_extended_token_keeps_its_stream_open(nats: NatsServer) -> None
                 f"/v1/tokens/{made['id']}", json={"lifetime_s": 600}, headers=bearer()
             )
             assert changed.status_code == 200
-            await asyncio.sleep(2)
+            await asyncio.sleep(5)  # the token's first lifetime
             await run.text("still heard")
             await stream.read_until(b"still heard")
     listed = changed.json()

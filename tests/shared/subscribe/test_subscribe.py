@@ -277,7 +277,7 @@ async def test_a_long_handler_keeps_its_event(system: System, run_id: str) -> No
         "CONSUMER.DURABLE.CREATE.EVENTS.impatient",
         {
             "stream_name": "EVENTS",
-            "config": {**Durable("impatient").config(), "ack_wait": 300_000_000},
+            "config": {**Durable("impatient").config(), "ack_wait": 1_000_000_000},
         },
     )
     subscriber = system.subscriber("impatient", user=OPERATOR)
@@ -286,7 +286,7 @@ async def test_a_long_handler_keeps_its_event(system: System, run_id: str) -> No
     @subscriber.on()
     async def take(received: Received[ToolCall]) -> None:
         delivered.append(received.delivered)
-        await asyncio.sleep(1.2)  # four times the durable's ack_wait
+        await asyncio.sleep(2.5)  # longer than twice the durable's ack_wait
 
     await system.publish(event(run_id, 1))
     async with running(subscriber):
