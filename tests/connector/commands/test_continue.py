@@ -275,7 +275,7 @@ async def test_a_continue_that_nobody_decided_is_not_sent_and_the_decision_is(
         assert continues(upstream) == []
         # An unreadable command must not end the paused run either.
         await refused(penstock, b"{}", run_id)
-        assert (await penstock.record(run_id)).status == "paused"
+        await penstock.record(run_id, "paused")
         assert (await penstock.approval(approval.approval_id)).status == "pending"
         await penstock.decide(approval.approval_id)
         *_, last = await penstock.ended(run_id)

@@ -152,7 +152,7 @@ async def test_what_an_upstream_says_of_its_failure(
     async with pipeline(nats_server.url, config(upstream.url), SERVICES) as penstock:
         run_id = await failed(penstock, agent)
         await check_every_dialect(penstock.http, run_id)
-        record = await penstock.record(run_id)
+        record = await penstock.record(run_id, "failed")
     assert record.unredacted is not None
     assert PASSWORD in record.unredacted["error"]
     assert_shown_at_debug_only(caplog)
@@ -167,7 +167,7 @@ async def test_what_an_upstream_answers_to_a_request(
     async with pipeline(nats_server.url, config(upstream.url), SERVICES) as penstock:
         run_id = await failed(penstock, agent)
         await check_every_dialect(penstock.http, run_id)
-        record = await penstock.record(run_id)
+        record = await penstock.record(run_id, "failed")
         frames = await penstock.raw(run_id)
     assert record.unredacted is not None
     assert PASSWORD in record.unredacted["error"]
@@ -182,7 +182,7 @@ async def test_what_we_say_of_a_server_that_is_away(nats_server: NatsServer, age
     async with pipeline(nats_server.url, config("http://127.0.0.1:1"), SERVICES) as penstock:
         run_id = await failed(penstock, agent)
         await check_every_dialect(penstock.http, run_id)
-        record = await penstock.record(run_id)
+        record = await penstock.record(run_id, "failed")
     assert record.unredacted is not None
     assert "127.0.0.1:1" in record.unredacted["error"]
 

@@ -42,6 +42,7 @@ from penstock.web.server import Server
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
+from support.drive.records import run_record
 from support.drive.waiting import eventually
 
 Services = tuple[type[Service], ...]
@@ -199,14 +200,13 @@ class Pipeline:
         assert found is not None
         return found
 
-    async def record(self, run_id: str) -> RunRecord:
-        """Return the run's record in the list of runs.
+    async def record(self, run_id: str, status: str | None = None) -> RunRecord:
+        """Return the run's record in the list of runs; with a status, when it has this status.
 
-        The record changes right after the event that it reflects.
+        The record changes after the event that it reflects, so a test that has seen an event must
+        name the status.
         """
-        entry = await self.bus.bucket("runs").get(run_id)
-        assert entry is not None
-        return RunRecord.model_validate_json(entry.value or b"")
+        return await run_record(self.bus, run_id, status)
 
     async def events_until(
         self, run_id: str, until: str | Callable[[Event], bool], timeout_s: float = 30
