@@ -121,6 +121,7 @@ CONFIG = Config(
     [
         (RUN, None, ""),
         ({**RUN, "agent": "asistant"}, "action.run.agent", "assistant"),
+        ({**RUN, "agent": "review"}, "action.run.agent", "protocol: workflow"),
         ({**RUN, "input": {"model": "x"}}, "action.run.input", "model"),
         ({**RUN, "input": {"model": "{{ event.x }}"}}, None, ""),
     ],

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,10 +17,13 @@ from penstock.bus import Bus, BusSettings
 from penstock.service import Service
 from penstock.settings import AgnoAgent, AuthSettings, Config, Settings
 from penstock_cli.main import app
+from penstock_cli.terminal.api import Api
+from penstock_cli.terminal.workflows_api import WorkflowsApi
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
 from penstock_workflows.service import WorkflowsService
 from support.drive.secured import served
+from support.drive.waiting import eventually
 from support.fakes.issuer import SECRET, token
 from support.real.nats import NatsServer
 from support.real.ports import free_port
@@ -54,7 +58,8 @@ output: loud.output
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def invoke(nats_server: NatsServer) -> AsyncIterator[Invoke]:
+async def environment(nats_server: NatsServer) -> AsyncIterator[dict[str, str]]:
+    """Run the services; yield the variables of a caller."""
     settings = Settings(
         nats_url=nats_server.url,
         port=free_port(),
@@ -70,14 +75,21 @@ async def invoke(nats_server: NatsServer) -> AsyncIterator[Invoke]:
         "COLUMNS": "200",
     }
 
-    async def run(*words: str, **more: str) -> Result:
-        given = ["workflow", *words]
-        return await asyncio.to_thread(CliRunner().invoke, app, given, env={**environment, **more})
-
     bus = await Bus.connect(BusSettings(url=nats_server.url, name="test"))  # makes the streams
     await bus.close()
     async with served(settings, CONFIG, services):
-        yield run
+        yield environment
+
+
+@pytest.fixture(scope="module")
+def invoke(environment: dict[str, str]) -> Invoke:
+    """Return a function that runs `penstock workflow`, `penstock runs` or `penstock cancel`."""
+
+    async def run(*words: str, **more: str) -> Result:
+        given = [*words] if words[0] in ("runs", "cancel") else ["workflow", *words]
+        return await asyncio.to_thread(CliRunner().invoke, app, given, env={**environment, **more})
+
+    return run
 
 
 @pytest.fixture
@@ -117,6 +129,54 @@ async def test_definitions_are_stored_in_the_order_of_their_needs_and_run(
     assert started == ["outer", "inner"]  # the events of the step's run are there, too
     assert _type(events[-1]) == "lifecycle.completed"
     assert "Hello Ada!" in json.dumps(events[-1]["data"])
+
+
+WAITING = """\
+dsl: penstock/1
+name: waiting
+version: "1"
+steps:
+  first: {set: '1'}
+  long: {needs: [first], wait: 1h}
+  each: {for_each: {in: '[1, 2]'}, wait: 1h}
+"""
+
+
+async def test_a_run_that_has_not_ended_names_its_open_steps(
+    invoke: Invoke, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "waiting.yaml").write_text(WAITING)
+    stored = await invoke("apply", str(tmp_path / "waiting.yaml"))
+    assert stored.exit_code == 0, stored.output
+
+    def start() -> str:
+        with Api(environment["PENSTOCK_URL"], print, environment["PENSTOCK_TOKEN"]) as api:
+            return str(WorkflowsApi(api).start("waiting", {"message": ""})["run_id"])
+
+    run_id = await asyncio.to_thread(start)
+
+    async def shown_run(run_id: str) -> dict[str, Any]:
+        done = await invoke("runs", "show", run_id, "--json")
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    async def steps() -> list[str] | None:
+        names = [each["step_id"] for each in (await shown_run(run_id)).get("open_steps", ())]
+        return names if len(names) == 3 else None
+
+    names = await eventually(steps, 60, what="three open steps")
+    assert names is not None
+    assert sorted(names) == ["step_each.0", "step_each.1", "step_long"]
+    text = (await invoke("runs", "show", run_id)).stdout
+    assert "step_long (wait)" in text
+    assert (await invoke("cancel", run_id)).exit_code == 0
+
+    async def ended() -> dict[str, Any] | None:
+        found = await shown_run(run_id)
+        return found if found["status"] == "cancelled" else None
+
+    assert "open_steps" not in ((await eventually(ended, 60, what="the end")) or {})
 
 
 def _type(event: dict[str, dict[str, str]]) -> str:

@@ -13,6 +13,9 @@ from penstock_automations.rules.model import ActionKind, Rule
 from penstock_automations.rules.records import Owner
 
 _SCOPES: Final[Mapping[ActionKind, str]] = {"run": "start", "decide": "decide"}
+_NO_WORKFLOW: Final = (
+    "a rule starts a stored workflow through an agent of the configuration with protocol: workflow"
+)
 
 
 def missing_right(rule: Rule, owner: Owner) -> str | None:
@@ -42,8 +45,8 @@ def check_agent(run: RunAction, config: Config) -> None:
     """
     agent = config.agent(run.agent)
     if agent is None:
-        problem = {"field": "action.run.agent", "reason": config.no_agent(run.agent)}
-        raise InvalidRule([problem])
+        reason = f"{config.no_agent(run.agent)}; {_NO_WORKFLOW}"
+        raise InvalidRule([{"field": "action.run.agent", "reason": reason}])
     if run.input is None or run.has_placeholders_in_input:
         return
     try:

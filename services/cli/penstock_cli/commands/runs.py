@@ -96,6 +96,6 @@ def list_runs(
 
 @app.command("show")
 def show_run(run_id: RunId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show one run."""
+    """Show one run. A workflow's run that has not ended names its open steps."""
     with connected(url, as_json) as (api, output):
-        runs.show(output, api.run(run_id))
+        runs.show_one(api, output, run_id)

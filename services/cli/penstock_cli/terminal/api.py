@@ -95,6 +95,18 @@ class Api:
         """Return a run's record."""
         return self.call("GET", f"/v1/runs/{_segment(run_id)}")
 
+    def events(self, run_id: str) -> list[dict[str, Any]]:
+        """Return the canonical events that a run has so far, without those of its steps' runs."""
+        path = f"/v1/runs/{_segment(run_id)}/events"
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            page = self.call("GET", path, {"after": cursor})
+            found += page["events"]
+            if page["next"] is None or page["next"] == cursor:
+                return found
+            cursor = page["next"]
+
     def runs(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
         """Return up to `limit` runs, the newest first, and whether there are more."""
         return self.pages("/v1/runs", "runs", "before", limit, filters)
@@ -267,7 +279,10 @@ class Api:
 
         The body is sent as JSON; `yaml` is a body that is sent as it is.
         """
-        kind = {"Content-Type": "application/yaml"} if yaml is not None else {}
+        # Without this, a run's events would come as a stream, which ends with the run.
+        kind = {"Accept": "application/json"}
+        if yaml is not None:
+            kind["Content-Type"] = "application/yaml"
         given = {k: str(v) for k, v in (params or {}).items() if v is not None}
         patience = _Patience(self.url, self._notice, CALL_GIVE_UP_S)
         while True:

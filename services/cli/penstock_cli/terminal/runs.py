@@ -12,11 +12,13 @@ from penstock import sse
 from penstock_cli.terminal import render
 from penstock_cli.terminal.api import CONFLICT, Api, ApiError
 from penstock_cli.terminal.approvals import Item
+from penstock_cli.terminal.open_steps import line, open_steps
 from penstock_cli.terminal.output import MORE, Output, command
 
 WAITS = 4  # the run waits for an approval that was not answered here
 INTERRUPTED = 130  # the exit code of shells for Ctrl-C
 EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
+_ENDED = frozenset({"completed", "failed", "cancelled"})
 _APPROVAL_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 
@@ -156,6 +158,17 @@ def show_list(api: Api, output: Output, limit: int, **wanted: str | None) -> Non
         for row, run in zip(rows, runs, strict=True):
             row.insert(3, run.get("step_id") or "")
     output.table(tuple(columns), rows)
+
+
+def show_one(api: Api, output: Output, run_id: str) -> None:
+    """Show one run's record, and for a workflow's run that has not ended the open steps."""
+    run = api.run(run_id)
+    if run.get("target") != "workflows" or run["status"] in _ENDED:
+        show(output, run)
+        return
+    steps = open_steps(api.events(run_id))
+    shown = steps if output.as_json else "; ".join(map(line, steps))
+    show(output, {**run, "open_steps": shown})
 
 
 def show(output: Output, run: Mapping[str, Any]) -> None:

@@ -1,0 +1,39 @@
+"""Finds the open steps of a workflow's run in its events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+_ENDS: Final = frozenset({"step_completed", "step_failed"})
+
+
+def open_steps(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the data of `workflow.step_started` of each step that has not ended.
+
+    A step that is tried again has the data of its last attempt. A step that contains other open
+    steps, such as the items of `for_each`, is left out.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for event in events:
+        name, data = event["event"], event["data"]
+        action = name["action"] if name["category"] == "workflow" else ""
+        if action == "step_started":
+            found[data["step_id"]] = data
+        elif action in _ENDS:
+            found.pop(data["step_id"], None)
+    containing = {each.get("parent_step_id") for each in found.values()}
+    return [each for name, each in found.items() if name not in containing]
+
+
+def line(step: Mapping[str, Any]) -> str:
+    """Return an open step as text, such as `step_scan (step), run 0199…, attempt 2`."""
+    child, attempt = step.get("child_run_id"), step.get("attempt")
+    return "".join(
+        (
+            step["step_id"],
+            f" ({step['kind']})" if step.get("kind") else "",
+            f", run {child}" if child else "",
+            f", attempt {attempt}" if attempt else "",
+        )
+    )
