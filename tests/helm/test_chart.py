@@ -17,6 +17,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from opentelemetry.sdk import environment_variables
 
 from helm import charts
 from helm.charts import CHART, HERE, Object
@@ -31,6 +32,9 @@ from penstock.settings import load_config, read_settings
 from support.drive.repository import services
 
 SERVICES = set(services()) - {"cli"}
+COLLECTOR = [
+    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}
+]
 OTHERS = ("keda.sh", "gateway.networking.k8s.io", "monitoring.coreos.com", "jetstream.nats.io")
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
@@ -263,6 +267,7 @@ def test_a_service_reads_every_variable_that_the_chart_sets(
     settings = read_settings(service_type(name).settings_type)
     known = {f"PENSTOCK_{field.upper()}" for field in type(settings).model_fields}
     known |= {f"PENSTOCK_AUTH_{field.upper()}" for field in type(settings.auth).model_fields}
+    known |= {str(value) for value in vars(environment_variables).values()}  # of OpenTelemetry
     assert set(given) <= known
     assert settings.nats_url.startswith(("nats://nats", "tls://nats"))
     assert settings.host == "0.0.0.0"
@@ -431,6 +436,18 @@ def test_a_network_policy_names_every_pod_and_only_those_that_serve_take_clients
         everywhere = [rule for rule in each["spec"]["egress"] if "to" not in rule]
         ports = {p["port"] for rule in everywhere for p in rule["ports"]}
         assert ports <= {53, 443}
+
+
+def test_every_service_exports_spans_to_the_collector_and_may_reach_it() -> None:
+    policies = of_kind("everything", "NetworkPolicy")
+    for name, each in of_kind("everything", "Deployment").items():
+        given = environment(each)
+        assert given["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector.observability.svc:4318"
+        assert given["OTEL_TRACES_SAMPLER_ARG"] == "0.1"
+        allowed = [rule for rule in policies[name]["spec"]["egress"] if rule.get("to") == COLLECTOR]
+        assert [rule["ports"] for rule in allowed] == [[{"protocol": "TCP", "port": 4318}]]
+    for each in of_kind("default", "Deployment").values():
+        assert not [name for name in environment(each) if name.startswith("OTEL_")]
 
 
 def test_exactly_one_makes_the_streams() -> None:
