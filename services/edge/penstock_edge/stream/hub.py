@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from enum import Enum
+from typing import Final
 
 from penstock.bus import Bus, Stored
 from penstock.log_fields import run_of
@@ -41,6 +42,9 @@ class State(Enum):
     FOLLOWING = "following"
     OVER = "over"  # the last item was encoded, or the hub was stopped
     FAILED = "failed"  # an error stopped the hub; the next client gets a new hub
+
+
+_FOLLOWING: Final = State.FOLLOWING  # an attribute of an enum takes 0.14 µs in Python 3.11
 
 
 class SourceFailed(Exception):
@@ -376,7 +380,7 @@ class Hub:
             return
         begun = group.at
         body, at, next_ = ring.joined(begun)
-        if len(body) > CHUNK_BYTES or (self.closed and at == end):
+        if len(body) > CHUNK_BYTES or (at == end and self._state is not _FOLLOWING and self.closed):
             self._dissolve()
         elif body:
             group.begin(http_chunk(body), at, next_, at - begun, now)

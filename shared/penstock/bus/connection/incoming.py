@@ -80,13 +80,18 @@ class Headers(Mapping[str, str]):
     A live event has 16 headers, and the edge reads two. To parse all took 19 % of its time.
     """
 
-    __slots__ = ("_all", "_block")
+    __slots__ = ("_all", "_block", "_name", "_value")
 
     def __init__(self, block: bytes) -> None:
         self._block = block
         self._all: dict[str, str] | None = None
+        # The header that was read last. A follower reads the same one for each message twice: when
+        # it comes, and when the next one comes.
+        self._name = self._value = ""
 
     def __getitem__(self, name: str) -> str:
+        if name == self._name:
+            return self._value
         pattern = _PATTERNS.get(name)
         if pattern is None:
             pattern = _PATTERNS[name] = b"\r\n%b:" % name.encode()
@@ -95,7 +100,9 @@ class Headers(Mapping[str, str]):
         if begin < 0:
             return self._parsed()[name]
         begin += len(pattern)
-        return block[begin : block.find(b"\r\n", begin)].strip().decode("utf-8", "replace")
+        found = block[begin : block.find(b"\r\n", begin)].strip().decode("utf-8", "replace")
+        self._name, self._value = name, found
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parsed())

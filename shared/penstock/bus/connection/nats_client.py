@@ -364,7 +364,8 @@ class Connection(Client):
         if isinstance(taker, Listener):
             self._pace.messages += taker.is_patient
             try:
-                taker.deliver(Incoming(subject.decode(), reply.decode(), block, data))
+                answer_to = reply.decode() if reply else ""
+                taker.deliver(Incoming(subject.decode(), answer_to, block, data))
             except Exception as error:
                 self._do_later(partial(self._error_cb, error))
         elif taker is not None:
