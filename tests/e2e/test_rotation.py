@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from support.drive.waiting import eventually
 from support.fakes.issuer import JwksServer, Key
 from support.fakes.receiver import SECRET, Receiver, receiver
 from support.real.deployment import Deployment, deployment, frames
-from support.real.nats import NatsServer
+from support.real.nats import NatsServer, write_passwords
 from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
@@ -29,6 +31,7 @@ ONE_OF_EACH = dict.fromkeys(("normalizer", "approvals", "connector", "edge", "au
 SCOPES = "start read decide automate administer"
 NEW_SECRET = "whsec_" + "bmV3LXNlY3JldC1vZi10aGUtdGVzdHMtMzItYnl0ZXM="
 SIDE_BY_SIDE = 3
+RECONNECTS = "penstock_nats_reconnects_total"
 MORE = 4  # runs that must end between two steps of a rotation
 
 Headers = dict[str, str]
@@ -37,6 +40,8 @@ Headers = dict[str, str]
 @dataclass
 class Scene:
     penstock: Deployment
+    nats: NatsServer
+    folder: Path
     issuer: JwksServer
     receiver: Receiver
     key: Key
@@ -77,10 +82,11 @@ async def scene(
                 [agent],
                 ONE_OF_EACH,
                 auth_jwks_url=issuer.url,
+                nats_passwords=write_passwords(folder / "passwords"),
                 webhook_allow_hosts="127.0.0.1",
             ) as penstock,
         ):
-            yield Scene(penstock, issuer, received, issuer.keys[0])
+            yield Scene(penstock, nats_server, folder, issuer, received, issuer.keys[0])
     finally:
         await issuer.stop()
 
@@ -91,6 +97,7 @@ class Traffic:
 
     scene: Scene
     credential: Callable[[], Headers]
+    retries: bool = False
     done: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -103,21 +110,42 @@ class Traffic:
                 return
 
     async def _run(self) -> None:
-        penstock = self.scene.penstock
+        runs = f"{self.scene.penstock.edge()}/v1/runs"
+        run_id = await self._start(runs)
+        while (followed := await self._follow(f"{runs}/{run_id}/events")) is None:
+            await asyncio.sleep(0.1)
+        numbers, last = followed
+        assert last == "lifecycle.completed", last
+        assert numbers == list(range(1, len(numbers) + 1))
+        self.done.append(run_id)
+
+    async def _start(self, runs: str) -> str:
         body = {"agent": "assistant", "message": "text please"}
-        runs = f"{penstock.edge()}/v1/runs"
-        started = await penstock.http.post(runs, json=body, headers=self.credential())
-        assert started.status_code == 202, started.text
-        run_id = started.json()["run_id"]
-        url, numbers = f"{runs}/{run_id}/events", []
-        async with penstock.http.stream("GET", url, headers=self.credential()) as answer:
+        headers = {**self.credential(), "idempotency-key": str(uuid.uuid4())}
+        while True:
+            started = await self.scene.penstock.http.post(runs, json=body, headers=headers)
+            if not self._is_repeated(started):
+                break
+            await asyncio.sleep(0.1)
+        # 200: an attempt that got a 503 had started the run.
+        assert started.status_code == 202 or (self.retries and started.status_code == 200), started
+        return str(started.json()["run_id"])
+
+    async def _follow(self, url: str) -> tuple[list[int], str | None] | None:
+        """Return the numbers of the events and the last type; None if the request is repeated."""
+        numbers, last = [], None
+        stream = self.scene.penstock.http.stream("GET", url, headers=self.credential())
+        async with stream as answer:
+            if self._is_repeated(answer):
+                return None
             assert answer.status_code == 200, await answer.aread()
             async for frame in frames(answer):
                 numbers.append(json.loads(frame.data)["sequence"])
                 last = frame.event
-        assert last == "lifecycle.completed", last
-        assert numbers == list(range(1, len(numbers) + 1))
-        self.done.append(run_id)
+        return numbers, last
+
+    def _is_repeated(self, answer: httpx.Response) -> bool:
+        return self.retries and answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
 
     async def more(self) -> None:
         """Wait until further runs, which began after this call, have ended."""
@@ -131,8 +159,14 @@ class Traffic:
 
 
 @asynccontextmanager
-async def traffic(scene: Scene, credential: Callable[[], Headers]) -> AsyncIterator[Traffic]:
-    made = Traffic(scene, credential)
+async def traffic(
+    scene: Scene, credential: Callable[[], Headers], *, retries: bool = False
+) -> AsyncIterator[Traffic]:
+    """Run the clients; afterwards, no request may have been refused.
+
+    With `retries`, the clients repeat requests that got a 503.
+    """
+    made = Traffic(scene, credential, retries)
     tasks = [asyncio.create_task(made.client()) for _ in range(SIDE_BY_SIDE)]
     try:
         await made.more()
@@ -314,3 +348,37 @@ async def test_hook_secrets(scene: Scene) -> None:
         calling.cancel()
     assert set(statuses) == {202}
     await scene.receiver.count(len(statuses) - 1, "/called", 40)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("first", ["file", "server"])
+async def test_passwords_of_nats_users(scene: Scene, first: str) -> None:
+    """The server ends the connections with the former passwords; services connect with the new."""
+    http, passwords = scene.penstock.http, scene.folder / "passwords"
+
+    async def reconnects() -> list[float]:
+        asked = [http.get(f"{each.probes}/metrics") for each in scene.penstock.instances]
+        texts = [answer.text for answer in await asyncio.gather(*asked)]
+        return [
+            float(text.split("\npenstock_nats_reconnects_total ")[1].split()[0]) for text in texts
+        ]
+
+    async def all_are_away() -> bool:
+        asked = [http.get(f"{each.probes}/readyz") for each in scene.penstock.instances]
+        return not any(answer.is_success for answer in await asyncio.gather(*asked))
+
+    before = await reconnects()
+
+    async def have_reconnected() -> bool:
+        pairs = zip(before, await reconnects(), strict=True)
+        return all(now > then for then, now in pairs)
+
+    async with traffic(scene, scene.admin, retries=True) as made:
+        if first == "file":
+            write_passwords(passwords, f"-{first}")
+        scene.nats.change_passwords(f"-{first}")
+        if first == "server":
+            await eventually(all_are_away, 60, "every service is refused")
+            write_passwords(passwords, f"-{first}")
+        await eventually(have_reconnected, 60, "every service has connected anew")
+        await made.more()

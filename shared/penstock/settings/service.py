@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -126,8 +128,13 @@ class Settings(BaseSettings):
         return self
 
 
-def nats_login(settings: Settings, service: str) -> tuple[str | None, str | None]:
+def nats_login(
+    settings: Settings, service: str
+) -> tuple[str | None, str | Callable[[], str] | None]:
     """Return the NATS user and password of a service; None for a value that is not set.
+
+    A password in a file is returned as a function that reads the file again, for each connection:
+    the password can then be changed at the server and in the file without a restart.
 
     Raises:
         ConfigurationError: the service has no readable password file in the configured folder.
@@ -144,4 +151,11 @@ def nats_login(settings: Settings, service: str) -> tuple[str | None, str | None
         ) from error
     if not password:
         raise ConfigurationError(f"there is no password of the NATS user {service} in {file}")
-    return service, password
+
+    def present() -> str:
+        nonlocal password
+        with suppress(OSError):  # the file may be about to be replaced
+            password = file.read_text().strip() or password
+        return password
+
+    return service, present

@@ -34,11 +34,11 @@ def password_of(user: str) -> str:
     return f"of-the-{user}"
 
 
-def write_passwords(folder: Path) -> Path:
-    """Write the folder that PENSTOCK_NATS_PASSWORDS names."""
+def write_passwords(folder: Path, more: str = "") -> Path:
+    """Write the folder that PENSTOCK_NATS_PASSWORDS names. `more` ends each password."""
     folder.mkdir(parents=True, exist_ok=True)
     for user in permissions.NAMES:
-        (folder / user).write_text(f"{password_of(user)}\n")
+        (folder / user).write_text(f"{password_of(user)}{more}\n")
     return folder
 
 
@@ -54,8 +54,8 @@ def login(user: str) -> dict[str, Any]:
 SHARDS = 8  # the number of shards that the users may use
 
 
-def _users() -> str:
-    passwords = {user: f'"{password_of(user)}"' for user in permissions.NAMES}
+def _users(more: str = "") -> str:
+    passwords = {user: f'"{password_of(user)}{more}"' for user in permissions.NAMES}
     return f"{permissions.configuration(passwords, SHARDS)}no_auth_user: {permissions.OPERATOR}\n"
 
 
@@ -148,6 +148,11 @@ class NatsServer:
         self._config = config
         self._write_config()
         os.kill(self.pid, signal.SIGHUP)
+
+    def change_passwords(self, more: str) -> None:
+        """Let each password end in `more`, while the server runs."""
+        self._users = _users(more)
+        self.reload(self._config)
 
     def _listening_port(self) -> int | None:
         # The server writes the file when every listener is open.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.bus.connection.clock import LIMIT_S
@@ -22,13 +23,14 @@ class BusSettings:
     `repairs`: whether this process repairs streams that lost their end (see `state.continuity`),
     which only normalizers do.
     `clock_limit_s`: the limit of the difference between this machine's clock and NATS's clock.
+    `password`: the password, or a function that is called for each connection.
     `inbox_prefix`: the prefix of reply subjects; other NATS users may not subscribe to it.
     """
 
     url: str = "nats://127.0.0.1:4222"
     name: str = "penstock"
     user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    password: str | Callable[[], str] | None = field(default=None, repr=False)
     credentials_file: str | None = None
     inbox_prefix: str = "_INBOX"
     tls: Tls = field(default_factory=Tls)
