@@ -172,11 +172,11 @@ async def test_a_decision_after_the_deadline_is_refused_while_no_schedule_fires(
     nats: NatsServer, tmp_path: Path
 ) -> None:
     """The scheduled message is removed, as if the scheduler were 5 s late."""
-    policy = written(tmp_path, asks("2s"))
+    policy = written(tmp_path, asks("4s"))
     async with pipeline(nats.url, Config(), ONE, policy=policy, outbox_s=0.1) as penstock:
         approval = await pause(penstock)
         await penstock.bus.api("STREAM.PURGE.SCHEDULES", {"filter": "schedule.approvals.>"})
-        await asyncio.sleep(7.5)
+        await asyncio.sleep(9.5)
         before = await penstock.approval(approval.approval_id)
         late = await penstock.ask(approval.approval_id, vote(approval, ADA))
         record = await expired(penstock, approval)

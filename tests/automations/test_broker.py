@@ -16,7 +16,7 @@ from support.real.nats import NatsServer, login
 
 @pytest.fixture
 def consumer() -> Consumer:
-    return Consumer(streams.DELIVERIES, "automations", ("delivery.*.*",), ack_wait_s=1)
+    return Consumer(streams.DELIVERIES, "automations", ("delivery.*.*",), ack_wait_s=2)
 
 
 async def publish(bus: Bus, count: int) -> None:
@@ -194,7 +194,7 @@ async def test_a_message_that_is_given_back_comes_again_and_one_that_is_held_doe
                 await taken.give_back(0.05)
                 return
             for _ in range(5):  # longer than the server waits for an answer
-                await asyncio.sleep(0.4)
+                await asyncio.sleep(0.6)
                 await taken.working()
             await taken.ack()
             if taken.stored.payload == b"0":
