@@ -138,6 +138,7 @@ class Orders:
 
 def _traced(call: Call, order: Order, traceparent: str | None) -> Call:
     """Return the call with the trace context of the leg; `traceparent` is the run's."""
+    log_fields.traced(order.run_id, traceparent)
     return replace(call, traceparent=leg_context(traceparent, order.run_id, order.leg))
 
 
