@@ -15,9 +15,15 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from penstock.bus import BusUnavailable
-from penstock.bus.records import ApprovalRecord, Deciders, LinkReply, LinkRequest
-from penstock.bus.subjects import link
+from penstock.bus import BusUnavailable, Msg, streams
+from penstock.bus.records import (
+    ApprovalNews,
+    ApprovalRecord,
+    Deciders,
+    LinkReply,
+    LinkRequest,
+)
+from penstock.bus.subjects import command, link
 from penstock.runs.links import request_link
 from penstock_approvals.links.form import BadForm, decisions, parse
 from penstock_approvals.links.store import Links
@@ -169,6 +175,31 @@ async def test_a_form_decides_once_and_the_record_names_the_person(
     assert f"The request is {outcome} by" in re.sub("<[^>]+>", "", shown)
     assert not signature
     assert "cod.exe" not in shown
+
+
+async def test_a_link_decides_the_request_of_a_workflow_which_gets_the_news(
+    penstock: Secured,
+) -> None:
+    run = await penstock.live()
+    approval_id = await penstock.approval(run, items=[ITEM], deciders=FINANCE, target="workflows")
+    got: asyncio.Queue[ApprovalNews] = asyncio.Queue()
+
+    async def noted(msg: Msg) -> None:
+        got.put_nowait(ApprovalNews.model_validate_json(msg.data))
+
+    # The service `workflows` takes the message from COMMANDS, so the test listens on the subject.
+    listening = await penstock.bus.subscribe(command("workflows", "continue", run.run_id), noted)
+    path = await linked(penstock, approval_id)
+    assert (await act(penstock, path)).status_code == 303
+    async with asyncio.timeout(60):
+        decided = await got.get()
+    await listening.unsubscribe()
+    assert (decided.approval_id, decided.news) == (approval_id, "decided")
+    assert [each.decision for each in decided.items or ()] == ["approve"]
+    assert decided.event is not None
+    assert decided.event["data"]["by"] == "grace"
+    connectors = command("connector", "continue", run.run_id)
+    assert await penstock.bus.tail(streams.COMMANDS, connectors) is None
 
 
 async def test_a_browser_that_sends_the_form_twice_decides_once(penstock: Secured) -> None:
