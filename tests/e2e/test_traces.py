@@ -23,7 +23,11 @@ from support.real.deployment import Deployment, deployment
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
 
-pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(180),  # the first test starts six services, which takes long under load
+]
 
 CLIENT = "00f067aa0ba902b7"  # the id of the client's span
 APPROVED, NESTED, UNSAMPLED = "a" * 32, "b" * 32, "c" * 32
