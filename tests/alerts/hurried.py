@@ -14,7 +14,7 @@ LABEL: Final = "hurried"
 # Thresholds that a run of minutes cannot reach, and those used instead.
 LOWER: Final = {
     "PenstockApprovalsOld": ("> 86400", "> 60"),
-    "PenstockReaderLags": ("> 1000", "> 20"),
+    "PenstockNormalizerLags": ("> 5000", "> 300"),
 }
 _DURATION = re.compile(r"(?<=[\[ ])(\d+)m(?=\]|\b)")
 
