@@ -6,7 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -60,6 +60,12 @@ class Scene:
         return found
 
 
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancel the task, and wait until its connection is closed."""
+    task.cancel()
+    await asyncio.wait([task])
+
+
 def bearer(token: str) -> Headers:
     return {"authorization": f"Bearer {token}"}
 
@@ -100,9 +106,10 @@ class Traffic:
     retries: bool = False
     done: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    is_over: bool = False
 
     async def client(self) -> None:
-        while True:
+        while not self.is_over:
             try:
                 await self._run()
             except (httpx.HTTPError, AssertionError, TimeoutError) as error:
@@ -139,7 +146,7 @@ class Traffic:
             if self._is_repeated(answer):
                 return None
             assert answer.status_code == 200, await answer.aread()
-            async for frame in frames(answer):
+            async for frame in frames(answer):  # to its end
                 numbers.append(json.loads(frame.data)["sequence"])
                 last = frame.event
         return numbers, last
@@ -173,9 +180,9 @@ async def traffic(
         yield made
         await made.more()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        made.is_over = True  # a client that is cancelled could leave its connection half closed
+        async with asyncio.timeout(100):
+            await asyncio.gather(*tasks)
     assert not made.wrong
 
 
@@ -242,10 +249,11 @@ async def test_stream_tokens(scene: Scene) -> None:
         async with http.stream("GET", events, params=query, headers=headers) as answer:
             assert answer.status_code == 200, await answer.aread()
             opened.set()
-            async for frame in frames(answer):
-                if frame.event == "lifecycle.completed":
-                    seen.append(json.loads(frame.data)["run_id"])
-                last_id = frame.id or last_id
+            async with aclosing(frames(answer)) as read:
+                async for frame in read:
+                    if frame.event == "lifecycle.completed":
+                        seen.append(json.loads(frame.data)["run_id"])
+                    last_id = frame.id or last_id
 
     async def following(token: dict[str, Any]) -> asyncio.Task[None]:
         opened = asyncio.Event()
@@ -256,7 +264,7 @@ async def test_stream_tokens(scene: Scene) -> None:
 
     task = await following(first)
     async with traffic(scene, scene.admin) as made:
-        task.cancel()
+        await ended(task)
         await made.more()  # the client is away for a while
         task = await following(second)
         await scene.ask("DELETE", f"{url}/{first['id']}")
@@ -274,7 +282,7 @@ async def test_stream_tokens(scene: Scene) -> None:
         return done <= set(seen)
 
     await eventually(has_all, 30, "the client has seen each run's end")
-    task.cancel()
+    await ended(task)
     assert len(seen) == len(set(seen))
 
 
@@ -312,8 +320,10 @@ async def test_hook_secrets(scene: Scene) -> None:
     url = scene.automations.replace("/automations", "/hooks/called")
     statuses: list[int] = []
 
+    is_over = False
+
     async def calls() -> None:
-        while True:
+        while not is_over:
             body, id, at = '{"order": 7}', f"msg_{len(statuses)}", datetime.now(UTC)
             headers = {
                 "webhook-id": id,
@@ -345,7 +355,8 @@ async def test_hook_secrets(scene: Scene) -> None:
         await scene.ask("DELETE", f"{scene.automations}/called/secrets/previous?of=hook")
         await more()
     finally:
-        calling.cancel()
+        is_over = True
+        await calling
     assert set(statuses) == {202}
     await scene.receiver.count(len(statuses) - 1, "/called", 40)
 

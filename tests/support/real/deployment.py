@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,7 +201,7 @@ class Deployment:
         return str(answer.json()["status"])
 
 
-async def frames(answer: httpx.Response) -> AsyncIterator[Frame]:
+async def frames(answer: httpx.Response) -> AsyncGenerator[Frame, None]:
     """Yield the frames of a stream as they come."""
     parser = Parser()
     async for chunk in answer.aiter_bytes():
