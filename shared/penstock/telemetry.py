@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
@@ -264,6 +264,21 @@ def name_process(agents: Iterable[str]) -> None:
     BUILD.labels(version("penstock"), platform.python_version()).set(1)
 
 
+# Control characters and the line separators of Unicode, as escapes. A tab is harmless.
+_ESCAPES: Final = {
+    code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
+} | {9: "\t"}
+
+
+def _on_one_line(_logger: Any, _method: str, line: structlog.types.EventDict) -> Any:
+    """Escape control characters in the text of a line for people; a processor of structlog.
+
+    Without this, a client could add a line to the log, or colours, by a path with `%0A`.
+    """
+    line["event"] = str(line["event"]).translate(_ESCAPES)
+    return line
+
+
 def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
     """Configure logging to stderr with one line for each entry, as `text` or as JSON objects.
 
@@ -287,10 +302,9 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
         )
     )
     last: list[structlog.types.Processor] = [
-        structlog.stdlib.ProcessorFormatter.remove_processors_meta
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.format_exc_info if format == "json" else _on_one_line,
     ]
-    if format == "json":
-        last.append(structlog.processors.format_exc_info)
     handler = logging.StreamHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

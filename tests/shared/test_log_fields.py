@@ -161,3 +161,13 @@ def test_errors_and_tracebacks_show_no_values(
     assert SECRET not in shown
     assert "Traceback" in shown
     assert shown.count("input_value=[redacted], input_type=str") == 2
+
+
+def test_a_text_line_stays_one_line_whatever_a_client_wrote(
+    written: Callable[[LogFormat], io.StringIO],
+) -> None:
+    output = written("text")
+    log.warning("%s: the bus does not answer", "/v1/a\nfake\r\x1b[31m\x9b\x85\u2028é\t")
+    (line,) = output.getvalue().splitlines()
+    assert r"/v1/a\nfake\r\x1b[31m\x9b\x85\u2028é" in line
+    assert "\x1b" not in line

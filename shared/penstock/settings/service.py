@@ -149,12 +149,17 @@ def nats_login(
             f"cannot read the password of the NATS user {service}: {file}: {error.strerror} "
             "(PENSTOCK_NATS_PASSWORDS names the folder)"
         ) from error
+    except UnicodeError:
+        raise ConfigurationError(
+            f"the password of the NATS user {service} is not UTF-8: {file}"
+        ) from None
     if not password:
         raise ConfigurationError(f"there is no password of the NATS user {service} in {file}")
 
     def present() -> str:
         nonlocal password
-        with suppress(OSError):  # the file may be about to be replaced
+        # The file may be about to be replaced. A UnicodeError would end the reconnecting.
+        with suppress(OSError, UnicodeError):
             password = file.read_text().strip() or password
         return password
 
