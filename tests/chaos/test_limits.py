@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from support.fakes.misbehaving import Answer, misbehaving
 from support.fakes.raw import agno
 from support.kube.chart import read
 from support.kube.deployments import Controller
-from support.kube.limits import memory_limits, peak_bytes
+from support.kube.limits import MemoryLimits, memory_limits, peak_bytes
 from support.kube.pods import Program
 from support.real.cpu import cpu_s
 from support.real.nats import NatsServer
@@ -137,15 +137,20 @@ async def installed(
         yield made
 
 
-async def test_a_process_that_takes_more_than_its_limit_is_killed(tmp_path: Path) -> None:
-    with memory_limits() as limits:
-        if limits is None:
+@pytest.fixture
+def limits() -> Iterator[MemoryLimits]:
+    with memory_limits() as made:
+        if made is None:
             pytest.skip("this user may not make cgroups")
-        command = [sys.executable, "-c", "len(bytearray(b'x') * 2**28)"]
-        for limit_bytes, code in ((2**30, 0), (2**26, -signal.SIGKILL)):
-            prefix = limits.prefix("greedy", limit_bytes)
-            done = await asyncio.create_subprocess_exec(*prefix, *command)
-            assert await done.wait() == code
+        yield made
+
+
+async def test_a_process_that_takes_more_than_its_limit_is_killed(limits: MemoryLimits) -> None:
+    command = [sys.executable, "-c", "len(bytearray(b'x') * 2**28)"]
+    for limit_bytes, code in ((2**30, 0), (2**26, -signal.SIGKILL)):
+        prefix = limits.prefix("greedy", limit_bytes)
+        done = await asyncio.create_subprocess_exec(*prefix, *command)
+        assert await done.wait() == code
 
 
 @pytest.mark.parametrize("name", SIZES)

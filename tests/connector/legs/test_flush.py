@@ -43,6 +43,30 @@ def after(per_s: float, seconds: float = 5.0) -> tuple[Flush, Clock]:
     return made, clock
 
 
+class Timers:
+    """The timers that a flush has set; they fire when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[float, Callable[[], None]]] = []
+
+    def set(self, after_s: float, call: Callable[[], None]) -> None:
+        self.waiting.append((after_s, call))
+
+    def fire(self) -> float:
+        """Call the only timer's function; return the timer's seconds."""
+        [(after_s, call)] = self.waiting
+        self.waiting.clear()
+        call()
+        return after_s
+
+
+@pytest.fixture
+async def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    made = Timers()
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", made.set)
+    return made
+
+
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every flush wait until something other than time causes the write."""
@@ -85,39 +109,39 @@ def test_the_delay_follows_the_load_up_and_down() -> None:
     assert made.delay_s == 0
 
 
-async def test_legs_of_a_busy_process_are_written_in_one_turn_of_the_loop() -> None:
+async def test_legs_of_a_busy_process_are_written_in_one_turn_of_the_loop(timers: Timers) -> None:
     made, _ = after(2000)
-    loop = asyncio.get_running_loop()
-    written: list[tuple[float, bytes]] = []
+    written: list[bytes] = []
 
     async def write(body: Body) -> None:
         _, chunk = await body.take()
-        written.append((loop.time(), chunk))
+        written.append(chunk)
 
     bodies = [budgeted(made) for _ in range(5)]
     writing = [asyncio.create_task(write(body)) for body in bodies]
-    begun_s = loop.time()
     for n, body in enumerate(bodies):
         body.feed(b"%d" % n)
         await settle()
         body.feed(b" more")
     assert not written
+    assert timers.fire() == LONGEST_S
+    await settle()
+    assert written == [b"%d more" % n for n in range(5)]
     await asyncio.gather(*writing)
-    assert [chunk for _, chunk in written] == [b"%d more" % n for n in range(5)]
-    assert written[0][0] - begun_s >= LONGEST_S * 0.8  # timers may fire a little early
-    assert written[-1][0] - written[0][0] < LONGEST_S
 
 
-async def test_bytes_that_came_while_a_write_was_under_way_have_a_flush_of_their_own() -> None:
+async def test_bytes_that_came_while_a_write_was_under_way_have_a_flush_of_their_own(
+    timers: Timers,
+) -> None:
     made, _ = after(2000)
     body = budgeted(made)
-    body.feed(b"a")
-    assert (await body.take())[1] == b"a"
-    body.feed(b"b")
-    taking = asyncio.create_task(body.take())
-    await settle()
-    assert not taking.done()
-    assert (await taking)[1] == b"b"
+    for piece in (b"a", b"b"):
+        body.feed(piece)
+        taking = asyncio.create_task(body.take())
+        await settle()
+        assert not taking.done()
+        assert timers.fire() == LONGEST_S
+        assert (await taking)[1] == piece
 
 
 @pytest.mark.usefixtures("endless")

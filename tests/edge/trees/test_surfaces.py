@@ -53,6 +53,9 @@ class PretendWorkflows:
         self._bus = bus
         self._tasks: set[asyncio.Task[None]] = set()
         self.decisions: list[tuple[str, DecideRequest]] = []
+        # Until this event, the approvals that are asked for have no record.
+        self.may_record = asyncio.Event()
+        self.may_record.set()
         self.trees: list[PretendTree] = []
 
     async def start(self) -> None:
@@ -71,6 +74,7 @@ class PretendWorkflows:
         await self._bus.subscribe(subjects.decide("*"), self._on_decide)
 
     async def stop(self) -> None:
+        self.may_record.set()
         for tree in self.trees:
             tree.decided.set()
         await asyncio.gather(*self._tasks)
@@ -86,6 +90,7 @@ class PretendWorkflows:
 
     async def _ask(self, tree: PretendTree) -> None:
         """Write the record of the approval, and wait for the decision."""
+        await self.may_record.wait()
         worker = tree.runs["metrics"]
         now = messages.now()
         record = ApprovalRecord(
@@ -301,10 +306,18 @@ def run_input(**more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("recorded", ["before", "after"])
 @pytest.mark.parametrize("answered", ["resume", "message"])
 async def test_agui_is_interrupted_by_a_worker_and_goes_on_with_the_answer(
-    edge: Client, workflows: PretendWorkflows, answered: str, unique_thread: Callable[[], str]
+    edge: Client,
+    workflows: PretendWorkflows,
+    answered: str,
+    recorded: str,
+    unique_thread: Callable[[], str],
 ) -> None:
+    """A client may answer before or after the approvals service has recorded the approval."""
+    if recorded == "after":
+        workflows.may_record.clear()
     thread = unique_thread()
     body = run_input(threadId=thread)
     async with Stream(edge, "POST", "/agui/diagnosis", json=body) as stream:
@@ -320,6 +333,7 @@ async def test_agui_is_interrupted_by_a_worker_and_goes_on_with_the_answer(
         }
         messages = [*body["messages"], result]
         body = run_input(threadId=thread, runId="run-2", messages=messages)
+    asyncio.get_running_loop().call_later(0.3, workflows.may_record.set)
     async with Stream(edge, "POST", "/agui/diagnosis", json=body) as stream:
         second = contents(await stream.rest())
     assert decision(workflows) == (workflows.trees[0].approval_id, APPROVED)

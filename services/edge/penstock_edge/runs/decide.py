@@ -60,6 +60,23 @@ async def pause_of(bus: Bus, run_id: str, fits: Callable[[Pause], bool]) -> Paus
     return pause
 
 
+async def approval_record(bus: Bus, approval_id: str, wait_s: float) -> ApprovalRecord | None:
+    """Return the record of an approval, for which this function waits at most `wait_s` seconds.
+
+    The result is None if there is no record.
+
+    Raises:
+        BusError: KV cannot be read now.
+        ObjectGone: the record's payload has expired.
+    """
+    deadline = asyncio.get_running_loop().time() + wait_s
+    while (entry := await bus.bucket("approvals").get(approval_id)) is None:
+        if asyncio.get_running_loop().time() >= deadline:
+            return None
+        await asyncio.sleep(LOOKUP_RETRY_S)
+    return ApprovalRecord.model_validate_json(await unwrap(bus, entry.value))
+
+
 async def _pause_of(bus: Bus, run_id: str) -> Pause | None:
     lifecycle = await lifecycle_of(bus, run_id)
     if lifecycle is None:
@@ -70,11 +87,8 @@ async def _pause_of(bus: Bus, run_id: str) -> Pause | None:
     if type != "lifecycle.paused":
         return None
     paused = orjson.loads(await unwrap(bus, lifecycle.payload))
-    entry = await bus.bucket("approvals").get(str(paused["data"].get("approval_id")))
-    if entry is None or entry.value is None:
-        return None
-    approval = ApprovalRecord.model_validate_json(await unwrap(bus, entry.value))
-    return Pause(approval, await _shown(bus, approval))
+    approval = await approval_record(bus, str(paused["data"].get("approval_id")), 0)
+    return Pause(approval, await _shown(bus, approval)) if approval is not None else None
 
 
 async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:

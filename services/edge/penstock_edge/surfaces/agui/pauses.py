@@ -19,7 +19,7 @@ from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.runs.agui_names import AGUI
-from penstock_edge.runs.decide import find_alias
+from penstock_edge.runs.decide import LOOKUP_S, approval_record, find_alias
 from penstock_edge.runs.tree_approvals import OpenApproval, approval_of, open_approvals
 from penstock_edge.sources.locate import ancestors_of, lifecycle_of, record_of
 from penstock_edge.sources.sessions import Session, records_of
@@ -115,7 +115,7 @@ class AnsweredPauses:
     ) -> Answer:
         """Return the answer to one approval; each of `entries` is an item's id with the answer
         to the item."""
-        approval, root = await self._approval_and_root(approval_id)
+        approval, root = await self._approval_and_root(approval_id, awaited=True)
         if approval is None:
             raise Problem(404, f"there is no interrupt {shortened(entries[0][1].interrupt_id)!r}")
         items: list[Decided] = []
@@ -260,31 +260,31 @@ class AnsweredPauses:
         if lifecycle is None or type_of(lifecycle) != "lifecycle.paused":
             return None
         paused = orjson.loads(await unwrap(self.bus, lifecycle.payload))
-        return await self._approval(paused["data"]["approval_id"])
+        return await self._approval(paused["data"]["approval_id"], awaited=True)
 
-    async def _approval(self, approval_id: str) -> ApprovalRecord | None:
+    async def _approval(self, approval_id: str, *, awaited: bool = False) -> ApprovalRecord | None:
         """Return the approval; None if the caller may not use it in this thread.
 
         The caller may not use an approval that does not exist, that belongs to another agent or
         thread, or that the caller may not see.
         """
-        return (await self._approval_and_root(approval_id))[0]
+        return (await self._approval_and_root(approval_id, awaited=awaited))[0]
 
     async def _approval_and_root(
-        self, approval_id: str
+        self, approval_id: str, *, awaited: bool
     ) -> tuple[ApprovalRecord | None, RunRecord | None]:
         """Return the approval, and the workflow's run of this thread that waits for it.
 
         The approval belongs to the workflow's run itself, or to the run of a step. If the agent is
-        not a workflow, the second result is None.
+        not a workflow, the second result is None. With `awaited`, this method waits for the record
+        of the approval: clients may answer a pause before its record is written.
         """
         if not is_run_id(approval_id):
             # A client may send any text as the id, and some texts are not valid keys of the bucket.
             return None, None
-        entry = await self.bus.bucket("approvals").get(approval_id)
-        if entry is None:
+        record = await approval_record(self.bus, approval_id, LOOKUP_S if awaited else 0)
+        if record is None:
             return None, None
-        record = ApprovalRecord.model_validate_json(await unwrap(self.bus, entry.value))
         if not self.who.sees(record.user_id):
             return None, None
         if not isinstance(self.agent, WorkflowAgent):
