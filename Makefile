@@ -47,10 +47,9 @@ run: setup ## Start everything with demo agents on http://127.0.0.1:8000
 	@$(MAKE) --no-print-directory upstreams UPSTREAMS="$(DEMO_UPSTREAMS)"
 	@exec $(BIN)/penstock up --demo
 
-# Tests wait about as long as they compute, so two cores keep four workers busy. More than four
-# workers delay tests that have deadlines of seconds.
+# Tests wait longer than they compute, so six workers keep two cores busy.
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-WORKERS := $(shell n=$$(($(CORES) * 2)); [ $$n -gt 4 ] && n=4; echo $$n)
+WORKERS := $(shell n=$$(($(CORES) * 3)); [ $$n -gt 6 ] && n=6; echo $$n)
 # (With bytecode on disk, whatever the environment says: every worker would compile all tests.)
 PYTEST_N := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # What needs nothing but .venv and takes little: pure code, and the bus over one real nats-server.
