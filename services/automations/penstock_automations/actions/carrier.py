@@ -41,8 +41,8 @@ class Attempted:
     """One attempt of an action.
 
     `at` is when the attempt began, `answer` the first bytes of the receiver's answer, and `run_id`
-    the run that the attempt has started. `whole_answer` is what was read of the answer to the call
-    of a workflow.
+    the run that the attempt has started. For a workflow's call, `whole_answer` is the part of the
+    answer that was read.
     """
 
     verdict: Verdict
@@ -90,9 +90,9 @@ class Carrier(Protocol):
 
         `started_run_id` is the run that an earlier attempt has started, if any.
 
-        If a process is killed, another process repeats the attempt. So an attempt must have its
-        effect only once. `job.webhook_id` serves as the key: it is the same for all attempts and
-        replays.
+        If a process is killed during an attempt, another process repeats the attempt. The repeated
+        attempt must not have its effect a second time. `job.webhook_id` serves as the key: it is
+        the same for all attempts and replays.
 
         Raises:
             BusError: the bus does not answer. The deliverer repeats the same attempt.
@@ -100,12 +100,13 @@ class Carrier(Protocol):
         ...
 
     async def unrecorded(self, job: Job) -> Attempted | None:
-        """Complete an attempt that a killed process began and did not record; None without one.
+        """Complete an attempt that a killed process began and did not record; None if there is
+        none.
 
-        The deliverer asks this when it can make no attempt, because the rule was deleted or the
-        event has expired. A kind of action whose attempts leave no trace returns None.
+        The deliverer calls this method when it can make no attempt, because the rule was deleted or
+        the event has expired. A kind of action whose attempts leave no trace returns None.
 
         Raises:
-            BusError: as `attempt` does.
+            BusError: the bus does not answer. The deliverer repeats the call.
         """
         ...

@@ -35,9 +35,10 @@ _CODES: Final[Codes] = {
     422: ("final", "cannot_decide"),
     503: ("failed", "unavailable"),
 }
-# How long an unknown approval is asked for again, and the pause in seconds between two requests.
-# The approvals service handles `approval.requested` at the same time as this service, so the first
-# answers may say that there is no such approval.
+# `LOOKUP_S` is for how many seconds this action asks again for an unknown approval.
+# `LOOKUP_RETRY_S` is the pause in seconds between two of these requests. The approvals service
+# handles `approval.requested` at the same time as this service, so the first answers may say that
+# there is no such approval.
 LOOKUP_S, LOOKUP_RETRY_S = 5.0, 0.1
 _DONE: Final = {"approve": "approved", "reject": "rejected"}
 
@@ -75,7 +76,7 @@ class DecideCarrier:
         return Attempted(verdict, at, time.monotonic() - begun)
 
     async def unrecorded(self, job: Job) -> Attempted | None:
-        """Return None: this service may not read approvals, which show the decision."""
+        """Return None: only the approval shows the decision, and this service may not read it."""
         return None
 
     async def _decided(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Verdict:

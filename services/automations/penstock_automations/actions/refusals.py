@@ -9,7 +9,8 @@ from penstock.expressions import ExpressionError
 from penstock.web.problems import Problem
 from penstock_automations.actions.carrier import Verdict
 
-# For each HTTP status of a refusal: whether a later attempt may succeed, and the error's code.
+# Maps the HTTP status of a refusal to the outcome and the error's code. The outcome is "failed" if
+# a later attempt may succeed, else "final".
 Codes = Mapping[int, tuple[Literal["failed", "final"], str]]
 
 

@@ -77,7 +77,8 @@ class RunCarrier:
     ) -> Attempted:
         """Start the run, unless an earlier attempt has started it."""
         if started_run_id is not None:
-            # This is a replay of a delivery that has started its run. The plan may have expired.
+            # This is a replay of a delivery that has started its run. The plan is not read, because
+            # it may have expired.
             text = f"run {started_run_id} was started before"
             at = self._bus.clock.stamp()
             return Attempted(Verdict("delivered", text=text), at, 0.0, run_id=started_run_id)

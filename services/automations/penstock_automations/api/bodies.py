@@ -42,7 +42,7 @@ class ApiRule(Rule):
 
     @property
     def plain(self) -> Rule:
-        """The rule without what it is allowed to see."""
+        """The rule without the field `all_users`."""
         return Rule.model_validate(self.model_dump(exclude={"all_users"}))
 
 

@@ -222,7 +222,7 @@ class Deliveries:
         )
     )
     async def replay_some(self, request: Request) -> Response:
-        """Begin to make the deliveries of the body again."""
+        """Begin to replay the deliveries of one rule that the body selects."""
         return await self._replay(request, [await found_rule(request, self._store)])
 
     @serves(
@@ -237,7 +237,7 @@ class Deliveries:
         )
     )
     async def replay_all(self, request: Request) -> Response:
-        """Begin to make the deliveries of the body again."""
+        """Begin to replay the deliveries of the caller's rules that the body selects."""
         return await self._replay(request, await self._own(request))
 
     async def _own(self, request: Request) -> list[CompiledRule]:

@@ -189,7 +189,7 @@ class Rules:
         )
     )
     async def change(self, request: Request) -> Response:
-        """Store the rule of the path with the fields of the body."""
+        """Change the rule of the path: replace the fields that the body names."""
         rule = await self._rules.writable(request)
         patch = await read_json(request, MAX_BODY_BYTES)
         if not isinstance(patch, dict):
@@ -232,7 +232,8 @@ class Rules:
         )
     )
     async def pause(self, request: Request) -> Response:
-        """Pause the rule, also a rule of the file. A paused rule is not changed."""
+        """Pause the rule, even if it comes from the file of rules. Leave a paused rule
+        unchanged."""
         rule = await found_rule(request, self._rules.store)
         body = await optional_body(request, PauseBody)
         by = identity_of(request).user_id
@@ -251,7 +252,7 @@ class Rules:
         )
     )
     async def resume(self, request: Request) -> Response:
-        """End the pause, also of a rule of the file. An active rule is not changed."""
+        """End the pause, even if the rule comes from the file. Leave an active rule unchanged."""
         await ignore_body(request)
         rule = await found_rule(request, self._rules.store)
         await asked(self._rules.store.resume(rule.id, rule.record.uid))

@@ -163,7 +163,7 @@ def for_all_users(wanted: bool | None, owner: Owner, usual: bool) -> bool:
     """Return whether a rule matches the runs of all users. `usual` is the value for None.
 
     Raises:
-        Problem: 403 if it should, and its owner may not see the runs of all users.
+        Problem: 403 if the rule is to match these runs, but its owner may not see them.
     """
     everybody = usual if wanted is None else wanted
     if everybody and not sees_all(owner):

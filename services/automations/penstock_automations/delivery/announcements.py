@@ -1,9 +1,9 @@
 """Writes the events of a delivery to the timeline of its run, as source frames, each once.
 
 Two processes may carry out the same job one after another, or at the same time. So a process first
-reads what was written about the event: this is in RAW after the event's own source frame. The fence
-refuses the write if another process has written a frame since the read. A process keeps the frames
-that it has read or written in memory, so most writes need no read.
+reads the frames that were written about the event. These frames are in RAW after the event's own
+source frame. The fence refuses the write if another process has written a frame since the read. A
+process keeps the frames that it has read or written in memory, so most writes need no read.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Announcements:
         key = f"{job.webhook_id} {job.replay} {what}"
         payload = orjson.dumps({"type": type_, "data": data})
         async with self._turns[hash(timeline.run_id) % _LOCKS]:
-            # Forget the frames first: if this write is cancelled, the last frame is not known.
+            # Forget the known frames before the write. If the write is cancelled, it is unknown
+            # which frame is the last one.
             known = self._take(timeline.run_id)
             while True:
                 if known is None or timeline.raw < known.after:
@@ -126,7 +127,7 @@ class Announcements:
             self._keys -= len(oldest.keys)
 
     async def _caught_up(self, run_id: str, known: _Frames) -> _Frames | None:
-        """Return the frames with those that another process has written after them.
+        """Return the known frames, with the frames that other processes have written since.
 
         Only the later frames are read. Otherwise two processes that write about the same run would
         read all its frames for each write, and a long run would take ever longer. Returns None if

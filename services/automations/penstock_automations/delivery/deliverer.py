@@ -53,8 +53,8 @@ MAX_DEFERRALS = 10_000
 # The first and the longest wait in seconds of a delivery whose rule is paused.
 PAUSED_S = (10.0, 3600.0)
 
-# The TTL in seconds of a job that is due and waits in SCHEDULES for a process: as long as records
-# of deliveries are kept by default. If a process ends before it deletes the message, the server
+# The TTL in seconds of a job that is due and waits in SCHEDULES for a process. By default, records
+# of deliveries are kept as long. If a process ends before it deletes the job's message, the server
 # deletes the message after this time.
 DUE_TTL_S = 30 * 86_400.0
 
@@ -166,7 +166,8 @@ class Deliverer:
         await taken.ack()
 
     async def _end(self, stored: Stored, error: Exception) -> None:
-        """Give up a job whose handling fails. Record the outcome, for which jobs may wait."""
+        """Give up a job whose handling fails. Record the outcome, because other jobs may wait for
+        it."""
         log.error("%s: given up", stored.subject, exc_info=error)
         try:
             job = Job.parse(stored.payload)
@@ -314,7 +315,7 @@ class Deliverer:
             delays_s = delays_s if call.retry_delays_s is None else call.retry_delays_s
             last = math.inf if call.give_up_at is None else call.give_up_at
         wait_s = delay_s(job.attempt, delays_s, retry_after_s, random.random())
-        # Scheduled messages come at whole seconds.
+        # The server delivers scheduled messages at whole seconds, so the time is rounded up.
         return None if wait_s is None or math.ceil(now + wait_s) >= last else wait_s
 
     async def _fail(
@@ -427,7 +428,7 @@ class Deliverer:
         telemetry.DELIVERIES_DEFERRED.inc()
         at = self._bus.clock.time() + wait_s
         if isinstance(job.source, CallSource) and job.source.call.give_up_at is not None:
-            at = min(at, job.source.call.give_up_at)  # so that the workflow gets its answer then
+            at = min(at, job.source.call.give_up_at)  # the workflow waits no longer for the answer
         await self._persist(lambda: self._schedule(job.deferred(), at))
 
     async def _schedule(self, job: Job, at: float) -> None:
@@ -478,7 +479,8 @@ class Deliverer:
             try:
                 return await step()
             except BusError as error:
-                # Many deliveries may wait: after the first line, each says so ever more rarely.
+                # Many deliveries may wait at once. So each logs only its failed tries 1, 2, 4, 8
+                # and so on.
                 if tries.bit_count() == 1:
                     log.warning("a delivery waits, and was tried %d times: %s", tries, error)
                 await asyncio.sleep(RETRY_S)

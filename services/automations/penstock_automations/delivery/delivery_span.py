@@ -9,7 +9,7 @@ from penstock_automations.jobs.job import EventSource, Job
 
 
 def _parent(job: Job, traceparent: str | None) -> str | None:
-    """Return the context of the span above: the run with the event, or the workflow's step."""
+    """Return the context of the parent span: the event's run, or the workflow's step."""
     if isinstance(job.source, EventSource):
         return spans.of_run(traceparent, job.source.run_id)
     return traceparent
@@ -18,8 +18,8 @@ def _parent(job: Job, traceparent: str | None) -> str | None:
 def context_of(job: Job, traceparent: str | None) -> str | None:
     """Return the trace context of a job's delivery, which is the same for each attempt.
 
-    `traceparent` is that of the event, or of the workflow's step that calls. A trigger without one
-    begins a trace.
+    `traceparent` is the trace context of the event or of the workflow's step. A trigger without a
+    `traceparent` begins a new trace.
     """
     about = ("delivery", job.webhook_id, job.replay)
     parent = _parent(job, traceparent)

@@ -54,7 +54,8 @@ class Selection:
 
 
 class DeliveryRows(IndexRows):
-    """The index of all deliveries. `age` is the negative begin in Unix milliseconds."""
+    """The index of all deliveries. `age` is minus the time when a delivery began, in Unix
+    milliseconds."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Replays deliveries: makes a delivery again that has its outcome."""
+"""Replays deliveries: makes a delivery again after it has ended."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class TriggerSource:
     """A time of a schedule, or a request to an inbound webhook. A trigger belongs to no run.
 
     `id` is unique within the rule. If a trigger is handled more than once, its `id` is the same
-    each time. `body` is a small JSON object in the form of an event: `timestamp`, `event` and
-    `data`.
+    each time. `body` is a small JSON object in the form of an event, with the fields `timestamp`,
+    `event` and `data`.
     """
 
     kind: TriggerKind

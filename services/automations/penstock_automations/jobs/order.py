@@ -21,8 +21,8 @@ from penstock_automations.jobs.job import Job
 from penstock_automations.jobs.publish import publish
 from penstock_automations.jobs.queue import MAX_WAITING, Queue, position
 
-# A function that returns the jobs of a job's rule and run for the events after the first stream
-# sequence and up to the second one.
+# A function `(job, after, upto)`. It returns the jobs of the job's rule and run for the events
+# whose stream sequence is greater than `after` and at most `upto`.
 Between = Callable[[Job, int, int], Awaitable[Sequence[Job]]]
 
 
@@ -37,12 +37,13 @@ class Order:
         self._bucket = bus.bucket("deliveries")
 
     async def extend(self, jobs: Sequence[Job], between: Between) -> Job | None:
-        """Put jobs of one rule and run into their queue, and all earlier jobs that are missing.
+        """Put jobs of one rule and run into their queue, after adding all earlier jobs that it
+        lacks.
 
         Returns the first job of the queue if the caller must publish it, else None. A repeated call
         returns the first job again if it is one of `jobs`, because an earlier caller may have ended
-        before it published the job. A job for which the queue has no room fails at once, out of
-        order.
+        before it published the job. If the queue has no room for a job, the job fails at once,
+        before the jobs in the queue are done.
 
         Raises:
             BusError: the queue could not be read or written; repeat the call.

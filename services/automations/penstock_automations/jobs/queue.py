@@ -21,7 +21,8 @@ class Queue:
 
     `jobs` has an entry for each of these jobs, in the order of their events. Only the first job is
     in DELIVERIES. `same` has the fields that are equal in all jobs. The entries leave these fields
-    out, which keeps the queue small, because the queue is written for each outcome.
+    out. This keeps the queue small, which matters because the queue is written again for each
+    outcome.
 
     `upto` is the stream sequence of the last event whose job the queue has taken. An empty queue
     keeps `upto`. If a process reports an earlier event late, `upto` shows that this event is done.

@@ -1,4 +1,5 @@
-"""Tries a rule on past events: finds the events that match, and why the others do not."""
+"""Tries a rule on past events: finds the events that match, and says why other events do not
+match."""
 
 from __future__ import annotations
 

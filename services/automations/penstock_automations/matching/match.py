@@ -71,7 +71,8 @@ def depth_of(facts: RunFacts, body: Mapping[str, Any]) -> int:
     """
     depth = max(facts.depth, len(facts.rules))
     if body["event"]["category"] == "automation":
-        # Without this, two rules that match each other's `automation` events would never end.
+        # Without this addition, two rules that match each other's `automation` events would fire
+        # each other for ever.
         depth = max(depth, int(body["data"].get("depth") or 0)) + 1
     return depth
 
@@ -88,7 +89,7 @@ def may_act(rule: CompiledRule, facts: RunFacts, body: Mapping[str, Any]) -> boo
         return False
     is_delivery = body["event"]["category"] == "automation"
     if is_delivery and too_deep(facts, body) is not None:
-        # a refusal here would announce an event that would be refused, and so on without end
+        # Refuse without an announcement, which would itself be refused and announced, without end.
         return False
     if record.rule.loops:
         return True

@@ -39,7 +39,8 @@ SLOW_S = 0.1  # an evaluation that takes longer counts as slow
 AT_ONCE = 5  # conditions that are evaluated on one event before other tasks may run
 MAX_SLOW = 5  # after this many slow evaluations a rule is paused, because it delays all other rules
 
-# The errors of an event that the normalizer did not write, or whose object has expired.
+# The errors when an event cannot be read: the normalizer did not write it, or its object has
+# expired.
 _UNREADABLE = (ObjectGone, ValueError, KeyError, TypeError, AttributeError)
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
@@ -95,7 +96,8 @@ class Matching:
         try:
             return await self._matched(rules, stored, type_, run_id) if rules else []
         except _UNREADABLE as error:
-            # No later try can read this event. Without giving it up, all later events would wait.
+            # No later try can read this event. If it were not given up, all later events would wait
+            # for it.
             await self._give_up(stored, error)
             return []
 
@@ -145,7 +147,8 @@ class Matching:
     ) -> list[Match]:
         """Return the rules that match, and let other tasks run between slow conditions.
 
-        Otherwise one user with many slow rules would stop all deliveries and requests meanwhile.
+        Otherwise many slow rules of one user would block all deliveries and requests of the
+        process.
         """
         found: list[Match] = []
         took = partial(self._took, run_id)

@@ -1,9 +1,9 @@
 """Computes the times of a cron expression in a time zone. Pure.
 
-The times are those of Debian's cron. An expression with a fixed minute and hour fires once on each
-of its days. If daylight saving time skips its local time, it fires at the end of the gap. If its
-local time occurs twice, it fires at the first occurrence only. An expression with `*` as minute or
-hour follows real time, so it fires in both occurrences of the repeated hour.
+The times are the same as in Debian's cron. An expression with a fixed minute and hour fires once on
+each of its days. If daylight saving time skips its local time, it fires at the end of the gap. If
+its local time occurs twice, it fires at the first occurrence only. An expression with `*` as minute
+or hour follows real time, so it fires in both occurrences of the repeated hour.
 """
 
 from __future__ import annotations

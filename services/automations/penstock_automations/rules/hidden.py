@@ -44,7 +44,7 @@ def secrets_of(model: BaseModel, above: tuple[str | int, ...] = ()) -> Iterator[
 def restored(value: Any, earlier: Rule | None) -> Any:
     """Return the JSON of a rule with the earlier rule's secrets in place of `(hidden)`.
 
-    So a client can read a rule, change a field and send the rule back, without knowing the secrets.
+    So a client that does not know the secrets can read a rule, change a field and send it back.
 
     Raises:
         InvalidRule: the earlier rule has no secret at that place, or the credentials would be sent
@@ -89,7 +89,7 @@ def _restored(value: Any, before: Any, path: tuple[str, ...]) -> Any:
 
 
 def _check_receiver(value: dict[str, Any], before: dict[str, Any]) -> None:
-    """Refuse credentials that are kept while the URL changes to another server.
+    """Refuse to keep the earlier credentials if the URL changes to another server.
 
     Without this check, somebody who may change the rule, but may not know the credentials, could
     have the credentials sent to another server.

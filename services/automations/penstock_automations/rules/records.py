@@ -78,7 +78,7 @@ class RuleRecord(Record):
         return schedule.times if schedule is not None and self.is_active else None
 
     def has_rights_of(self, owner: Owner, *, all_users: bool) -> bool:
-        """Return whether a rule with this owner and `all_users` would see the same runs as this."""
+        """Return whether a rule with this owner and `all_users` would see the same runs."""
         return (self.owner.user_id, self.all_users) == (owner.user_id, all_users)
 
 
@@ -119,8 +119,8 @@ class CompiledRule:
 def compile_rule(record: RuleRecord, revision: int) -> CompiledRule:
     """Return the compiled rule. A condition that cannot be compiled fails at each event.
 
-    A rule is checked before it is stored. So a stored condition cannot be compiled only if the
-    supported expressions have changed since.
+    A rule is checked before it is stored. So a stored condition fails to compile only if a later
+    version supports fewer expressions.
     """
     condition, trouble = None, None
     if record.rule.where is not None:

@@ -79,10 +79,10 @@ class RuleStore:
 
         A rule without a signing secret keeps its earlier secrets, or gets a new secret. A rule that
         did not match events before matches only events that are stored after this call. A new or
-        changed schedule fires only times after this call. If the owner changes, the rule counts as
-        a new rule: it does not keep the earlier secrets, and waiting deliveries of the earlier rule
-        are not made. A paused rule stays paused when it is changed over HTTP. `expected` is the
-        revision that the rule must have; 0 if there must be no rule with this id.
+        changed schedule fires only at times after this call. If the owner changes, the rule counts
+        as a new rule: it does not keep the earlier secrets, and waiting deliveries of the earlier
+        rule are not made. A paused rule stays paused when it is changed over HTTP. `expected` is
+        the revision that the rule must have; 0 if there must be no rule with this id.
 
         Raises:
             Conflict: the rule was changed at the same time, or has another revision than expected.
@@ -138,7 +138,7 @@ class RuleStore:
         """End the pause of a rule; return False if there is no such rule or it is not paused.
 
         The rule does not match events that were stored during the pause, and its schedule does not
-        fire times in the pause. Deliveries that were waiting are made.
+        make up for times in the pause. Deliveries that were waiting are made.
 
         Raises:
             BusError: the rule could not be read or written.
@@ -175,7 +175,7 @@ class RuleStore:
 
     async def _begins(self, rule: Rule, earlier: CompiledRule | None) -> dict[str, int]:
         if earlier is not None and earlier.matches_now and rule.types <= earlier.types:
-            # the rule continues with the next event, so that it misses none
+            # the changed rule continues where the earlier version stopped, so it misses no event
             return earlier.record.begins
         return await self._ends()
 
@@ -183,7 +183,8 @@ class RuleStore:
         if earlier is not None and earlier.matches_now and rule.schedule is not None:
             before = earlier.record.rule.schedule
             if before is not None and before.times == rule.schedule.times:
-                return earlier.record.since  # the schedule continues, so that no time is missed
+                # the schedule is unchanged, so it continues and misses no time
+                return earlier.record.since
         return self._bus.clock.time()
 
     async def _ends(self) -> dict[str, int]:
@@ -267,8 +268,8 @@ class CurrentRules:
         return seen
 
     def _on_reconnect(self) -> None:
-        # NATS may have been restored to an older state, whose last revision looks like a known one.
-        # So all rules are read again.
+        # NATS may have been restored to an older state. Its last revision may be one that this
+        # process knows. So all rules are read again.
         self._is_stale = True
 
     async def follow(self) -> None:

@@ -128,7 +128,7 @@ def due(firing: Firing, rule: CompiledRule | None, now: float) -> Due:
 
     - "stale": the rule was deleted, paused or changed, or came into force after the time.
     - "early": the time has not come, since NATS's clock was set back.
-    - "missed": the time has passed too long ago.
+    - "missed": the time is too long ago.
     - "fired": the rule is fired in time.
     - "caught_up": times were missed; the rule is fired once, for the latest one.
     """
@@ -202,4 +202,5 @@ def _earliest(rule: CompiledRule, now: float) -> float:
 
 
 def _ignored(rule: CompiledRule, seconds: float) -> None:
-    """Ignore the seconds of an evaluation. They matter only where other rules wait for it."""
+    """Ignore the seconds of an evaluation. The seconds matter only where other rules wait for the
+    evaluation."""

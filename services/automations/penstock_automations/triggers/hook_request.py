@@ -30,8 +30,8 @@ NOBODY: Final = Hook(secrets=[new_secret()])
 _ID: Final = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,256}")
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,10}")
 _MAX_SIGNATURES: Final = 10
-# The number of secrets with which each request is compared, also for a rule with one secret or with
-# tokens, so that the time is the same.
+# The number of secrets with which each request is compared. It is the same for a rule with one
+# secret or with tokens, so that each check takes the same time.
 _SECRETS: Final = 2
 
 Refusal = Literal["id", "timestamp", "signature", "token"]
@@ -97,8 +97,8 @@ def _signature(hook: Hook, request: HookRequest, unix_s: float) -> Refusal | Non
     ]
     if not any(matches) or request.webhook_id is None:
         return "signature"
-    # The time is checked after the signature, so that a refusal for the time shows that a correctly
-    # signed request was replayed.
+    # The time is checked after the signature, so that a refusal with "timestamp" means that the
+    # signature was correct, but its time was not.
     return None if is_time and abs(unix_s - at.timestamp()) <= WINDOW_S else "timestamp"
 
 

@@ -207,8 +207,8 @@ def _document(body: bytes) -> object:
 def _depth(header: str | None) -> int:
     """Return how many rules led to the request. Raises Problem 422 if these are too many.
 
-    Penstock's own webhooks send this number. Without it, a rule that calls its own hook would fire
-    for ever. The problem 422 is also raised for a header that is no number.
+    Penstock's own webhooks send this number. Without the number, a rule that calls its own hook
+    would fire for ever. The problem 422 is also raised for a header that is no number.
     """
     try:
         depth = depth_of_header(header)

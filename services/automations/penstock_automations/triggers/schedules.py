@@ -2,10 +2,10 @@
 
 All processes schedule and fire. NATS publishes a scheduled message at its time, whether or not a
 process runs, and one process takes the message. That process stores the job of the time, then
-schedules the next time, then deletes the message. So after a kill at any step, some steps are
-repeated and none is lost. A repeated step has no effect. The job's id contains the time, so the job
-is stored once. A process replaces a scheduled message only if it has read the current message,
-whose sequence is the fence.
+schedules the next time, then deletes the message. So after a kill at any step, another process
+repeats the unfinished steps, and no step is lost. A repeated step has no effect. The job's id
+contains the time, so the job is stored once. A process replaces a scheduled message only if it has
+read the current message, whose sequence is the fence.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _OVERLOADED = frozenset({408, 429})
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer: the status, headers with lower-case names, and the begin of the body."""
+    """An HTTP answer: the status, headers with lower-case names, and the beginning of the body."""
 
     status: int
     headers: dict[str, str]

@@ -64,7 +64,8 @@ class WebhookCarrier:
         endpoint = self.endpoints.of(webhook)
         begun = time.monotonic()
         async with endpoint.turn():
-            # If this process was too slow, the server may have given the job to another process.
+            # If this delivery waited for long, the server may have given its job to another
+            # process.
             if time.monotonic() - begun > LONG_S and await self._is_done(job):
                 return Later(0.0)
             # The endpoint may have failed while this delivery waited for its turn.

@@ -13,7 +13,7 @@ from penstock_automations.actions.webhook.breaker import Breaker, Rate, State
 from penstock_automations.rules.model import Webhook
 
 MAX_KNOWN = 1000
-SHORT_S = 1.0  # a delivery that waits at most this many seconds for the rate waits in memory
+SHORT_S = 1.0  # a delivery waits in memory if the rate allows it within this many seconds
 # A delivery waits in memory if its turn comes within `AHEAD_S` seconds. At most `MAX_AHEAD`
 # deliveries of an endpoint wait in memory.
 AHEAD_S, MAX_AHEAD = 5.0, 384
@@ -47,8 +47,8 @@ class Endpoint:
     def room(self) -> int:
         """The number of deliveries that may be under way or wait for their turn.
 
-        Few deliveries to a slow endpoint are kept in memory, so that they do not fill it.
-        Deliveries to a fast endpoint can all wait in memory, because they wait only shortly.
+        Only a few deliveries to a slow endpoint may wait, because they would fill the memory. Many
+        deliveries to a fast endpoint may wait, because each waits only for a short time.
         """
         limit = MAX_AHEAD if self._usual_s is not None else MAX_UNKNOWN
         return self.concurrency + min(int(self._per_s * AHEAD_S), limit)
@@ -114,7 +114,7 @@ class Endpoints:
     def of(self, webhook: Webhook) -> Endpoint:
         """Return the endpoint of a webhook.
 
-        The endpoint takes the concurrency and the rate of this webhook, in place of earlier ones.
+        The webhook's concurrency and rate replace the endpoint's earlier concurrency and rate.
         """
         key = origin(webhook.url)
         endpoint = self._known.get(key)

@@ -14,8 +14,8 @@ from penstock_automations.actions.carrier import Occurrence
 from penstock_automations.rules.model import LinkFor, Webhook
 from penstock_automations.rules.records import Owner
 
-# Seconds for which an unknown approval is asked for again. This service may handle the event before
-# the approvals service has recorded the approval.
+# For how many seconds this module asks again for an unknown approval. This service may handle the
+# event before the approvals service has recorded the approval.
 RECORDED_S: Final = 5.0
 AGAIN_S: Final = 0.1
 NOT_FOUND: Final = 404

@@ -88,8 +88,8 @@ class Mirror:
             next_at=timestamp(int(next_at * 1000)),
         )
         written = await self._bucket.update(self._key(endpoint), record.dump(), revision, TTL_S)
-        # `written` is None if the entry has expired, or if an earlier write changed it without an
-        # answer. Then the next look writes the entry again.
+        # `written` is None if the entry has another revision: it has expired, or an earlier write
+        # was stored but its answer was lost. Then the next call of `update` writes the entry again.
         if written is not None:
             self._written[endpoint] = (breaker.state, written, now)
         else:
