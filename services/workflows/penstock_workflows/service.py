@@ -144,7 +144,7 @@ class WorkflowsService(Service):
         await self._taking.refuse(stored, error)
 
     async def _give_up_input(self, stored: Stored, error: Exception) -> None:
-        """Make an input of a run that goes on a dead letter, and fail the run."""
+        """Make a dead letter of an input whose run has begun, and fail the run."""
         await self.give_up(stored, error)
         await self._taking.fail(stored, error)
 

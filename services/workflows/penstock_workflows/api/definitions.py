@@ -115,7 +115,8 @@ class Definitions:
         self._store = store
         self._config = config
         self._agents = [agent.id for agent in config.agents]
-        self._reading = asyncio.Lock()  # one definition is read at a time, since it takes CPU
+        # definitions are read one at a time, because reading takes much CPU time
+        self._reading = asyncio.Lock()
 
     @serves(
         operation(

@@ -103,7 +103,8 @@ class Starts:
                     roles=who.roles_of(user_id),
                     input=body.input,
                     key=_key(request, body),
-                    # The path is a part of the request: the same body may start another workflow.
+                    # The path belongs to the request, because the same body with another path
+                    # starts another workflow.
                     request=orjson.dumps(
                         [name, body.model_dump(exclude={"idempotency_key"})],
                         option=orjson.OPT_SORT_KEYS,

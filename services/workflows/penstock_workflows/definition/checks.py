@@ -111,8 +111,8 @@ def unknown_references(
 ) -> Iterator[Problem]:
     """Yield a problem for each agent or workflow that a step names and that does not exist.
 
-    `workflows` has the versions of each workflow that can be started. If `agents` or `workflows` is
-    None, the existing ones are unknown, and the names are not checked. A workflow may run itself.
+    `workflows` has the versions of each workflow that can be started. If `agents` is None, the
+    names of agents are not checked, and likewise for `workflows`. A workflow may run itself.
     """
     for name, step in workflow.steps.items():
         match step.action:

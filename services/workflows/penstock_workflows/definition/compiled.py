@@ -24,7 +24,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class SubWorkflow:
-    """Run another workflow; `input` gives an object. A `version` of None is the latest one."""
+    """Run another workflow; `input` gives an object. If `version` is None, the latest version
+    runs."""
 
     workflow: str
     version: str | None
@@ -112,7 +113,7 @@ NEVER_RETRIED = frozenset({"outcome_unknown", "rejected", "cancelled", "limit_ex
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """For whom a step is work; each expression gives a text."""
+    """The people or workers for whom a step is work; each expression gives a text."""
 
     team: ValueExpression | None
     worker: ValueExpression | None
@@ -123,11 +124,11 @@ class Dispatch:
 class Step:
     """A compiled step.
 
-    `needs` are the steps that must be done first, with the steps in `handles`: the step runs only
-    if one of these has failed. `ancestors` are the needs, the needs of the needs, and so on.
-    The expressions of the action, `output` and `dispatch` see the loop variable; `output` also sees
-    `result`. `on_failure` is the name of the step that handles a failure, unless it is `fail` or
-    `continue`.
+    `needs` are the steps that must be done first, including the steps in `handles`. A step with
+    `handles` runs only if one of the steps in `handles` has failed. `ancestors` are the needs, the
+    needs of the needs, and so on. The expressions of the action, `output` and `dispatch` see the
+    loop variable; `output` also sees `result`. `on_failure` is the name of the step that handles a
+    failure, unless it is `fail` or `continue`.
     """
 
     name: str

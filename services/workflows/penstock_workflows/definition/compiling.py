@@ -26,7 +26,7 @@ from penstock_workflows.definition.problems import InvalidDefinition, Path, Prob
 
 _UNDECLARED: Final = re.compile(r"undeclared reference to '([A-Za-z0-9_]+)[^']*'")
 
-# Words without operators, as a person writes who forgets the quotes of CEL.
+# Matches words without operators, which a person writes who forgets the quotes that CEL needs.
 _PLAIN: Final = re.compile(r"[A-Za-z][\w ,:;!?'-]*[.!?]?")
 
 
@@ -48,7 +48,7 @@ class _Compiler:
     definition: Definition
     is_new: bool
     problems: list[Problem] = field(default_factory=list)
-    # the scopes by the names that they have, because making one takes 0.2 ms
+    # the scopes, keyed by their names; they are kept because making a scope takes 0.2 ms
     scopes: dict[frozenset[str], Scope] = field(default_factory=dict)
 
     def workflow(self) -> compiled.Workflow:
@@ -170,7 +170,8 @@ class _Compiler:
     def _required(
         self, path: Path, text: str, gives: ValueType, names: Collection[str]
     ) -> ValueExpression:
-        """Return the compiled expression; any expression after noting that the text is wrong."""
+        """Return the compiled expression. If the text is wrong, note this and return a
+        placeholder."""
         scope = self._scope(frozenset(names))
         try:
             found = scope.compile(text, gives)
@@ -193,7 +194,7 @@ class _Compiler:
         return found
 
     def _explained(self, reason: str, names: Collection[str]) -> str:
-        """Return the reason of an error, with what to do if a step is not among the needs."""
+        """Return the reason of an error, with advice if a step is not among the needs."""
         match = _UNDECLARED.fullmatch(reason)
         if match is None:
             return reason

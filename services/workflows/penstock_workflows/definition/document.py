@@ -1,6 +1,6 @@
 """Reads a document in YAML or JSON with the position of each value. Pure.
 
-Scalars are those of YAML's core schema, in which `no` and `2026-11-22` are texts. A document has at
+Scalars are read by YAML's core schema, in which `no` and `2026-11-22` are texts. A document has at
 most `MAX_BYTES`, `MAX_NODES` values (an alias counts as all values that it repeats) and `MAX_DEPTH`
 levels, and no tags.
 """
@@ -29,7 +29,7 @@ _CONSTANTS: Final[Mapping[str, Any]] = {
 }
 _INTEGER: Final = re.compile(r"[-+]?[0-9]{1,18}")
 _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-# what separates the lines for YAML
+# the line breaks of YAML
 _BREAK: Final = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -46,7 +46,7 @@ class Place:
     indent: int = 0
 
     def inside(self, position: Position | None) -> Position:
-        """Return where a position in the text is in the document; the value's start if unknown."""
+        """Return the place in the document of a position in the text; else the value's start."""
         if position is None or self.text is None:
             return self.start
         column = position.column + (self.text.column - 1 if position.line == 1 else self.indent)
@@ -90,7 +90,7 @@ def read_document(content: bytes) -> Document:
         except RecursionError:
             raise _invalid(f"the document is nested more than {MAX_DEPTH} deep", None) from None
         except ValueError:
-            pass  # a flow mapping of YAML also begins with a brace
+            pass  # the text may still be YAML, whose flow mappings begin with a brace, too
         else:
             text = _for_yaml(text)
     try:
@@ -143,11 +143,11 @@ class _Reader:
     def document(self) -> Document:
         self.lines = _BREAK.split(self.text)
         events = iter(yaml.parse(self.text, Loader=_LOADER))
-        next(events)  # the start of the stream
+        next(events)  # skip the start of the stream
         if isinstance(next(events), yaml.StreamEndEvent):
             raise _invalid("the document is empty", None)
         value = self._value(events, next(events), ())
-        next(events)  # the end of the document
+        next(events)  # skip the end of the document
         after = next(events)
         if not isinstance(after, yaml.StreamEndEvent):
             raise _invalid("a file has one document", _start(after))

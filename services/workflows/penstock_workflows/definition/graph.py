@@ -19,7 +19,7 @@ _SHAPES: Final = {
     "set": ("[/", "/]"),
 }
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9 .,:;!?'()/_+=%-]")
-_MOST: Final = 60  # characters of a label
+_MOST: Final = 60  # the greatest number of characters of a label
 
 
 def about(step: Step) -> str:
@@ -45,7 +45,7 @@ def about(step: Step) -> str:
 
 
 def levels(workflow: Workflow) -> list[list[Step]]:
-    """Return the steps by levels: a step is one level below the lowest of its needs."""
+    """Return the steps by levels. A step is one level below the lowest step that it needs."""
     level: dict[str, int] = {}
     remaining = dict(workflow.steps)
     while remaining:
@@ -60,7 +60,7 @@ def levels(workflow: Workflow) -> list[list[Step]]:
 
 
 def as_text(workflow: Workflow) -> str:
-    """Return the graph as text: steps of one number can be under way at the same time."""
+    """Return the graph as text. Steps with the same number can be under way at the same time."""
     lines = [f"{workflow.name} {workflow.version}"]
     width = max(map(len, workflow.steps))
     for number, steps in enumerate(levels(workflow), 1):

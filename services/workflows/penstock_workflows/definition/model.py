@@ -25,7 +25,7 @@ from penstock_workflows.definition.names import (
 DSL: Final = "penstock/1"
 MAX_STEPS: Final = 200
 MAX_NEEDS: Final = 100
-MAX_ITEMS: Final = 1000  # of one `for_each`
+MAX_ITEMS: Final = 1000  # the greatest number of items of one `for_each`
 MAX_ATTEMPTS: Final = 20
 
 StepKind = Literal["run", "workflow", "approve", "call", "listen", "wait", "set"]

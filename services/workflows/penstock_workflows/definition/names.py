@@ -21,7 +21,7 @@ CEL_WORDS: Final = frozenset(
 )
 # The variables that Penstock itself gives to expressions.
 OWN_VARIABLES: Final = ("input", "now", "result")
-# The words that `on_failure` has beside the names of steps.
+# The words that `on_failure` accepts besides the names of steps.
 FAILURE_WORDS: Final = ("fail", "continue")
 
 # The record of a run is kept for 30 days after the run's last lifecycle event (`runs_max_age_s`).

@@ -32,7 +32,7 @@ class Children:
         self._starter = starter
 
     async def start(self, state: State, child: StartChild) -> ChildInput | None:
-        """Start a run; return its failure if it cannot be started, else None.
+        """Start a run. If the run cannot be started, return its failure, else None.
 
         The run's id is in the journal, so a repeated call starts no second run.
 
@@ -76,8 +76,9 @@ class Children:
     async def cancel(self, child: CancelChild) -> ChildInput | None:
         """Publish the command to cancel a run; return its end if it was never started.
 
-        A run without a record was not started, and will not be, because its step is over. If
-        another process starts it at this moment, that process cancels it (`Decisions`).
+        A run without a record was not started, and will not be started, because its step is over.
+        If another process starts the run at this moment, that process cancels the run (see
+        `Decisions`).
 
         Raises:
             BusError: the command was not published, or it is unknown whether it was; repeat.

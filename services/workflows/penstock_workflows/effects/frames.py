@@ -70,15 +70,17 @@ class Frames:
                 run.is_stale = True  # the lost frames are made again from the whole journal
                 raise BusUnavailable(f"{error}; they are written again") from error
             except FenceConflict:
-                run.writer = None  # another process has written frames of this run: look which
+                # another process has written frames of this run; find out which frames
+                run.writer = None
             except BaseException:
                 run.writer = None  # it is unknown whether the frame was written
                 raise
 
     def begin(self, run: RunInMemory) -> None:
-        """Take it that RAW has no frame of this new run.
+        """Assume that RAW has no frame of this new run.
 
-        If RAW has frames nevertheless, the fence refuses the first one, and `write` looks which.
+        If RAW has frames nevertheless, the fence refuses the first write, and `write` finds out
+        which frames RAW has.
         """
         run.writer = self._writer(run.run_id, 0)
 
@@ -100,8 +102,8 @@ class Frames:
         """Make the writer of the frames, and drop the frames that are written already."""
         if await self.find_place(run) != NOWHERE:
             return
-        # RAW has no frame of the run. A run may wait for longer than RAW keeps frames, and so may
-        # frames that a process did not write because it died. EVENTS shows which were written.
+        # RAW has no frame of the run. The run may have waited for longer than RAW keeps frames. Or
+        # a process ended before it wrote the frames. EVENTS shows which frames were written.
         written = await self._written(run)
         while run.frames and written(run.frames[0]):
             run.frames.popleft()
@@ -119,7 +121,8 @@ class Frames:
         if event is not None:
             place, stamp = _place_of(run.frames, event)
             return lambda frame: frame.position <= place or _stamp(frame.at) < stamp
-        # A frame without an event was written if RAW and EVENTS have both lost messages since then.
+        # A frame that has no event in EVENTS counts as written if RAW and EVENTS have both lost
+        # messages from the frame's time or later.
         kept_from_ms = min(await self._kept_from_ms(raw), await self._kept_from_ms(events))
         return lambda frame: frame.at < kept_from_ms
 
@@ -157,7 +160,7 @@ def _place_of(frames: Iterable[Frame], event: JsonObject) -> tuple[Place, str]:
         frame
         for frame in same
         if frame.payload.get("type", "lifecycle.started") == type_
-        # Of a nested workflow, an event without a step of its own names the parent's step.
+        # In a nested workflow, the frame may have no step, while its event names the parent's step.
         and frame.payload.get("step_id") in (None, event.get("step_id"))
     ]
     found = (made or same)[-1:]

@@ -215,7 +215,8 @@ class Listens:
                     self._apply(stored)
                     self._sequence = stored.sequence
                 if not found:
-                    await asyncio.sleep(direct.LAG_S)  # a replica that lags behind
+                    # the answer came from a replica that lags behind
+                    await asyncio.sleep(direct.LAG_S)
                     tail = await self._bus.tail(_STREAM, pattern)
             self._served = calls
 

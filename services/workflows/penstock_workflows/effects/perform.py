@@ -85,8 +85,8 @@ class Performer:
         try:
             job = _job_of(state, effect)
         except ValidationError as error:
-            # If this error went on, the decision's input would become a dead letter, and the step
-            # would stay open for ever.
+            # If this error were raised, the decision's input would become a dead letter, and the
+            # step would stay open for ever.
             message = "; ".join(reason_of(each) for each in error.errors(include_url=False))
             failure = {"code": "not_accepted", "message": f"the call is not possible: {message}"}
             return CalledInput(effect.call_id, "failed", error=failure)

@@ -14,7 +14,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 def context_of(state: State, id: str) -> str | None:
-    """Return the trace context for a child or a call with this id: that of the step's attempt.
+    """Return the trace context for a child or a call with this id. It names the step's attempt.
 
     While tracing is off, this is the context with which the workflow's run was started.
     """

@@ -130,10 +130,10 @@ def _invalid(definition: JsonObject | None) -> JsonObject | None:
 
 
 def _announce_resumption(draft: Draft) -> None:
-    """Record that something can go on again, if the run is paused.
+    """Record that the run can continue, if it is paused.
 
-    A pause also ends when its approval is over while other steps wait for people: the run is then
-    paused anew, with an approval that can be decided.
+    A pause also ends when its approval is over while other steps still wait for people. The run is
+    then paused again, with an approval that can be decided.
     """
     state = draft.state
     if state.paused is None or draft.is_over:
@@ -199,9 +199,11 @@ _USAGE_FIELDS: Final = (
     *("input_tokens", "output_tokens", "total_tokens"),
     *("reasoning_tokens", "cached_input_tokens"),
 )
-MAX_ERROR_CHARACTERS: Final = 4000  # of a child's error in the parent's records and events
-MAX_TOKENS: Final = 2**53  # of one child
-MAX_RESULT_CHARACTERS: Final = 2000  # of a child's answer in `dispatch.finished`
+# the greatest length of a child's error in the parent's records and events
+MAX_ERROR_CHARACTERS: Final = 4000
+MAX_TOKENS: Final = 2**53  # the greatest number of tokens of one child
+# the greatest length of a child's answer in `dispatch.finished`
+MAX_RESULT_CHARACTERS: Final = 2000
 
 
 def _complete_child(draft: Draft, entry: Open, input: inputs.ChildInput) -> None:
@@ -301,7 +303,8 @@ def _on_approval(draft: Draft, input: inputs.ApprovalInput) -> None:
             draft.write(news)
             _reject(draft, entry, "withdrawn", str(data.get("reason", "it was withdrawn")), {})
         case "expired":
-            # What follows is the policy's: `decided` comes next, or the step waits on.
+            # The approval's policy says what follows: `decided` comes next, or the step continues
+            # to wait.
             if not entry.expired:
                 draft.write(news)
         case "decided":

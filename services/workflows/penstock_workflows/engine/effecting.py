@@ -53,7 +53,8 @@ def effects_of(before: State, record: Record) -> Iterator[Effect]:
 def open_effects(state: State) -> Iterator[Effect]:
     """Yield the effects of everything that is open, to be done again.
 
-    Starts of children are not among these: they are the effect of seeing `workflow.step_started`.
+    The starts of children are not among these effects. A child is started when
+    `workflow.step_started` is seen in EVENTS.
     """
     for child in state.left:
         yield _cancel(state, child)

@@ -36,7 +36,7 @@ class StartChild:
 class CancelChild:
     """Cancel a child. If the child has not been started yet, it must not start later.
 
-    The service then gives the engine the `lifecycle.cancelled` that the child itself cannot have.
+    For such a child, the service itself makes the input `lifecycle.cancelled`.
     """
 
     child: str
@@ -57,7 +57,7 @@ class StartTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """Forget a timer. A timer that comes nevertheless changes nothing."""
+    """Remove a timer. If the timer fires nevertheless, nothing changes."""
 
     timer: str
 
@@ -66,7 +66,7 @@ class CancelTimer:
 class Call:
     """Call a webhook through automations. `give_up_at` is in milliseconds since 1970.
 
-    `one_attempt` is set where the step itself has a `retry`.
+    `one_attempt` is set if the step itself has a `retry`.
     """
 
     call_id: str

@@ -33,8 +33,8 @@ def complete(
     try:
         end_step(draft, entry.key, output, child=child, usage=usage)
     except NotStorable as refused:
-        # If this error went on, the child's end would become a dead letter, and the step would stay
-        # open for ever.
+        # If this error were raised, the child's end would become a dead letter, and the step would
+        # stay open for ever.
         fail(draft, entry, not_storable(refused), child=child)
 
 
@@ -93,11 +93,11 @@ def fail_step(
     output: Json = None,
     child: JsonObject | None = None,
 ) -> None:
-    """End a step, or an item, with an error: the run goes on or stops, by its `on_failure`."""
+    """End a step, or an item, with an error: `on_failure` decides if the run continues."""
     try:
         inline, ref, size = draft.keep(output) if output is not None else (None, None, 0)
     except NotStorable:
-        inline, ref, size = None, None, 0  # the error is what counts
+        inline, ref, size = None, None, 0  # the item failed, so its output is not kept
     draft.write(records.Ended(draft.at, key[0], "failed", key[1], inline, ref, size, error, child))
     if draft.plan.step(key[0]).on_failure == "fail":
         stop_run(draft, "failed", step=key, error=_of_step(key, error))

@@ -79,8 +79,8 @@ class FailInput:
 
     `error` (`code`, `message`) is the error with which the run fails. `ended` is the child whose
     end could not be processed, and the type of the event: the run does not wait for this child's
-    end. A run that is stopping already keeps the outcome for which it stops; unless the input was
-    the end of a child, it ends at once, since it may have waited for the input.
+    end. A run that is already stopping keeps its outcome. If the input was not the end of a child,
+    such a run ends at once, because it may have waited for the input.
     """
 
     error: JsonObject

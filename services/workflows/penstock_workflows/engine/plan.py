@@ -1,4 +1,4 @@
-"""A workflow's definition, prepared for running it: who comes after whom. Pure."""
+"""A workflow's definition, prepared for running it, with the steps that follow each step. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Plan:
     """A compiled workflow, with the steps that need each step.
 
-    `followers` are the steps that need a step. `positions` is the order of the definition, in
-    which steps begin that could begin at the same time.
+    `followers` are the steps that need a step. `positions` is the order of the definition. Steps
+    that could begin at the same time begin in this order.
     """
 
     workflow: Workflow
@@ -59,7 +59,8 @@ def plan_of(workflow: Workflow) -> Plan:
 
 
 def plan_of_json(definition: JsonObject) -> Plan:
-    """Return the plan of a definition as JSON. Plans are cached, as many runs have one.
+    """Return the plan of a definition as JSON. Plans are cached, because many runs have the same
+    plan.
 
     Steps begin in the order of the keys, so the definition must have them in their order.
 

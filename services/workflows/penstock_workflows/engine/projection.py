@@ -22,7 +22,8 @@ from penstock_workflows.engine.state import Key, Open, State
 from penstock_workflows.engine.values import ValuesNeeded, loaded
 
 MAX_TASK_CHARACTERS: Final = 1000
-# A loop's list of outputs is in its event up to this size; the items' events have each output.
+# The greatest size in bytes of the list of outputs in a loop's event. A larger list is left out;
+# the events of the items have the outputs.
 MAX_LOOP_BYTES: Final = 256 * 1024
 _NONE: Final[Mapping[str, Json]] = {}
 
@@ -128,7 +129,8 @@ def _on_waiting(
 
 def _on_news(before: State, record: records.News, values: Mapping[str, Json]) -> Iterator[_Event]:
     event = record.event
-    # The pause is announced when nothing else can go on, by the record `Paused`.
+    # A child's pause is not announced here. The record `Paused` announces a pause when no step can
+    # continue.
     if event is not None and event["type"] != "lifecycle.paused":
         yield event["type"], event.get("data", {}), None
 
@@ -319,7 +321,8 @@ def _approval_requested(record: records.Waiting) -> _Event:
     assert record.id is not None
     detail = record.detail or {}
     item = {
-        # Two runs of a session may ask at once, and an answer may name the item alone.
+        # The id must be unique in the session: two of its runs may ask at once, and an answer may
+        # name only the item.
         "item_id": record.id,
         "kind": "confirmation",
         "tool": detail["policy"],

@@ -181,7 +181,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Nothing can go on until a person has decided. `data` is that of `lifecycle.paused`."""
+    """No step can continue until a person has decided. `data` is the data of `lifecycle.paused`."""
 
     at: int
     approval_id: str

@@ -71,7 +71,7 @@ class Open:
     """A step, or an item of a step, that has begun and is not done.
 
     `waits` is the record that says for what it waits. `person` has the data of the
-    `lifecycle.paused` for as long as it waits for a person. `heard` is the sequence of the child's
+    `lifecycle.paused` while the step waits for a person. `heard` is the sequence of the child's
     last event that counted. `works` tells whether it counts for the workflow's `concurrency`, also
     between two attempts.
     """
@@ -224,7 +224,7 @@ def _on_looped(state: State, record: records.Looped) -> None:
 
 def _on_begun(state: State, record: records.Scheduled | records.Waiting) -> None:
     key = record.step, record.index
-    before = state.open.get(key)  # of an earlier attempt
+    before = state.open.get(key)  # the entry of an earlier attempt
     works = record.kind in WORKING
     if before is None:
         _begin(state, key)
@@ -237,7 +237,7 @@ def _on_begun(state: State, record: records.Scheduled | records.Waiting) -> None
 
 
 def _begin(state: State, key: Key) -> None:
-    """Take a step from those that are ready, or the next item from its loop."""
+    """Remove a step from the ready steps, or take the next item of its loop."""
     step, index = key
     if index is None:
         state.ready.pop(step, None)

@@ -1,4 +1,4 @@
-"""Keeps large outputs out of the records: a reference stands in for each. Pure."""
+"""Keeps large outputs out of the records, which have a reference in place of each. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import orjson
 from penstock_workflows.engine.records import Json, JsonObject
 
 MAX_INLINE_BYTES: Final = 64 * 1024  # the largest output that a record has itself
-# The size of all outputs in a run's records together from which on a record has an output itself
-# only if the output has at most SMALL_BYTES.
+# When all outputs in a run's records together have this size in bytes, a further record has its
+# output itself only if the output has at most SMALL_BYTES.
 MAX_TOTAL_BYTES: Final = 1024 * 1024
 SMALL_BYTES: Final = 1024
 # An output has at most about 100 levels: orjson writes 254 and pydantic reads 200, and expressions,
@@ -53,8 +53,8 @@ def reference(payload: bytes) -> JsonObject:
 def kept(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, Stored | None]:
     """Return an output, its reference and its size for a record, and the value to store.
 
-    A record has a small output itself, and of a large output only the reference. `total_bytes` is
-    the size of all outputs that are in the run's records already.
+    A record has a small output itself, but only a reference to a large output. `total_bytes` is the
+    size of all outputs that are in the run's records already.
 
     Raises:
         NotStorable: the output has more levels than records and events can have, or is no JSON.

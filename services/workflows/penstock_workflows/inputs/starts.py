@@ -16,7 +16,7 @@ from penstock_workflows.definition import InvalidDefinition
 from penstock_workflows.engine.inputs import CancelInput, StartInput
 from penstock_workflows.engine.plan import plan_of_json
 
-MAX_SHOWN_CHARACTERS: Final = 50_000  # of the message, in lifecycle.started
+MAX_SHOWN_CHARACTERS: Final = 50_000  # the greatest length of the message in lifecycle.started
 _CODES: Final = {404: "unknown_workflow", 422: "invalid_input"}
 
 
@@ -42,7 +42,8 @@ class Starts:
         refused: dict[str, Any] | None = None
         try:
             found = await find_workflow(self._bus, name, version)
-            if command.version is None:  # otherwise the service that published it has checked it
+            # with a version, the service that published the command has checked it
+            if command.version is None:
                 check_input(found, command.input, command.message)
                 given = input_of(found.input_schema, command.input, command.message)
             plan_of_json(found.definition)

@@ -74,7 +74,7 @@ async def read_on(
     values: Values,
     find_place: Callable[[RunInMemory], Awaitable[object]],
 ) -> bool:
-    """Fold the records that the journal has after the run's end here, and make their frames.
+    """Fold the journal's records that the run in memory lacks, and make their frames.
 
     `find_place` sets the place of the run's last frame in RAW; frames up to there are not made.
     Returns whether there were records.
@@ -112,7 +112,7 @@ async def read_on(
 def _pass_over(run: RunInMemory, records: Sequence[Record], end: Position) -> None:
     """Take over records of a run whose definition this version cannot compile.
 
-    Only the run's end, and its children, which must be cancelled, are of interest.
+    Only two facts are read: whether the run has ended, and which children must be cancelled.
     """
     if run.state is None:
         first = records[0]

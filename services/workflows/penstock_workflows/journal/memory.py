@@ -95,8 +95,8 @@ class Runs:
     def forget(self) -> None:
         """Forget every state, because NATS may have lost the end of JOURNAL.
 
-        After such a loss, a record of another process can have the sequence that a state in memory
-        ends with. The fence would then accept an append that belongs to the lost records.
+        After such a loss, another process's record can get the same sequence as the last record of
+        a state in memory. The fence would then accept an append that belongs to the lost records.
         """
         for run_id, run in list(self._runs.items()):
             if run.users or run.owes_effects:

@@ -60,10 +60,10 @@ def wrong_file(path: Path, error: InvalidDefinition) -> ConfigurationError:
 
 
 async def apply_files(path: Path, store: WorkflowStore, config: Config) -> None:
-    """Store the definitions of a file or folder. Versions that are stored already stay.
+    """Store the definitions of a file or folder. Versions that are already stored are not changed.
 
     Raises:
-        ConfigurationError: a definition is wrong, names an agent or a workflow that there is not,
+        ConfigurationError: a definition is wrong, names an agent or a workflow that does not exist,
             or is stored with other content under the same version.
         BusError: a definition could not be stored.
     """

@@ -21,7 +21,7 @@ from penstock_workflows.definition import Loaded
 log = logging.getLogger(__name__)
 
 MAX_WORKFLOWS: Final = 1000
-MAX_VERSIONS: Final = 500  # of one workflow
+MAX_VERSIONS: Final = 500  # the greatest number of versions of one workflow
 
 Outcome = Literal["created", "same"]
 
