@@ -58,7 +58,7 @@ def _audiences_of(record: Mapping[str, Any]) -> dict[str, Audience]:
         users = [_name(name, owner) for name in group.get("users") or []]
         for name in [*users, *map(role, group.get("roles") or [])] or [EVERYBODY]:
             found[name].decides = True
-    # an escalation may ask a person whom a group excludes, so nobody is barred then
+    # after an escalation nobody is barred, because it may ask a person whom a group excludes
     for group in groups if not escalations else ():
         for name in group.get("excluded") or []:
             found[_name(name, owner)].barred = True

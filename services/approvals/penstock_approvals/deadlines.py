@@ -19,7 +19,7 @@ from penstock.bus.write.schedules import schedule
 SERVICE = "approvals"
 DUE = subjects.due(SERVICE, ">")
 # The TTL in seconds of a due message that no process has handled. A process deletes each message
-# that it has handled, unless the process ends before.
+# that it has handled, unless the process ends before it can delete the message.
 DUE_TTL_S = 30 * 86_400.0
 
 
@@ -77,9 +77,9 @@ def _steps(record: ApprovalRecord) -> Iterator[tuple[str, float]]:
 def _key(record: ApprovalRecord, step: str) -> str:
     """Return the tokens that end the subjects of a step's scheduled message and due message.
 
-    The last token begins with the run's id, because dead letters read the run's id there. Several
-    approvals of a workflow's run can be open at once, so the keys of these approvals also contain
-    the approval's id.
+    The last token begins with the run's id, because the code for dead letters reads the run's id
+    there. Several approvals of a workflow's run can be open at once, so the keys of these approvals
+    also contain the approval's id.
     """
     name = f"{step}-{record.approval_id}" if record.target == "workflows" else step
     return f"{name}.{record.run_id}-{record.leg}"

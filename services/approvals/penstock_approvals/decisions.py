@@ -74,7 +74,7 @@ class Approvals:
         self.list = ApprovalList(bus, self._records)
 
     async def on_event(self, stored: Stored) -> None:
-        """Handle an event `approval.requested`, or `approval.withdrawn` of a workflow, or an end.
+        """Handle an event: a request for approval, a workflow's withdrawal, or the end of a run.
 
         A repeat changes nothing.
 
@@ -102,10 +102,11 @@ class Approvals:
         await self._on_requested(body, again=True)
 
     async def on_due(self, approval_id: str) -> None:
-        """Note the escalations that were reached, or the end of the deadline, and announce them.
+        """Record and announce the escalations whose time has come, or that the deadline has passed.
 
         A repeat changes nothing. After an outage, each escalation that was reached is announced
-        once, in their order. None is announced after the deadline, since nobody can decide then.
+        once, in their order. After the deadline, no escalation is announced, because nobody can
+        decide any more.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
@@ -137,8 +138,8 @@ class Approvals:
                 steps = escalations(record)
                 earlier, new = steps[:known], steps[known:]
                 await self._announce(record, *new, earlier=earlier)
-                # The message of a later step may have come too early: by another server's clock.
-                # Without a new one, nothing would notice the step at its time.
+                # The message of a later step may have come too early, by another server's clock. So
+                # it is scheduled again. Otherwise nothing would happen at the step's time.
                 await self._deadlines.schedule(record, after=now)
                 return
         await self._outbox.send_on(approval_id)
@@ -202,7 +203,8 @@ class Approvals:
     async def _announce(
         self, record: ApprovalRecord, *events: Event, earlier: Sequence[Event] = ()
     ) -> None:
-        """Announce events of a run that goes on; for a workflow's run, as news to `workflows`."""
+        """Announce events of a run that continues. For a workflow's run, send them to
+        `workflows`."""
         if record.target == WORKFLOWS:
             await self._news.send(record, *earlier, *events)
         else:
@@ -213,7 +215,7 @@ class Approvals:
     ) -> ApprovalRecord:
         """Write the first record of a request, and return the record that was written first.
 
-        `until` is the time until which the run itself waits, if it does not wait for ever.
+        `until` is the time until which the run waits; None if it waits for ever.
         """
         ruling = self._policies.current.outcome_of(await self._question(record, run))
         for result in ruling.results:
@@ -266,7 +268,7 @@ class Approvals:
             await self._bus.bucket("aliases").put(alias, orjson.dumps(pointer))
 
     async def withdraw_if_ended(self, record: ApprovalRecord) -> None:
-        """Withdraw a request whose run has ended, even if the run's pause record is lost.
+        """Withdraw a request whose run has ended, even if the record of the run's pause is lost.
 
         Raises:
             LookupError: the run has no record.
@@ -280,11 +282,12 @@ class Approvals:
     async def was_decided(
         self, approval_id: str, decision: Decision | None, expired: str | None = None
     ) -> bool:
-        """Record again an end that NATS has lost; return False if the approval is not pending.
+        """Record again the end of an approval whose record NATS has lost. Return False if the
+        approval is not pending.
 
-        `expired` is the deadline if it had passed. The decision is not sent here, because the
-        outbox had sent it before the loss. If NATS has lost the command, the connector's watchdog
-        sends the command once more.
+        `expired` is the deadline if the deadline had passed, else None. The decision is not sent
+        here, because the outbox had sent it before the loss. If NATS has lost the command, the
+        connector's watchdog sends the command once more.
         """
         held = await self._records.find(approval_id)
         if held is None or held.record.status != "pending":
@@ -323,7 +326,7 @@ class Approvals:
             if held.record.status != "pending":
                 return _not_pending(held.record, request)
             if held.record.expires_at is not None:
-                # if this machine was suspended, its view of the server's clock is wrong
+                # after this machine was suspended, its estimate of the server's clock is wrong
                 await self._bus.clock.look()
                 if is_late(held.record, self._bus.clock.now()):
                     await self._expire(held)

@@ -60,7 +60,7 @@ async def _frames(
     feed: Feed, shows: Callable[[ApprovalRecord], bool], after: int
 ) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    # The id of this frame lets a client resume before it has got any change.
+    # With this frame's id, a client can resume even if the client has got no change yet.
     yield sse.encode(b"{}", event="ready", id=str(after))
     sent_s = loop.time()
     try:

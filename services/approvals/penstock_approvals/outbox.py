@@ -1,4 +1,5 @@
-"""The outbox sends a decision if the process that took the decision ended before sending it.
+"""The outbox sends a decision if the process that took the decision has ended before it could send
+it.
 
 An entry `outbox.<approval>` is written before the decision is taken and deleted after the decision
 was sent. The entry's value is the server's time at which the entry was written, in Unix seconds.
@@ -107,10 +108,11 @@ class Outbox:
             spans.record(span_of(record, traceparent))
 
     async def _carry_out(self, record: ApprovalRecord) -> None:
-        """Have the run continued, or cancelled, or left as it is."""
+        """Send the command that continues or cancels the run; send none if the run stays paused."""
         continuing = record.going_on()
         if record.target == WORKFLOWS and record.decision is not None:
-            await self._audit.sent(record)  # the news of the decision continues the run
+            # a workflow's run continues because of the news of the decision
+            await self._audit.sent(record)
         elif continuing is not None:
             payload = await objects.wrap(
                 self._bus, f"{record.approval_id}.continue", continuing.dump()

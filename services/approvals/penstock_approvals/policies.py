@@ -52,7 +52,7 @@ class Policies:
         self._bus = bus
         self._bucket = bus.bucket(BUCKET)
         self._path = path
-        self._text: str | None = None  # the file's content that was read last
+        self._text: str | None = None  # the content of the file at the last read
         self._read: dict[Source, Policy] = {}
         self._stored: StoredPolicy | None = None
         self._has_record = False
@@ -110,9 +110,9 @@ class Policies:
         """Store a new policy. If several policies are stored at the same time, only one succeeds.
 
         Raises:
-            InvalidPolicy: the policy has a mistake; nothing has changed.
-            VersionConflict: its version is not higher than the version of the current policy.
-            BusError: the policy was not stored, or it is unknown.
+            InvalidPolicy: the policy has a mistake; nothing has changed. VersionConflict: its
+            version is not higher than the version of the current policy. BusError: the policy was
+            not stored, or it is unknown whether it was stored.
         """
         policy = from_value(value, "kv")
         entry = await self._bucket.get(KEY)

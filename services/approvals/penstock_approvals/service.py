@@ -166,8 +166,8 @@ class ApprovalsService(Service):
         try:
             await self._approvals.on_event(stored)
         except BusError as error:
-            # Without this, the event would become a dead letter although only the bus does not
-            # answer.
+            # Wait until the bus answers. Otherwise the event would become a dead letter, although
+            # nothing is wrong with the event.
             if stored.subject not in self._waiting:  # one line for each event, not for each second
                 log.warning("%s is tried again every second: %s", stored.subject, error)
             self._waiting.add(stored.subject)
@@ -229,7 +229,8 @@ class ApprovalsService(Service):
         telemetry.APPROVALS_OLDEST.set(max(0.0, age_s))
 
     async def _keep_audit(self) -> None:
-        """Write what NATS has lost of the audit, and have each day's anchor written by one pod."""
+        """Write the audit records that NATS has lost, and write each day's anchor, which only one
+        pod does."""
         anchored_s = -ANCHOR_S
         while True:
             try:

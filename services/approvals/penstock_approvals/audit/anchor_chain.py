@@ -48,7 +48,7 @@ def anchor(
 def loss(
     stands: int, known: int, found_at: str, at: str, last: Link | None, keys: Sequence[bytes]
 ) -> Link:
-    """Return the record of the fact that NATS has lost the end of the stream AUDIT.
+    """Return the record which says that NATS has lost the end of the stream AUDIT.
 
     `stands` is the last stream sequence after the loss, and `known` is the last stream sequence
     before the loss.

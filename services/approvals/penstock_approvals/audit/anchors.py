@@ -49,7 +49,7 @@ class Anchors:
         return await self._write(day)
 
     async def now(self) -> Link | None:
-        """Return the last anchor, after a new one was written if any run got records since.
+        """Write an anchor if any run got records since the last anchor; return the last anchor.
 
         Raises:
             BusError: the bus does not answer; call again.
@@ -112,7 +112,8 @@ class Anchors:
                     return True
 
     async def _heads(self, after: int) -> tuple[dict[str, Head], int, bool]:
-        """Return each run's last record after a sequence, the end of the read, and if more follow.
+        """Return each run's last record after a sequence, the sequence where the read ended, and
+        whether more records follow.
 
         A message that cannot be parsed is left out; `verify` reports it.
         """
@@ -133,7 +134,8 @@ class Anchors:
             message = Message(SUBJECT, record.payload, {})
             await fence.append(self._bus, SUBJECT, [message], sequence)
         except (FenceConflict, OutcomeUnknown):
-            log.debug("the chain of anchors is read again")  # another process has written an anchor
+            # because another process has written an anchor
+            log.debug("the chain of anchors is read again")
             return False
         return True
 

@@ -34,8 +34,9 @@ class Malformed(ValueError):
 class Entry:
     """The content of a record, before the record has a number and a hash.
 
-    Approval, event and `which` identify an entry, and an entry in the chain is not written again.
-    `which` distinguishes entries with the same event, such as the votes on an approval.
+    An entry is identified by its approval, its event and `which`. An entry that the chain has
+    already is not written again. `which` distinguishes entries with the same event, such as the
+    votes on an approval.
     """
 
     approval_id: str

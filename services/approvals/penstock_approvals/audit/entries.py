@@ -68,7 +68,8 @@ def _requested(record: ApprovalRecord, with_details: bool) -> Entry:
         event="requested",
         at=record.requested_at,
         by=record.user_id,
-        # A vote that changes arguments changes `digest`, so the request's digest is kept apart.
+        # A vote that changes arguments changes `digest`. So `requested_digest` keeps the request's
+        # digest.
         digest=record.requested_digest or record.digest,
         items={item["item_id"]: str(item.get("kind")) for item in record.items},
         details=_limited({"items": _arguments(record)}) if with_details else None,

@@ -34,7 +34,8 @@ class AuditLosses:
     async def after_losses(self) -> None:
         """Write the lost records that follow from the approvals again, then record the loss.
 
-        The loss is recorded last, so that everything is repeated if the process ends in between.
+        The loss is recorded last. If the process ends before that, another process repeats all
+        steps.
 
         Raises:
             BusError: the bus does not answer; call again.

@@ -28,8 +28,8 @@ def ran(record: ApprovalRecord, events: Iterable[Mapping[str, Any]]) -> list[Ent
     """Return an entry for each approved call that ran.
 
     `events` are the bodies of the run's events of `TOOL_EVENTS`, in the order of their sequences.
-    The entry has the digest of the approved item. If other arguments ran, the entry says so, and
-    has the digest of the arguments that ran, which is in the warning.
+    The entry has the digest of the approved item. If the call ran with other arguments, the entry
+    says so. It then has the digest of these arguments, which is taken from the warning.
     """
     calls = approved_calls(record)
     found: dict[str, Entry] = {}

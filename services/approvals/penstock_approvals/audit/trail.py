@@ -46,7 +46,7 @@ class Audit:
                 return
             except (FenceConflict, OutcomeUnknown):
                 # Another process has appended to this run, or the acknowledgement was lost. The
-                # chain says which of the entries are still missing.
+                # chain is read again, to find the entries that are still missing.
                 log.debug("run %s: its audit is read again", run_id)
 
     async def chain(self, run_id: str) -> list[Link]:

@@ -6,7 +6,7 @@ then returns each problem with its run and record.
 Hashes alone cannot show that somebody has replaced *all* records after some point, with all hashes
 and anchors that follow. To find this, keep the hash of an anchor elsewhere and pass it as `anchor`,
 or sign the anchors with a key that the writer does not have (`keys`). A record after the last
-anchor is covered by its chain alone.
+anchor is protected only by the chain of its run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class _Chain:
 
     first: int = 1
     hashes: list[str] = field(default_factory=list)
-    broken: bool = False  # whether an error was found, which later comparisons would only repeat
+    # whether the last message was damaged; the next record is not compared with it
+    broken: bool = False
 
     @property
     def n(self) -> int:
@@ -65,7 +66,7 @@ class Verifier:
         anchor: str | None = None,
         only: str | None = None,
     ) -> None:
-        """Take what is expected.
+        """Set what the verification expects.
 
         Args: keys: the keys that may have signed the anchors; without keys, signatures are not
         verified. anchor: the hash of an anchor that must exist. only: the only run whose records
@@ -110,7 +111,7 @@ class Verifier:
             link = parse(payload)
         except Malformed as error:
             self._say(chain, state.n + 1, f"{error} (stream sequence {sequence})")
-            # Count the record, so that the next record is not reported, too.
+            # Count the damaged record. Otherwise the next record would be reported, too.
             state.hashes.append("")
             state.broken = True
             return None

@@ -1,4 +1,5 @@
-"""Write the page of a link as HTML. It loads nothing, runs no script, and hides nothing. Pure."""
+"""Write the page of a link as HTML. The page loads nothing, runs no script, and hides nothing.
+Pure."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class LinkPages:
             note=sent.note,
             digest=link.digest,
             items=form.decisions(view.record.items, sent),
-            # A browser that sends the form twice gets the answer of the first time.
+            # If a browser sends the form twice, both requests get the same answer.
             idempotency_key=f"link:{link.id}",
         )
         reply = await asked(self._decide(link.approval_id, decision))
@@ -181,8 +181,9 @@ class LinkPages:
         try:
             await self._links.used(link, sent.decision)
         except BusError as error:
-            # The decision is taken, so the link cannot be used again. Without the note, the page
-            # still says that the approval was decided, but not that this link was used.
+            # The decision is taken, so the link cannot be used again. Without the record of the
+            # use, the page still says that the approval was decided, but not that this link was
+            # used.
             log.warning("approval %s: a link's use is not noted: %s", link.approval_id, error)
 
 

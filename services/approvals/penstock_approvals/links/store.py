@@ -15,7 +15,7 @@ from penstock.bus.records import ApprovalRecord, Decider
 from penstock_approvals.links.model import LinkRecord
 from penstock_approvals.policy import may_decide
 
-# seconds for which the record of an expired link is kept, so that its page can say so
+# seconds for which an expired link's record is kept, so that the page can say that it expired
 KEPT_S: Final = 30 * 86_400.0
 _ID_CHARS: Final = 32
 # The prefix of a link's secret, by which tools that search logs and repositories for secrets
@@ -62,8 +62,8 @@ class Links:
         if not user and not role:
             raise LinkRefused(422, "user or role: name who decides with the link")
         if not user and record.need > 1:
-            # Without this, a member of the group could vote by the link, and again under the
-            # member's name.
+            # Without this refusal, a member of the group could vote twice: by the link, and under
+            # the member's own name.
             raise LinkRefused(
                 422, f"user: {record.need} people must decide, so a link must say who decides"
             )
@@ -108,7 +108,7 @@ class Links:
         """
         entry = await self._bucket.get(_key(link.id))
         if entry is None:
-            return  # revoked meanwhile
+            return  # the link was revoked meanwhile
         update = {"used_at": self._bus.clock.time(), "used_for": decision}
         used = LinkRecord.model_validate_json(entry.value).model_copy(update=update)
         await self._bucket.update(_key(link.id), used.dump(), entry.revision, self._kept_s(link))

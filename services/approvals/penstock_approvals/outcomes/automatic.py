@@ -42,9 +42,10 @@ def consequence(record: ApprovalRecord) -> Consequence:
 
 
 def until_at_most(record: ApprovalRecord, until: str | None) -> ApprovalRecord:
-    """Return the record with a deadline at `until`, if it has none, or a later one.
+    """Return the record with the deadline `until`, if it has no deadline or a later one.
 
-    The run itself does not wait longer, so nobody may decide later, and the items are rejected.
+    The run does not wait longer than `until`, so nobody may decide later, and the items are
+    rejected.
     """
     if until is None:
         return record
@@ -60,7 +61,7 @@ def is_late(record: ApprovalRecord, now: datetime) -> bool:
 
 
 def expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
-    """Return the record after its deadline, with the decision that follows from it, if any."""
+    """Return the record after its deadline, with the decision if the deadline leads to one."""
     update: dict[str, Any] = {"status": "expired", "reason": f"not decided by {record.expires_at}"}
     follows = _FOLLOWS.get(consequence(record))
     if follows is not None:

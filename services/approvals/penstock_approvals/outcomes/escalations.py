@@ -1,7 +1,8 @@
 """Say which escalations of an approval were reached, and make the events that tell of them. Pure.
 
 An escalation lets further people decide. The record of the approval counts the escalations that
-were reached (`escalated`), and each of them is announced as `approval.escalated`, in their order.
+were reached (`escalated`), and each of these escalations is announced as `approval.escalated`, in
+their order.
 """
 
 from __future__ import annotations

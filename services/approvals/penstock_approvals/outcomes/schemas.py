@@ -23,7 +23,7 @@ MAX_REFERENCES: Final = 1000
 # The keyword whose patterns the library evaluates with Python's slow regular expressions, in
 # several places. A schema with this keyword is not judged.
 _UNREADABLE: Final = "patternProperties"
-_extended: Final[Any] = extend  # the library has no types for it
+_extended: Final[Any] = extend  # the library has no type annotations for `extend`
 
 
 class _TooMuch(Exception):

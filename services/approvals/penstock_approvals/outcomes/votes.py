@@ -4,7 +4,7 @@ Each person's decision is a vote in the approval's record. One vote that rejects
 to reject the item. An item is approved when as many people as the policy requires have approved it.
 The approval is decided when each item is rejected or approved. A vote may change what is to be
 approved: the arguments, or the value of an answer. Such a vote makes the earlier votes void,
-because these approved something else.
+because the earlier votes approved something else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock_approvals.policy.kinds import NEEDS_VALUE
 # carry a digest.
 SENDS_DIGEST: Final[frozenset[Channel]] = frozenset({"api", "link", "page", "cli"})
 
-# a limit, because people who change the arguments in turns could vote for ever
+# the greatest number of votes; without it, people who change arguments in turns could vote for ever
 MAX_VOTES: Final = 1000
 
 
@@ -140,11 +140,11 @@ def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
 
 
 def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
-    """Return the request with the earlier votes' values for items approved without a value.
+    """Return the request; an item that it approves without a value gets the earlier votes' value.
 
-    Two kinds of votes get no value from earlier votes, because the person has not seen it. In
-    AG-UI, the value of a confirmation has changed arguments, which neither the digest nor the shown
-    arguments include. And the page of a link does not show the values of earlier votes.
+    Two kinds of votes get no value from earlier votes, because the person has not seen the value.
+    In AG-UI, the value of a confirmation has changed arguments, which neither the digest nor the
+    shown arguments include. The page of a link does not show the values of earlier votes.
     """
     proposed = _proposed(record) if request.made_by.channel != "link" else {}
     asked = {item["item_id"]: item for item in record.items}
@@ -230,8 +230,8 @@ def _check_value(
 ) -> None:
     """Raise NotEditable if a confirmation's value could change arguments that must not change.
 
-    Agno's AG-UI interface takes new arguments as `values`. For other values, it is not known what
-    the server does with them, unless the request has a schema for the value.
+    Agno's AG-UI interface takes new arguments as `values`. What the server does with other values
+    is unknown, unless the request has a schema for the value.
     """
     values = value.get("values") if isinstance(value, dict) else None
     if isinstance(values, dict):

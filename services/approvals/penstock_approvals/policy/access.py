@@ -19,7 +19,7 @@ from penstock.web.auth.identity import ANONYMOUS_USER
 from penstock_approvals.policy.model import DEFAULT_ID
 
 REQUESTER: Final = "requester"
-# A caller with one of these scopes may do what the requester may.
+# A caller with one of these scopes may do whatever the requester may do.
 _FOR_REQUESTER: Final = frozenset({"act-as", "administer"})
 
 

@@ -17,7 +17,7 @@ class NotEditable(ValueError):
 def check_edit(asked: Mapping[str, Any], edited: Mapping[str, Any], allowed: Sequence[str]) -> None:
     """Raise NotEditable unless only allowed arguments differ, and each keeps its JSON type.
 
-    `allowed` has paths such as `args.memo`. A path also allows everything below it, and `args.*`
+    `allowed` has paths such as `args.memo`. A path also allows all values below it, and `args.*`
     allows all arguments.
     """
     patterns = [tuple(pattern.removesuffix(".*").split(".")[1:]) for pattern in allowed]

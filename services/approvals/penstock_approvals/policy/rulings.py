@@ -2,10 +2,10 @@
 
 The first rule that matches an item applies to the item. If the condition of a rule cannot be
 evaluated, people are asked: the item gets the next rule that asks people. So nobody can get around
-a rule with an argument that its condition cannot read. A pause is decided automatically only if all
-of its items are. Otherwise the strictest terms of all items apply to the pause: a decider must fit
-the terms of each item, the largest required number of people must approve, and the earliest
-deadline counts.
+a rule with an argument that its condition cannot read. A pause is decided automatically only if
+each of its items is decided automatically. Otherwise the strictest terms of all items apply to the
+pause: a decider must fit the terms of each item, the largest required number of people must
+approve, and the earliest deadline counts.
 """
 
 from __future__ import annotations

@@ -39,10 +39,9 @@ class Announcements:
         a decision is announced before it is sent, so a later leg begins only after all events of
         this leg were written.
 
-        `earlier` are events that come before the others. A process that ended may have left them
-        unwritten; then they are written, too. They are not written if RAW has no event of this
-        service any more: those of a run that waits for longer than RAW keeps frames were written,
-        and have aged out.
+        `earlier` are events that come before `events`. If a process has ended before it wrote them,
+        this call writes them, too. If RAW has no event of this service any more, they are not
+        written: they were written, but the run has waited for longer than RAW keeps frames.
 
         Raises:
             BusError: the bus does not answer; the call may be repeated.
@@ -75,10 +74,10 @@ class Announcements:
                 log.info("run %s: another instance announced something; look again", run_id)
 
     async def _unwritten(self, run_id: str, payloads: Sequence[bytes]) -> list[bytes]:
-        """Return those of the payloads that RAW does not have.
+        """Return the payloads that RAW does not have.
 
-        The last event alone does not tell: an instance that read the request before its deadline
-        may announce the pause after another instance has announced the deadline, and has ended.
+        The last event alone does not show which payloads are missing. For example, a slow instance
+        may announce the pause after another instance has announced the deadline.
         """
         frames = direct.replay(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
         written = {stored.payload async for stored in frames}

@@ -10,7 +10,8 @@ from penstock.tracing.spans import Span, nanoseconds
 def span_of(record: ApprovalRecord, traceparent: str | None) -> Span | None:
     """Return the span of an approval that has ended; None if its run has no trace.
 
-    `traceparent` is the one with which the run was started. The span has no names of people.
+    `traceparent` is the trace context with which the run was started. The span has no names of
+    people.
     """
     parent = spans.of_run(traceparent, record.run_id)
     context = spans.child(parent, "approval", record.approval_id)

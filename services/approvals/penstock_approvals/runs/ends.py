@@ -67,7 +67,7 @@ class RunEnds:
     async def no_longer_asked(self, data: Mapping[str, object]) -> None:
         """Withdraw a request for which a workflow no longer waits, such as after its timeout.
 
-        `data` is that of the event `approval.withdrawn`, which the workflow's run has already.
+        `data` is the data of the event `approval.withdrawn`, which the workflow's run has already.
         """
         record = await self._records.get(str(data["approval_id"]))
         if record is not None and record.target == WORKFLOWS:
@@ -143,8 +143,8 @@ class RunEnds:
             return pause.approval_id
         if not self._bus.continuity.of("KV_pauses"):
             return None
-        # NATS has lost records of pauses, perhaps also this one. So read the id from the run's
-        # events.
+        # NATS has lost records of pauses, perhaps also the record of this pause. So read the id
+        # from the run's events.
         asked = await self._bus.tail(events_for(run_id), event("approval.requested", run_id))
         if asked is None:
             return None

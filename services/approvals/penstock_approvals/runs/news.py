@@ -29,7 +29,7 @@ class News:
     """Sends the news of approvals. Every call may be repeated.
 
     The server drops a repetition that comes soon, by its message id. `workflows` ignores a later
-    one, because its journal has the news already.
+    repetition, because its journal has the news already.
     """
 
     def __init__(self, bus: Bus) -> None:

@@ -1,7 +1,8 @@
 """Find the approvals of a workflow's run, of which several may be open at once.
 
-A key `of.<run>.<approval>` in KV `approvals` names each approval of such a run, from before its
-record is written until the run has ended and its open approvals are withdrawn.
+A key `of.<run>.<approval>` in KV `approvals` names each approval of such a run. The key is written
+before the approval's record, and removed when the run has ended and its open approvals are
+withdrawn.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ _SCENES: list[tuple[re.Pattern[str], Scene]] = [
         (r"^Assign workers of ", _assign),
         (r"^Execute database health check", _check),
         (r"^Conclude from the reports", _conclude),
-        # What a person may try.
+        # The requests that a person may try.
         (r"\bdelete\s*(?:the\s+)?(?:file\s+)?([\w./-]*\w)?", _delete),
         (r"\bweather\b(?:\s+in\s+([\w -]*\w))?", _weather),
         (r"\bresearch\b([\w -]*)", _research),

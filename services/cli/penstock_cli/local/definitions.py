@@ -48,13 +48,15 @@ def _checked(path: Path, agents: Collection[str] | None) -> Checked:
 
 
 def in_order(files: Sequence[Checked]) -> list[Checked]:
-    """Return definitions after those that their steps run, since these must be stored first."""
+    """Return the files in the order to store them: each after the files whose workflows it runs."""
     by_name = {each.value.get("name", str(each.path)): each for each in files}
     graph: dict[str, set[str]] = {name: _runs(each.value) for name, each in by_name.items()}
     try:
         order = [name for name in TopologicalSorter(graph).static_order() if name in by_name]
     except CycleError:
-        return list(files)  # the server names what is missing
+        # the definitions run each other in a cycle, so the server refuses one and names what is
+        # missing
+        return list(files)
     return [by_name[name] for name in order] + [
         each for each in files if each not in by_name.values()
     ]

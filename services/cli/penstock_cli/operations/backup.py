@@ -23,7 +23,7 @@ DESCRIPTION, CONTENT = "backup.json", "stream.tar.s2"  # in the folder of each s
 
 
 async def save(bus: Bus, output: Output, folder: Path) -> int:
-    """Copy every stream and bucket into the folder, while the services go on."""
+    """Copy every stream and bucket into the folder, while the services run."""
     if folder.exists() and any(folder.iterdir()):
         raise StartUpError(f"{folder} is not empty: name a new folder for the backup")
     shards = await shards_of(bus)
@@ -34,7 +34,7 @@ async def save(bus: Bus, output: Output, folder: Path) -> int:
         if not await bus.has(name):
             continue
         at = folder / name
-        # A backup has prompts and answers: only its owner may read it.
+        # A backup contains prompts and answers, so only its owner may read the folder.
         at.mkdir(parents=True, mode=0o700)
         with (at / CONTENT).open("wb") as file:
             described = await backup.snapshot(bus, name, file.write)
@@ -51,9 +51,9 @@ async def save(bus: Bus, output: Output, folder: Path) -> int:
 async def put_back(
     bus: Bus, output: Output, folder: Path, lost: int, replicas: int | None = None
 ) -> int:
-    """Make every stream of a backup in a NATS that has none of them.
+    """Make every stream of a backup in a NATS that has none of these streams.
 
-    `replicas`: of each stream; None for those that the backup has.
+    `replicas`: the number of replicas of each stream; None for the number in the backup.
 
     Raises:
         StartUpError: the backup is not whole, or this NATS cannot take it.
@@ -85,8 +85,8 @@ async def put_back(
         ends[name] = int(described["state"]["last_seq"])
         _say(output, name, described["state"], (folder / name / CONTENT).stat().st_size)
     # The backup lacks the leases, and streams that a later version has added. They get as many
-    # replicas as the others: a bucket of leases with one replica would stop all services when its
-    # server is away.
+    # replicas as the other streams. If the bucket of leases had one replica, all services would
+    # stop when the replica's server is away.
     await ensure(bus, replace(bus.settings.retention, replicas=most))
     await backup.leave_out(bus, ends, lost)
     if not output.as_json:

@@ -24,7 +24,7 @@ REQUEST_TIMEOUT_S = 30.0
 # seconds without bytes after which a stream counts as broken; in this time, the server sends three
 # keep-alive comments
 STREAM_READ_TIMEOUT_S = 45.0
-BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the last pause is repeated
+BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the seconds between tries; the last pause is repeated
 GIVE_UP_S = 120.0
 CALL_GIVE_UP_S = 10.0
 # The `User-Agent`, by which the approvals service records the channel `cli` for decisions.
@@ -73,7 +73,7 @@ class Api:
                 | ({"authorization": f"Bearer {token}"} if token else {}),
                 trust_env=not _is_loopback(
                     self.url
-                ),  # a proxy cannot reach this machine's loopback
+                ),  # no proxy for loopback, which a proxy cannot reach
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise Unreachable(f"{url} is no URL: {error}") from error
@@ -96,7 +96,8 @@ class Api:
         return self.call("GET", f"/v1/runs/{_segment(run_id)}")
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
-        """Return the canonical events that a run has so far, without those of its steps' runs."""
+        """Return the canonical events that a run has so far, without the events of its steps'
+        runs."""
         path = f"/v1/runs/{_segment(run_id)}/events"
         found: list[dict[str, Any]] = []
         cursor: str | None = None
@@ -218,7 +219,7 @@ class Api:
             except ApiError as error:
                 if error.status != GONE or cursor is None:
                     raise
-                cursor = None  # NATS has lost changes
+                cursor = None  # continue from now, because NATS has lost changes
 
     def _connection(
         self, path: str, params: Mapping[str, str], cursor: str | None, patience: _Patience
@@ -279,7 +280,7 @@ class Api:
 
         The body is sent as JSON; `yaml` is a body that is sent as it is.
         """
-        # Without this, a run's events would come as a stream, which ends with the run.
+        # Without this header, a run's events would come as a stream that ends only with the run.
         kind = {"Accept": "application/json"}
         if yaml is not None:
             kind["Content-Type"] = "application/yaml"

@@ -118,7 +118,7 @@ def ask(output: Output, approval: Record) -> list[Item] | None:
     """Ask the person at the terminal about each item; return None if the person does not answer."""
     items: list[Item] = []
     for item in approval["items"]:
-        if len(approval["items"]) > 1:  # the event has shown a single item already
+        if len(approval["items"]) > 1:  # a single item was already shown with the event
             output.pieces([(f"{render.item(item)}\n", "bold yellow")])
         answered = ask_value(output, item) if wants_value(item) else _ask(output)
         if answered is None:

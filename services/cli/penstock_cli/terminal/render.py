@@ -56,7 +56,7 @@ def item(asked: Data) -> str:
 
 @dataclass(slots=True)
 class _Text:
-    """A streamed text: of whom it is, and the part of it that is not shown yet."""
+    """A streamed text: its author, and its part that is not shown yet."""
 
     key: str
     run: str | None  # the run of a step or worker; None for the run that is followed

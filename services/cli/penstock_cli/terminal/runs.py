@@ -15,7 +15,7 @@ from penstock_cli.terminal.approvals import Item
 from penstock_cli.terminal.open_steps import line, open_steps
 from penstock_cli.terminal.output import MORE, Output, command
 
-WAITS = 4  # the run waits for an approval that was not answered here
+WAITS = 4  # the exit code if the run waits for an approval that was not answered here
 INTERRUPTED = 130  # the exit code of shells for Ctrl-C
 EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
 _ENDED = frozenset({"completed", "failed", "cancelled"})
@@ -70,7 +70,8 @@ class Follower:
                 f"Stop it: {command(self._api.url, 'cancel', run_id)}"
             )
             return INTERRUPTED
-        return EXIT_CODES.get(self._api.run(run_id)["status"], 1)  # the cursor was at the end
+        # the stream had no frame left, because the cursor was at the end
+        return EXIT_CODES.get(self._api.run(run_id)["status"], 1)
 
     def _on_event(self, run_id: str, event: dict[str, Any]) -> int | None:
         if self._output.as_json:
@@ -141,7 +142,8 @@ def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str 
 
 
 def show_list(api: Api, output: Output, limit: int, **wanted: str | None) -> None:
-    """Show up to `limit` runs, the newest first. The step of a workflow is shown where one is."""
+    """Show up to `limit` runs, the newest first. The run of a workflow's step is shown with its
+    step."""
     runs, more = api.runs(limit, **wanted)
     if more:
         output.notice(MORE)

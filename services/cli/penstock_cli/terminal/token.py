@@ -1,4 +1,4 @@
-"""Make a token for development, signed with the secret with which the services check tokens."""
+"""Make a token for development, signed with the secret that the services use to check tokens."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Watch:
         question = f"\n[a]pprove, [r]eject, [s]kip{more}, [q]uit; then a note if you like: "
         given = self._output.ask(question)
         if given is None:
-            return Step.QUIT  # the end of the input
+            return Step.QUIT  # the person has ended the input
         letter, note = parse_answer(given)
         match letter:
             case "a":

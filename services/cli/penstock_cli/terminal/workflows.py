@@ -47,7 +47,7 @@ def apply(api: WorkflowsApi, output: Output, files: Sequence[Checked]) -> int:
         try:
             stored = api.put(name, version, each.content)
         except ApiError as error:
-            for problem in error.errors:  # their text is that of the error
+            for problem in error.errors:  # these problems are the text of the error
                 output.notice(_line(each.path, problem))
             if not error.errors:
                 output.notice(f"penstock: {each.path}: {error}")

@@ -10,11 +10,12 @@ from penstock_cli.operations.doctor.facts import AnswerFact, Facts, PartitionFac
 
 Verdict = Literal["ok", "wrong", "not_checked"]
 
-# From these values on, something is wrong.
-FULL: Final = 0.8  # of a limit for stored bytes
-WAITING: Final = 10_000  # messages that a durable consumer has not delivered
+# From each of these values on, the check reports a problem.
+FULL: Final = 0.8  # the used part of a limit for stored bytes
+WAITING: Final = 10_000  # the number of messages that a durable consumer has not delivered
 BEHIND: Final = 5_000  # source frames; the alert for the normalizer's lag has the same number
-CLOCK_S: Final = 5.0  # between this machine and NATS; services stop at PENSTOCK_CLOCK_LIMIT_S
+# seconds between the clocks of this machine and NATS; services stop at PENSTOCK_CLOCK_LIMIT_S
+CLOCK_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check. `wrong` yields a text for each thing that is wrong, or None if it cannot look."""
+    """A check. `wrong` yields a text for each problem, or None if it cannot check."""
 
     name: str
-    how: str  # what is looked at
+    how: str  # what the check looks at
     to_do: str
     wrong: Callable[[Facts], Sequence[str] | None]
 
@@ -288,7 +289,7 @@ CHECKS: Final = (
         _installed,
     ),
 )
-# What the command needs for the checks that it cannot make otherwise.
+# Maps the name of a check to what the person must set or name, so that the check can be made.
 NEEDED: Final = {
     "files": "set PENSTOCK_NATS_PASSWORDS",
     "users": "set PENSTOCK_NATS_PASSWORDS",

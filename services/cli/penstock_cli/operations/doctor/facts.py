@@ -53,7 +53,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFact:
-    """How something answered: `ok`, with the reasons if it is not."""
+    """Whether the thing with this name is `ok`, and the reasons if it is not."""
 
     name: str
     ok: bool
@@ -63,12 +63,12 @@ class AnswerFact:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts. None means that the command was not told where to look."""
+    """All facts. A fact is None if the command was not told where to look for it."""
 
-    refusal: str = ""  # why NATS cannot be used; then nothing is known about its content
+    refusal: str = ""  # why NATS cannot be used; then all facts about its content are missing
     stored_bytes: int = 0  # of the account
     max_stored_bytes: int = -1  # of the account; -1 for no limit
-    clock_ahead_s: float = 0.0  # this machine's clock against that of NATS
+    clock_ahead_s: float = 0.0  # how far this machine's clock is ahead of NATS's clock
     schema: int = 0  # the schema of this version of `penstock`
     shards: int = 1
     streams: Sequence[StreamFact] = ()
@@ -76,7 +76,8 @@ class Facts:
     partitions: Sequence[PartitionFact] = ()
     dead_letters: int = 0
     users: Sequence[AnswerFact] | None = None  # the logins of the services' users
-    permissions: Sequence[AnswerFact] | None = None  # of these users, against the table
+    # whether these users' permissions agree with the table
+    permissions: Sequence[AnswerFact] | None = None
     files: Sequence[AnswerFact] | None = None  # the files of passwords
     auth: Sequence[AnswerFact] | None = None  # the keys with which tokens are checked
     agents: Sequence[AnswerFact] | None = None

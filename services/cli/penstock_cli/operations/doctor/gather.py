@@ -33,14 +33,15 @@ from penstock_cli.operations.doctor.facts import (
     StreamFact,
 )
 
-IDLE: timedelta = timedelta(minutes=1)  # a reader that took nothing for so long is not there
+# a reader that has taken nothing for this time counts as absent
+IDLE: timedelta = timedelta(minutes=1)
 TIMEOUT_S = 5.0
-PERMISSIONS_S = 2.0  # NATS answers at once, or never if the user may not ask
+PERMISSIONS_S = 2.0  # seconds to wait: NATS answers at once, or never if the user may not ask
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to look besides NATS; None for what is not to be checked."""
+    """The places to check besides NATS. A place that is None is not checked."""
 
     config: Path | None = None
     probes: Sequence[str] = ()
@@ -111,7 +112,8 @@ async def _partitions(bus: Bus, shard: int) -> list[PartitionFact]:
     leases = {each.key for each in await bus.bucket("leases").entries(f"{group}.part.*")}
     found = []
     for number in range(await repartition.partitions(bus, shard)):
-        # The checkpoint is read last, so that work meanwhile does not look like a distance.
+        # The checkpoint is read last. Otherwise frames that arrive between the two reads would
+        # count as a distance.
         last = await bus.tail(raw, subjects.raw_of_partition(number))
         checkpoint = await bus.bucket("checkpoints").get(f"{group}.{number}")
         done = int(checkpoint.value) if checkpoint and checkpoint.value.isdigit() else 0
@@ -150,7 +152,7 @@ def _time(stamp: str) -> datetime:
 
 
 async def elsewhere(facts: Facts, settings: Settings, places: Places) -> Facts:
-    """Return the facts with those of users, files, agents, probes and values.
+    """Return the facts, with the facts about users, files, agents, probes and values added.
 
     Raises:
         ConfigurationError: a named file cannot be read.
@@ -218,7 +220,7 @@ def _file(path: Path, name: str) -> AnswerFact:
 async def _users(settings: Settings, shards: int) -> tuple[list[AnswerFact], list[AnswerFact]]:
     """Log in as every service's user, and ask for its permissions.
 
-    Returns which users can log in, and how the permissions of these differ from the table.
+    Returns which users can log in, and how the permissions of these users differ from the table.
     """
     plain = settings.model_copy(
         update={"nats_user": None, "nats_password": None, "nats_credentials": None}
@@ -257,7 +259,7 @@ async def _agents(config: Path) -> list[AnswerFact]:
 
 
 async def _probe(http: httpx.AsyncClient, url: str) -> AnswerFact:
-    """Ask /readyz of one service; `url` is that of its probe port."""
+    """Ask /readyz of one service; `url` is the URL of the service's probe port."""
     try:
         answer = await http.get(f"{url.rstrip('/')}/readyz")
         body = answer.json()

@@ -8,7 +8,7 @@ from typing import Any, Final
 from penstock.bus.admin.permissions import User, with_shards
 from penstock.bus.streams import MAX_SHARDS
 
-SHOWN: Final = 5  # subjects in one sentence
+SHOWN: Final = 5  # the greatest number of subjects in one sentence
 _WAYS: Final = {"publish": "publish to", "subscribe": "subscribe to"}
 
 

@@ -17,7 +17,7 @@ from penstock_cli.operations.doctor.facts import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What is wrong with the values. If nothing is, `wanted` has what they say."""
+    """The problems of the values. If there are none, `wanted` has the settings of the values."""
 
     wrong: list[str]
     wanted: Wanted | None = None
