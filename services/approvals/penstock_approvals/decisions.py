@@ -312,8 +312,8 @@ class Approvals:
         """Count a person's vote. If no more votes are needed, take the approval's decision.
 
         The deadline is compared with the clock of the NATS server. This method does not send the
-        decision: the caller calls `send_on`, and if the process ends before that, the outbox has an
-        entry for the decision.
+        decision. The caller sends it with `send_on`. If the process ends before that, the outbox
+        has an entry for the decision.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.

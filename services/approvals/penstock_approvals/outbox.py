@@ -178,7 +178,7 @@ class Outbox:
         The process that wrote the entry may only be slow. So the approval's record is written as a
         new revision first: the slow process's compare-and-set then fails, and the process writes a
         new entry. Without the new revision, the slow process could take the decision after its
-        entry was deleted, and nothing would send the decision if that process ended.
+        entry was deleted. If that process then ended, nothing would send the decision.
         """
         held = await self._records.find(approval_id)
         if held is not None:

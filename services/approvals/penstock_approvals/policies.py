@@ -1,9 +1,9 @@
 """Keeps the current policy: from KV `policies`, else from a file, else the built-in policy.
 
 A policy with a mistake is refused, and the previous policy stays in force. At the start there is no
-previous policy. So if the file has a mistake, the service does not start, and if the record in KV
-has a mistake, the service handles no request. If the service used the built-in policy instead, a
-requester could decide what the policy forbids.
+previous policy. So the service does not start if the file has a mistake. It handles no request if
+the record in KV has a mistake. If the service used the built-in policy instead, a requester could
+decide what the policy forbids.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Restore the records of approvals from EVENTS after NATS has lost some of the records.
 
 After a power cut or the restore of a backup, KV `approvals` may lack the records of requests that
-runs wait for, and may show decided requests as pending. Without a record nobody can decide, and the
-run would wait for ever. A decided request that is shown as pending would ask people to decide
+runs wait for. It may also show decided requests as pending. Without a record nobody can decide, and
+the run would wait for ever. A decided request that is shown as pending would ask people to decide
 again. The events of the runs contain both the requests and the decisions. Each step may be
 repeated, and several instances may do it at the same time.
 """

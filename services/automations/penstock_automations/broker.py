@@ -82,10 +82,11 @@ class Taken:
         await self._fetching.ack(self._delivery)
 
     async def ack_and_wait(self) -> None:
-        """Like `ack`, and wait until the server has it, so that the message may be deleted.
+        """Acknowledge the message, and wait until the server confirms this; then the message may be
+        deleted.
 
         Raises:
-            BusError: it is unknown whether the server has it.
+            BusError: it is unknown whether the server has the acknowledgement.
         """
         await self._fetching.ack_and_wait(self._delivery)
 
@@ -169,8 +170,9 @@ class _OnBus(NatsBroker):
 
     async def _connect(self) -> Any:
         self.config.connect(self._bus.client)
-        # Fetch with `_Subscriptions`. nats-py's `fetch` takes three times as long for each message,
-        # and its request for several messages returns only when all have come or its time is over.
+        # Fetch with `_Subscriptions`. nats-py's `fetch` takes three times as long for each message.
+        # Its request for several messages returns only when all messages have come or its time is
+        # over.
         self.config.connection_state.connect(self._bus.client, self._subscriptions)
         return self._bus.client
 

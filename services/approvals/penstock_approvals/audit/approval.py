@@ -86,8 +86,8 @@ class ApprovalAudit:
     async def viewed(self, record: ApprovalRecord, who: Decider, ip: str | None) -> None:
         """Write that a person who is not the requester has seen the approval.
 
-        Only the first view by each person and channel is written, so that an open page, which reads
-        the approval every few seconds, does not fill the audit. Raises BusError.
+        Only the first view by each person and channel is written. Otherwise an open page would fill
+        the audit, because it reads the approval every few seconds. Raises BusError.
         """
         if who.name == record.user_id and who.on_behalf_of is None and who.token_id is None:
             return

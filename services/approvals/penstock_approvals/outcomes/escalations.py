@@ -1,4 +1,4 @@
-"""Say which escalations of an approval were reached, and make the events that tell of them. Pure.
+"""Computes which escalations of an approval were reached, and makes their events. Pure.
 
 An escalation lets further people decide. The record of the approval counts the escalations that
 were reached (`escalated`), and each of these escalations is announced as `approval.escalated`, in

@@ -107,7 +107,7 @@ def _is_same(given: Vote | Decision, request: DecideRequest) -> bool:
 def _is_same_item(given: Decided, item: Decided) -> bool:
     """Return whether two decisions on an item are the same.
 
-    The recorded decision may differ in form from the request: edited arguments may have been sent
+    The recorded decision may differ in form from the request. The request may have edited arguments
     as the value, and a missing value may have been taken from an earlier vote.
     """
     said = item.value if item.args is None else item.args

@@ -4,7 +4,7 @@ The first rule that matches an item applies to the item. If the condition of a r
 evaluated, people are asked: the item gets the next rule that asks people. So nobody can get around
 a rule with an argument that its condition cannot read. A pause is decided automatically only if
 each of its items is decided automatically. Otherwise the strictest terms of all items apply to the
-pause: a decider must fit the terms of each item, the largest required number of people must
+pause. A decider must fit the terms of each item. The largest required number of people must
 approve, and the earliest deadline counts.
 """
 

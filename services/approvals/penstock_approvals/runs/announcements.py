@@ -35,13 +35,14 @@ class Announcements:
 
         A repeated call reads this service's last event of the run. If this is one of `events`, the
         call writes only the events after it. If it is another event of the leg, the call writes the
-        events that RAW does not have. If it belongs to a later leg, the call writes nothing:
-        a decision is announced before it is sent, so a later leg begins only after all events of
-        this leg were written.
+        events that RAW does not have. If it belongs to a later leg, the call writes nothing. All
+        events of this leg were written then, because a decision is announced before it is sent and
+        begins the next leg.
 
         `earlier` are events that come before `events`. If a process has ended before it wrote them,
-        this call writes them, too. If RAW has no event of this service any more, they are not
-        written: they were written, but the run has waited for longer than RAW keeps frames.
+        this call writes them, too. If RAW has no event of this service any more, `earlier` is not
+        written again. These events were written, but the run has waited for longer than RAW keeps
+        frames.
 
         Raises:
             BusError: the bus does not answer; the call may be repeated.

@@ -1,9 +1,9 @@
 """Carries out the action `run`: starts one run of the rule's owner for each delivery.
 
-Before the start, a plan with the run's id, session and message is stored. So every later attempt of
-the delivery, also after a kill or a replay, starts the same run with the same message, and never a
-second run. A plan is kept as long as the delivery's record (30 days). An idempotency key would be
-kept for 24 hours only.
+Before the start, a plan with the run's id, session and message is stored. Every later attempt of
+the delivery uses this plan, also after a kill or a replay. So the attempt starts the same run with
+the same message, and never a second run. A plan is kept as long as the delivery's record (30 days).
+An idempotency key would be kept for 24 hours only.
 """
 
 from __future__ import annotations

@@ -412,7 +412,7 @@ class Deliverer:
         timeline = _timeline(job, record)
         type_, data = outcome(job, record)
         if timeline is None:
-            # in all other cases, `_settle` logs the failure
+            # a failure that becomes a dead letter is logged by `_settle`
             if record.status != "failed" or not job.can_be_repeated:
                 log.info("%s: %s: %s: %s", job.about, job.on_behalf, type_, data["result"])
             return True

@@ -2,10 +2,10 @@
 
 KV `deliveries` has one queue for each ordered rule and run. The server delivers an event to any
 process, and again after a kill. So processes may report the events of a run in any order and more
-than once. The queue nevertheless has the order of the stream: a process that extends a queue reads
-all events of the run since the last event in the queue, and writes the queue only if no other
-process has written it meanwhile. So runs are independent of each other, and no process has to wait
-for another process.
+than once. The queue nevertheless has the order of the stream. A process that extends a queue first
+reads all events of the run since the last event in the queue. It writes the queue only if no other
+process has written the queue meanwhile. So runs are independent of each other, and no process has
+to wait for another process.
 
 Only the first job of a queue is in DELIVERIES. When this job has its outcome, the next job is
 published. Every step may be repeated.

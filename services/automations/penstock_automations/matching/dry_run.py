@@ -45,7 +45,7 @@ class Shown:
 class DryRun:
     """The result of a dry run. `shown` has the first 20 events of each kind.
 
-    `complete` is False if there are more events than were looked at.
+    `complete` is False if the dry run has not looked at all events.
     """
 
     looked_at: int = 0

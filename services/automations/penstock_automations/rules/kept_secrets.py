@@ -1,4 +1,4 @@
-"""Gives a rule the secrets that its author left out: the earlier ones, or new ones. Pure."""
+"""Gives a rule the secrets that its author left out: the earlier secrets, or new secrets. Pure."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class RuleStore:
         A rule without a signing secret keeps its earlier secrets, or gets a new secret. A rule that
         did not match events before matches only events that are stored after this call. A new or
         changed schedule fires only at times after this call. If the owner changes, the rule counts
-        as a new rule: it does not keep the earlier secrets, and waiting deliveries of the earlier
+        as a new rule. It does not keep the earlier secrets, and waiting deliveries of the earlier
         rule are not made. A paused rule stays paused when it is changed over HTTP. `expected` is
         the revision that the rule must have; 0 if there must be no rule with this id.
 

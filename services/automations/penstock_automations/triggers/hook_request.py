@@ -25,8 +25,8 @@ ID_PREFIX: Final = "hook-"
 # The hook against which requests to unknown rules are checked.
 NOBODY: Final = Hook(secrets=[new_secret()])
 
-# The characters of an id. The signature covers the id and then the body, so part of an id with
-# quotes or braces could be passed off as part of the body.
+# The characters of an id. Quotes and braces are not allowed: the signature covers the id and then
+# the body, so a caller could pass off a part of such an id as a part of the body.
 _ID: Final = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,256}")
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,10}")
 _MAX_SIGNATURES: Final = 10

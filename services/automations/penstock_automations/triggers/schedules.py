@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 BATCH: Final = 100  # how many firings are handled at once
-# Seconds between two looks at all rules. A process schedules the next time of a rule itself if
-# nobody has done so this many seconds after the rule's time. Usually the process that handles the
-# firing has scheduled the next time long before.
+# Seconds between two looks at all rules. A process schedules the next time of a rule itself if no
+# process has scheduled it this many seconds after the rule's time. Usually the process that handles
+# the firing has scheduled the next time long before.
 LOOK_S: Final = 30.0
 
 # The TTL in seconds of a message that is due. The message waits this long for a process. A longer

@@ -142,8 +142,8 @@ def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str 
 
 
 def show_list(api: Api, output: Output, limit: int, **wanted: str | None) -> None:
-    """Show up to `limit` runs, the newest first. The run of a workflow's step is shown with its
-    step."""
+    """Show up to `limit` runs, the newest first. If a run belongs to a step of a workflow, a column
+    has the steps."""
     runs, more = api.runs(limit, **wanted)
     if more:
         output.notice(MORE)
@@ -163,7 +163,8 @@ def show_list(api: Api, output: Output, limit: int, **wanted: str | None) -> Non
 
 
 def show_one(api: Api, output: Output, run_id: str) -> None:
-    """Show one run's record, and for a workflow's run that has not ended the open steps."""
+    """Show one run's record. If it is a workflow's run that has not ended, show its open steps,
+    too."""
     run = api.run(run_id)
     if run.get("target") != "workflows" or run["status"] in _ENDED:
         show(output, run)

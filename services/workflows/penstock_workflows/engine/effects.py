@@ -1,6 +1,6 @@
 """The effects of decisions: what the service does on the bus for a run. Pure data.
 
-Every effect is harmless when it is repeated, and the service repeats the effects of all open steps
+Every effect is harmless when it is repeated. The service repeats the effects of all open steps
 (`open_effects`) whenever it cannot know whether they were done.
 """
 

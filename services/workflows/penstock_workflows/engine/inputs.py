@@ -36,9 +36,9 @@ class StartInput:
 class ChildInput:
     """A lifecycle event of a child.
 
-    `type` is `lifecycle.completed`, `failed`, `cancelled`, `paused` or `resumed`; `data` is that of
-    the event; `sequence` is the event's number in the child's run. The service itself makes the
-    `lifecycle.failed` of a child that could not be started, and the `lifecycle.cancelled` of a
+    `type` is `lifecycle.completed`, `failed`, `cancelled`, `paused` or `resumed`; `data` is the
+    event's data, and `sequence` is the event's number in the child's run. The service itself makes
+    the `lifecycle.failed` of a child that could not be started, and the `lifecycle.cancelled` of a
     child that was cancelled before its start.
     """
 

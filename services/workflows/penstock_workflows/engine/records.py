@@ -137,7 +137,8 @@ class Retry:
     """An attempt of a step has failed, and the step is tried again at `due`.
 
     `attempt` is the number of the attempt that has failed. `child` is how the attempt's child has
-    ended (`status`, `text`); it is None if there is no child, or the child has still to end.
+    ended (`status`, `text`). `child` is None if there is no child, or if the child has not ended
+    yet.
     """
 
     at: int

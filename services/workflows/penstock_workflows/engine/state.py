@@ -70,10 +70,10 @@ class Loop:
 class Open:
     """A step, or an item of a step, that has begun and is not done.
 
-    `waits` is the record that says for what it waits. `person` has the data of the
+    `waits` is the record that says for what the step waits. `person` has the data of the
     `lifecycle.paused` while the step waits for a person. `heard` is the sequence of the child's
-    last event that counted. `works` tells whether it counts for the workflow's `concurrency`, also
-    between two attempts.
+    last event that counted. `works` tells whether the step counts for the workflow's `concurrency`,
+    also between two attempts.
     """
 
     step: str

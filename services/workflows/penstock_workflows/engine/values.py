@@ -12,12 +12,13 @@ import orjson
 from penstock_workflows.engine.records import Json, JsonObject
 
 MAX_INLINE_BYTES: Final = 64 * 1024  # the largest output that a record has itself
-# When all outputs in a run's records together have this size in bytes, a further record has its
-# output itself only if the output has at most SMALL_BYTES.
+# The total size in bytes of the outputs in a run's records. When this size is reached, a further
+# record has its output itself only if the output has at most SMALL_BYTES.
 MAX_TOTAL_BYTES: Final = 1024 * 1024
 SMALL_BYTES: Final = 1024
-# An output has at most about 100 levels: orjson writes 254 and pydantic reads 200, and expressions,
-# commands, records and events put an output inside of values of their own.
+# The levels of nesting that an output leaves free, so an output has at most about 100 levels.
+# orjson writes 254 levels and pydantic reads 200. Expressions, commands, records and events put an
+# output inside of other values.
 SPARE_LEVELS: Final = 150
 
 

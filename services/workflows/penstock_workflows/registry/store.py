@@ -1,7 +1,7 @@
 """Reads and writes the definitions in KV `workflows`.
 
-A version is immutable. A pointer for each workflow names the latest version: the one that was
-stored last, unless somebody has named another one, or has retired the workflow.
+A version is immutable. A pointer for each workflow names the latest version. This is the version
+that was stored last, unless somebody has named another version, or has retired the workflow.
 """
 
 from __future__ import annotations
