@@ -16,7 +16,7 @@ from penstock.bus.write import objects
 from penstock_approvals.runs.announcements import Event
 
 WORKFLOWS: Final = "workflows"  # the target of the commands of such runs
-# The events of approvals, each with the news that it tells.
+# Maps the type of each event of an approval to the news for `workflows`.
 _NEWS: Final[Mapping[str, ApprovalChange]] = {
     "lifecycle.paused": "asked",
     "approval.escalated": "escalated",
@@ -36,7 +36,7 @@ class News:
         self._bus = bus
 
     async def send(self, record: ApprovalRecord, *events: Event) -> None:
-        """Send the news that these events tell, in this order. Raises BusError."""
+        """Send the news of these events, in this order. Raises BusError."""
         for type_, data in events:
             await self._send(record, type_, data)
 

@@ -115,7 +115,7 @@ class Deliverer:
             task.add_done_callback(self._done)
 
     async def finish(self, grace_s: float) -> None:
-        """Wait for the jobs that are being worked on; after `grace_s`, give the rest back."""
+        """Wait up to `grace_s` seconds for the jobs in work; then give the unfinished jobs back."""
         if not self._working:
             return
         _, left = await asyncio.wait(set(self._working), timeout=grace_s)

@@ -57,7 +57,7 @@ class DryRun:
 async def dry_run(bus: Bus, rule: CompiledRule, since: datetime, limit: int = MAX_EVENTS) -> DryRun:
     """Try a rule on up to `limit` events since a time, the oldest first. Sends nothing.
 
-    Events of runs that the rule's owner may not see are not looked at, and not counted. A paused or
+    Events of runs that the rule's owner may not see are neither tried nor counted. A paused or
     disabled rule is tried, too. After 20 seconds the dry run ends incomplete.
 
     Raises:

@@ -50,7 +50,7 @@ class Output:
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[object]], whole: str = ""
     ) -> None:
-        """Write a table for people; long cells are cut, except those of the column `whole`."""
+        """Write a table for people; long cells are cut, except in the column `whole`."""
         table = Table(box=None, pad_edge=False)
         for column in columns:
             table.add_column(column, no_wrap=column != whole)

@@ -220,7 +220,7 @@ class _Reader:
         return Place(start, Position(start.line, start.column + quotes) if is_exact else None)
 
     def _block(self, event: Any, start: Position) -> Place:
-        """Return the place of a text whose lines are those of the document (`|`)."""
+        """Return the place of a text that has the document's own lines (`|`)."""
         first = event.value.split("\n", 1)[0]
         line = self._line(start.line + 1)
         indent = len(line) - len(first)

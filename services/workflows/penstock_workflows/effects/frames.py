@@ -110,7 +110,7 @@ class Frames:
         self.begin(run)
 
     async def _written(self, run: RunInMemory) -> Callable[[Frame], bool]:
-        """Return a function that tells whether a frame that RAW does not have was written.
+        """Return a function that says if a frame was written that RAW does not have any more.
 
         Raises:
             BusError: the server refuses a request.

@@ -191,7 +191,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Something can go on again after a pause."""
+    """The run can continue after a pause."""
 
     at: int
     approval_id: str
