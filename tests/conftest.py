@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import ssl
 from collections.abc import Generator, Iterator
 from functools import cache
@@ -33,7 +34,13 @@ HYPOTHESIS_TIMEOUT_S = 900
 
 
 def pytest_configure() -> None:
-    """End the test run at once if it asks for NATS servers that cannot be had."""
+    """End the test run at once if it asks for NATS servers that cannot be had.
+
+    A shell starts background jobs with SIGINT ignored. Without the handler, the processes that
+    tests start would ignore the SIGINT of a test, too.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         chosen(os.environ)
     except NotPossible as error:

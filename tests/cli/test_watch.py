@@ -60,7 +60,11 @@ class Terminal:
                 self.seen += os.read(self._ours, 65536).decode(errors="replace")
             return text in _STYLES.sub("", self.seen)
 
-        await eventually(shown, 30, f"{text!r} on the terminal")
+        try:
+            await eventually(shown, 30, f"{text!r} on the terminal")
+        except TimeoutError as error:
+            error.add_note(f"the terminal shows {self.seen!r}; exit code {self.process.poll()}")
+            raise
         before, _, self.seen = _STYLES.sub("", self.seen).partition(text)
         return before
 
