@@ -67,8 +67,8 @@ class Ids:
         A long id is cut first (see `short`).
         """
         wanted = short(wanted)
-        # The code uses a loop, because the upstream decides how long a chain of ids (x, x#2, x#2#2)
-        # gets and a recursion could exceed Python's limit.
+        # The upstream decides how long a chain of ids (x, x#2, x#2#2) gets. The code uses a loop,
+        # because a recursion could exceed Python's limit.
         while (times := self.used.get(wanted, 0) + 1) > 1:
             self.used[wanted] = times
             wanted = f"{wanted}#{times}"
@@ -170,7 +170,7 @@ class Pause:
 
 @dataclass(slots=True)
 class AgentFacts:
-    """The configuration of an agent, as far as its decoder needs it."""
+    """Holds the settings of an agent that the agent's decoder needs."""
 
     id: str
     name: str | None = None
@@ -248,16 +248,15 @@ class ClientDialect:
     """Describes one client dialect: its encoder, and the properties that its callers depend on.
 
     `unchanged`: whether each event becomes one frame, whose data is the stored event and whose name
-    is `category.action`. Then a caller needs no encoder to write the frame.
-    `omitted`: the canonical types that have no event in this dialect. Each value says where a
-    client sees the content of such an event instead.
-    `stateful`: whether a frame depends on earlier events of the run. If so, a reader that begins
-    in the middle of a run must first feed the encoder all events from the run's start.
-    `select_types`: a function that takes categories and types of the dialect and returns the types
-    that a client wants. The function raises ValueError for an unknown category or type.
-    `select_types` is None if clients of the dialect cannot choose types.
-    `for_workflows`: the encoder for the runs of Penstock's workflows with the runs of their steps,
-    where it is not `encoder`.
+    is `category.action`. If so, a caller needs no encoder to write the frame. `omitted`: the
+    canonical types that have no event in this dialect. Each value says where a client sees the
+    content of such an event instead. `stateful`: whether a frame depends on earlier events of the
+    run. If so, a reader that begins in the middle of a run must first feed the encoder all events
+    from the run's start. `select_types`: a function that takes categories and types of the dialect
+    and returns the types that a client wants. The function raises ValueError for an unknown
+    category or type. `select_types` is None if clients of the dialect cannot choose types.
+    `for_workflows`: the encoder for a run of a Penstock workflow together with the runs of the
+    workflow's steps, if this encoder differs from `encoder`.
     """
 
     encoder: Callable[[], Encoder]

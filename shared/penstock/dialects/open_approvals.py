@@ -28,7 +28,8 @@ class OpenApprovals:
             self.requests.pop(approval_id, None)
 
     def items(self) -> Iterator[tuple[JsonObject, JsonObject]]:
-        """Yields each open item, with the data of its `approval.requested` before it."""
+        """Yields pairs: the data of an `approval.requested` event, and one open item of this
+        event."""
         for request in self.requests.values():
             for item in objects(request.get("items")):
                 yield request, item

@@ -15,7 +15,8 @@ from typing import Final
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj
 
-# The greatest size of a document: the number of its values plus the characters of its text.
+# The limit for the size of a document. The size is the number of values plus the number of
+# characters in the texts.
 MAX_SIZE: Final = 16 * 1024 * 1024
 MAX_LEVELS: Final = 200  # the levels of a document; orjson writes at most 254 levels
 # The greatest size of a value that one operation copies, or moves to a deeper place.
@@ -97,10 +98,11 @@ class Document:
     def apply_each(self, changes: Iterable[Json]) -> list[str]:
         """Applies each change that fits, makes missing parents, and skips all other changes.
 
-        The encoders of Agno and ADK use this method, because their clients get whole values instead
-        of patches, and a nearly correct state serves a client better than no state. The operations
-        `move`, `copy` and `test` are skipped, because no known server uses these operations for its
-        state. Returns the outermost keys under which a value may have changed.
+        The encoders of Agno and ADK use this method, because the clients of these dialects get
+        whole values instead of patches. A nearly correct state serves such a client better than no
+        state. The operations `move`, `copy` and `test` are skipped, because no known server uses
+        these operations for its state. Returns the outermost keys under which a value may have
+        changed.
         """
         changed: dict[str, None] = {}
         for change in changes:

@@ -68,7 +68,8 @@ def require_few_values(text: bytes | str) -> None:
 
 
 async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body. Raises Problem 413 over the limit, without reading the rest of the body."""
+    """Return the body. Raises Problem 413 as soon as the body exceeds the limit, without reading
+    further."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)
@@ -94,7 +95,7 @@ async def ignore_body(request: Request) -> None:
 
 
 def require_json(request: Request) -> None:
-    """Raise Problem 415 unless the body says that it is JSON.
+    """Raise Problem 415 unless the media type of the body is JSON.
 
     A missing media type is refused, too, because a browser sends such a request of a foreign page
     without a CORS preflight.

@@ -178,7 +178,7 @@ def unnamed(path: str) -> str:
 
 
 def in_path(name: str, description: str) -> Parameter:
-    """Return a parameter of the path. Its value is never empty."""
+    """Return a parameter of the path. The value of such a parameter is never empty."""
     return Parameter(name, description, {"type": "string", "minLength": 1}, "path")
 
 

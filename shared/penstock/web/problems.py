@@ -30,7 +30,7 @@ RETRY_AFTER_S: Final = (1, 5)
 
 
 class Problem(Exception):
-    """An error that is answered: an HTTP status, and a text that says what is wrong and what to do.
+    """An error that becomes an HTTP response. The text says what is wrong and what to do.
 
     Credentials and internal addresses are removed from the text of a 5xx, because the text often
     comes from another server or from a library. `more` are further members of the problem details.

@@ -1,7 +1,7 @@
 """Limit the size and the duration of requests in uvicorn's HTTP protocol.
 
-httptools reads a head of any length, and uvicorn waits for the rest of a request for ever. Without
-limits, a client could keep any number of connections open by sending half a request on each
+httptools reads a head of any length, and uvicorn waits without a limit until a request is complete.
+Without limits, a client could keep any number of connections open by sending half a request on each
 connection.
 """
 
@@ -57,8 +57,8 @@ class HttpProtocol(HttpToolsProtocol):
     """Closes a connection if its client sends too large a head, or sends too slowly.
 
     - The request line and headers may have `MAX_HEAD_BYTES`. A larger head is answered with 431.
-      The bytes of one read (at most 256 KiB) are parsed before they are counted, because the bytes
-      may contain a body, too.
+      The bytes of one read (at most 256 KiB) may also contain a body, so the bytes are parsed
+      before the bytes of the head are counted.
     - The framing of a chunked body (chunk sizes, extensions, trailers) may have `MAX_HEAD_BYTES`,
       plus `FRAMING_PER_BYTE` bytes for each byte of the body. If the framing is larger, the
       connection is closed. Trailers are dropped.
@@ -105,9 +105,10 @@ class HttpProtocol(HttpToolsProtocol):
         """Let the stream write the rest of the response."""
         self.stream = stream
         self.flow.resume_reading()  # otherwise a closed connection would not be noticed
-        # What is left of the request is not needed any more, but would be kept until the end.
+        # The headers and the body of the request are not needed any more, but would stay in memory
+        # until the response ends.
         self.scope["headers"], self.headers, self.cycle.body = [], [], bytearray()
-        # No task waits for an event of its own any more, which would take 816 bytes.
+        # No task waits for the event of this cycle any more. The event would take 816 bytes.
         self.cycle.message_event = _UNHEARD
 
     def give_back(self, stream: Stream) -> None:
@@ -228,8 +229,8 @@ class HttpProtocol(HttpToolsProtocol):
 def refusing_quietly(app: ASGIApp) -> ASGIApp:
     """Wrap the app so that refused WebSockets and disconnected clients are not logged as errors.
 
-    uvicorn 0.54 treats a handshake that got an HTTP response as unanswered. It treats a client that
-    disconnects before the answer as a failure of the application.
+    uvicorn 0.54 treats a handshake that got an HTTP response as unanswered. uvicorn treats a client
+    that disconnects before the answer as a failure of the application.
     """
 
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,7 @@
 """Order the reads, so that the requests and streams of one user read one after another.
 
 One turn reads and encodes one batch of messages. Without this order, 60 requests of one user would
-have 60 batches in progress, and the event loop would serve all 60 batches before any other user.
+have 60 batches in progress. The event loop would then serve all 60 batches before any other user.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ class Table:
             known[key].add(route)
 
     def find(self, path: str) -> tuple[_Path, dict[str, str]] | None:
-        """Return the path's routes and the values of its parameters; None if it has no route."""
+        """Return the routes of the path and the values of the path's parameters; None if the path
+        has no route."""
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, {}

@@ -24,7 +24,8 @@ _MEANT: Final = {"s": "/", "m": _MARK}
 
 
 def decoded(value: str) -> str:
-    """Return the value of a path's parameter with slashes instead of marks."""
+    """Return the value of a path parameter, with the marks replaced by the characters that they
+    encode."""
     return _MARKED.sub(lambda match: _MEANT[match[1]], value) if _MARK in value else value
 
 

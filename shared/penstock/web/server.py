@@ -137,8 +137,8 @@ class Server:
                 ws_ping_interval=ws_ping_s,
                 ws_ping_timeout=ws_ping_s,
                 ws_max_size=WS_MAX_BYTES,
-                # No compression: the buffers of the compression would take more memory than the
-                # rest of a connection.
+                # No compression: the buffers of the compression would take more memory than all
+                # other data of a connection.
                 ws_per_message_deflate=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,
@@ -157,8 +157,8 @@ class Server:
                     message["headers"] = [*kept, (b"connection", b"close")]
                 await send(message)
 
-            # A request from before the drain gets `send` itself. Otherwise each message of an open
-            # stream would needlessly pass through `send_away`.
+            # A request from before the drain gets `send` itself. If `send_away` were used for such
+            # a request, each message of an open stream would pass through it without need.
             await app(scope, receive, send_away if self._letting_go else send)
 
         return leading_away

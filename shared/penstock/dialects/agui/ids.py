@@ -81,9 +81,9 @@ class Restated:
     names. If an id has names in `known`, the occurrences of the id keep these names in the same
     order. If an id occurs more than once, several runs use the id. The last occurrence then belongs
     to this run, if the id is in `own`, and each earlier occurrence gets a number as its qualifier,
-    as in `000000000001.m1`. An id of another origin may look as if it already had a qualifier. Such
-    an id gets the number 0 as its qualifier. Without the number, `own_messages` would remove the
-    beginning of the id.
+    as in `000000000001.m1`. An id that Penstock has not made may look as if it already had a
+    qualifier. Such an id gets the number 0 as its qualifier. Without the number, `own_messages`
+    would remove the beginning of the id.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Computes the state that an AG-UI server shares with its clients, in the same way as a client."""
+"""Computes the state that an AG-UI server shares with its clients, by the rules that clients
+use."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ class _Message:
     """A message that has begun and not ended."""
 
     id: str
-    is_whole: bool = True  # False for the rest of a message that had to be closed before its end
+    # False for the text that follows after a message was closed before its end
+    is_whole: bool = True
     text: list[str] = field(default_factory=list)
 
 

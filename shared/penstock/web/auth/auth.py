@@ -82,15 +82,17 @@ class Auth:
         `public`: whether credentials are ignored. `stream_token`: whether a stream token in the URL
         is accepted.
 
-        Raises Problem: 400 for contradicting credentials, 401 for missing or invalid credentials,
-        403 for a request from a page of an origin that is not allowed, and for a request that lacks
-        a required CSRF token, 503 if credentials cannot be checked now.
+        Raises Problem 400 for contradicting credentials, and 401 for missing or invalid
+        credentials. Raises Problem 403 if the page of the request has an origin that is not
+        allowed, or if a required CSRF token is missing. Raises Problem 503 if credentials cannot be
+        checked now.
         """
         identity = await self._identify(scope, public=public, stream_token=stream_token)
         if identity.kind in ("cookie", "anonymous"):
             # A page of any origin can make a browser send the cookie. Such a page can also call a
-            # server without authentication. So the origin is checked in these two cases. Only a
-            # caller that has a bearer token can send the token, so no page needs a check then.
+            # server without authentication. So the origin is checked in these two cases. A foreign
+            # page does not have the bearer token and cannot send it, so a request with a bearer
+            # token needs no check of the origin.
             self._check_page(scope, identity)
         return identity
 

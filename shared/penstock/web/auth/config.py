@@ -46,7 +46,7 @@ class AuthConfig:
 
     @property
     def asks(self) -> bool:
-        """Whether callers are authenticated; otherwise every caller is `anonymous`."""
+        """Whether callers are authenticated. If this is False, every caller is `anonymous`."""
         return self.configured and not self.allow_unauthenticated_sse
 
     @property

@@ -48,7 +48,8 @@ class Jwks:
 
     Keys older than `cache_s` are read again. If the issuer does not answer, the cached keys are
     used for up to a day. An unknown `kid` causes an additional read, but at most one within
-    `refetch_s`, so that a caller who sends invented `kid`s cannot flood the issuer with requests.
+    `refetch_s`. This limit prevents a caller with invented `kid`s from flooding the issuer with
+    requests.
     """
 
     def __init__(

@@ -177,6 +177,7 @@ def take_stream(scope: Mapping[str, Any]) -> None:
 
 
 def keep_place(scope: Mapping[str, Any]) -> Callable[[], None]:
-    """Let a stream that outlives its handler keep its places; the result gives them back."""
+    """Let a stream that outlives its handler keep its places. The returned function frees the
+    places."""
     place: StreamPlace = scope["state"][STREAMS]
     return place.keep()

@@ -8,9 +8,9 @@ from typing import Final
 
 HIDDEN: Final = "[redacted]"
 
-# Group 1 of each pattern is the text before a secret; the rest of the match is the secret. A match
-# never goes past a closing quote, the end of the line or, in a URL, the end of the parameter, so a
-# redacted JSON line stays valid JSON.
+# Group 1 of each pattern is the text before a secret; the text after group 1 is the secret. A match
+# ends at the latest at a closing quote, at the end of the line or, in a URL, at the end of the
+# parameter. So a redacted JSON line stays valid JSON.
 _SECRETS: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (

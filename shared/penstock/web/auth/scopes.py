@@ -17,7 +17,8 @@ DEFAULT: Final = frozenset({"start", "read", "raw", "decide"})
 ANONYMOUS: Final = DEFAULT | {"automate", "workflow", "act-as"}
 STREAM_TOKEN: Final = frozenset({"read"})
 
-# RFC 8693 defines the claim `scope` as a string. Some issuers write a list, or use another name.
+# RFC 8693 defines the claim `scope` as a string. Some issuers write the scopes as a list, or give
+# the claim another name.
 CLAIMS: Final = ("scope", "scopes", "scp")
 
 

@@ -109,8 +109,8 @@ class StreamTokens:
     """Issues, checks, extends and revokes stream tokens.
 
     The store contains a SHA-256 of each token. The hash needs no salt, because a token of 256
-    random bits cannot be guessed. The first half of the hash is the key of the token in the store,
-    and is also the id with which a token is listed and revoked.
+    random bits cannot be guessed. The first half of the hash is the key of the token in the store.
+    Lists and revocations use this half as the id of the token.
     """
 
     def __init__(

@@ -15,7 +15,8 @@ from penstock.dialects.json import loads, obj, string
 
 @dataclass(slots=True)
 class Event:
-    """Holds an event as received, its place and speaker, and the drafts made so far."""
+    """Holds a received event, the place and the speaker of the event, and the drafts made from
+    it."""
 
     raw: AdkEvent
     place: Place

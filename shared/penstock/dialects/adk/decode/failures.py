@@ -143,7 +143,8 @@ def is_unescaped_failure(raw: str) -> bool:
 def read_unescaped(raw: str) -> JsonObject:
     """Returns the data of `lifecycle.failed` for an error frame of ADK 1.16 to 1.22.
 
-    If the error message has a line break, the frame ends there and the rest of the message is lost.
+    If the error message has a line break, the frame ends at the line break, and the text after the
+    line break is lost.
     """
     # A regular expression would be very slow for many blanks in a row.
     message = raw.strip()

@@ -84,7 +84,7 @@ class FunctionCall(TypedDict, total=False):
 
 
 class PartialArg(TypedDict, total=False):
-    """A piece of an argument. One of the three keys for values is present."""
+    """A piece of an argument. Each piece has one of the three keys for values."""
 
     jsonPath: JsonValue
     stringValue: JsonValue

@@ -315,7 +315,7 @@ class Steps:
         self._turns = dict(state["turns"])
         self._seen = set(state["seen"])
         self._routes = [(chooser, label) for chooser, label in state["routes"]]
-        # A snapshot of a version before 0.2 does not have `last` and `told`.
+        # A snapshot of a Penstock version before 0.2 lacks the keys `last` and `told`.
         self._last = dict(state.get("last", {}))
         self._is_announced = state.get("told", self.graph)
         self._open = {

@@ -111,7 +111,8 @@ def request_id(item: JsonObject) -> str:
     """Returns the id of the `adk_request_*` call for an approval's item.
 
     The id is the item's id. If the item's id is also the id of the tool call, the result has a
-    prefix, because ADK clients identify calls by id and must distinguish the two calls.
+    prefix. ADK clients identify calls by id and could not distinguish the two calls without the
+    prefix.
     """
     item_id = str(item["item_id"])
     return f"{_REQUEST}{item_id}" if item_id == item.get("tool_call_id") else item_id

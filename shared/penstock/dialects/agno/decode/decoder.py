@@ -1,7 +1,7 @@
 """Decodes the frames of Agno 2.3 and 3.1 into canonical drafts: agents, teams and workflows.
 
-One table maps the name of an event to its handler. Further modules handle the runs (`agents`), the
-messages of the runs (`messages`), tools, steps and pauses.
+One table maps the name of an event to its handler. The other modules handle runs (`agents`),
+messages (`messages`), tools, steps and pauses.
 
 Several drafts refer to the same `source` and `subrun` objects, so a caller must not change these
 objects.
@@ -253,7 +253,7 @@ class AgnoDecoder:
             run = self._owner(need, outer)
             call = self._tools.pending(run, need, drafts) if need.tool else None
             if call is not None and call.id in listed:
-                continue  # an agent lists the same call among its tools and its requirements
+                continue  # an agent lists the same call under `tools` and under `requirements`
             # The calls of two members may have the same upstream id, so item ids are made unique.
             item_id = ids.unique(call.upstream_id if call else need.step_id or "step")
             if call is not None:
@@ -408,7 +408,7 @@ class AgnoDecoder:
         return self._unknown(run, "CustomEvent", body)
 
     def _unknown(self, run: Run, name: str, body: AgnoFrame) -> Drafts:
-        """Handles an event without a handler of its own.
+        """Handles an event whose name has no entry in the table of handlers.
 
         The class of a custom event may have the name of a canonical type. Such an event becomes an
         event of this type, if its fields fit. Any other event becomes a `custom.event`.

@@ -19,7 +19,7 @@ from penstock.dialects.agno.decode.frames import AgnoFrame, StepResult
 from penstock.dialects.base import MAX_ITEMS, Json, JsonObject, LimitReached, short
 from penstock.dialects.json import OBJECT, obj, objects, present, string, text
 
-# An event's type, its data and the id of its step.
+# The type of an event, the data of the event, and the id of the step.
 StepEvent = tuple[str, JsonObject, str]
 
 

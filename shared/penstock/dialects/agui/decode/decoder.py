@@ -318,8 +318,8 @@ def _by_tools(handle: Callable[[Tools, AguiFrame], Drafts]) -> Handler:
 
 
 # The handler of each known type. Any other type becomes a `custom.event`. All decoders share this
-# table. A table of bound methods would take 4 KB for each open run, and would refer to its decoder,
-# so that only the collector of cycles could free the decoder of a run that has ended.
+# table. A table of bound methods would take 4 KB for each open run. Such a table would also refer
+# to its decoder, so only the cycle collector could free the decoder after the run has ended.
 _HANDLERS: Final[Mapping[str, Handler]] = {
     "RUN_STARTED": AguiDecoder._started,
     "RUN_FINISHED": AguiDecoder._finished,

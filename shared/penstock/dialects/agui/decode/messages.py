@@ -16,7 +16,7 @@ from penstock.dialects.json import present, string
 from penstock.dialects.text_buffer import append_text
 
 # The key under which the decoder keeps the thoughts of THINKING events. AG-UI 1.0 no longer has
-# these events. They carry no ids, so only one train of thought can be open at a time.
+# these events. THINKING events carry no ids, so only one train of thought can be open at a time.
 _THINKING = "THINKING"
 
 

@@ -24,7 +24,7 @@ _CONFIRMATIONS = frozenset({"tool_call", "confirmation"})
 
 @dataclass(slots=True)
 class Question:
-    """One question, the call that it is about, and how the answer is sent (`answer`)."""
+    """Holds one question, the call in question, and how the answer is sent (`answer`)."""
 
     item: PauseItem
     answer: JsonObject
@@ -167,7 +167,7 @@ def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
 
 
 def _kind(interrupt: Interrupt, schema: JsonObject | None) -> PauseKind:
-    """Returns the kind of an interrupt, by its schema or else by its reason."""
+    """Returns the kind of an interrupt, by the schema, or by the reason if the schema is None."""
     if schema is not None:
         return "confirmation" if "approved" in obj(schema.get("properties")) else "input"
     return "confirmation" if string(interrupt.get("reason")) in _CONFIRMATIONS else "input"

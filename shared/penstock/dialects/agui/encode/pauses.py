@@ -29,7 +29,8 @@ _METADATA: Final = ("item_id", "kind", "digest", "tool", "args", "options", "edi
 
 
 class UnclearAnswer(ValueError):
-    """A resume entry says neither yes nor no, so the call must not run."""
+    """Raised if a resume entry neither approves nor rejects a call, so that the call does not
+    run."""
 
 
 def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: bool) -> JsonObject:

@@ -25,7 +25,8 @@ CONTRACT_STEPS: Final = frozenset({"router", "worker"})
 _ENDS: Final = TERMINAL | {"lifecycle.paused"}
 _OUTSIDE: Final = frozenset({"lifecycle.started", "lifecycle.resumed", "approval.requested"})
 
-# Names of custom events that a server may send about its run before its own first step begins.
+# The names of custom events that a server may send about the run before the server's first step
+# begins.
 _BEFORE_ITS_STEPS: Final = INTERNAL_EVENTS | {"RUN_STARTED"}
 
 # The fields that say where an inner run comes from. Only AG-UI upstreams send them.
