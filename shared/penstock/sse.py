@@ -146,7 +146,7 @@ class Parser:
 
     def _field(self, line: bytes) -> None:
         if self._data is None and line[:6] == b"data: ":
-            self._data = line[6:]  # most lines; the code below takes twice the time
+            self._data = line[6:]  # a fast path for most lines; the code below takes twice the time
             return
         colon = line.find(b":")
         if not colon:
@@ -208,7 +208,8 @@ def encode(
 
 
 def event_line(event: str) -> bytes:
-    """Returns the line of an event's name, and remembers it: few names occur again and again.
+    """Returns the line of an event's name, and keeps the line, because the same few names occur
+    again and again.
 
     Raises:
         ValueError: The name contains a line end or a NUL.

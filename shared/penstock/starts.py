@@ -33,7 +33,7 @@ class Refusal:
 
 
 class NotAccepted(ValueError):
-    """A start has fields that it may not pass. The text names each of them."""
+    """A start has fields that it may not pass. The error's text names each such field."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
         super().__init__("; ".join(f"{_dotted(each.where)}: {each.text}" for each in refusals))
@@ -203,7 +203,7 @@ _ONLY_SHOWN: Final = frozenset({"activity", "reasoning"})
 
 
 def _conversation(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """Check AG-UI's messages, where a tool result at the end would answer a pause (with Agno)."""
+    """Check AG-UI's messages. With Agno, a tool result at the end would answer a pause."""
     if value is None:
         return
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
@@ -386,7 +386,8 @@ def _unnamed(name: str) -> str:
 
 
 def _doubled(where: Where, given: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuse a name in two spellings, since Penstock and the server might use different ones."""
+    """Refuse a name in two spellings, since Penstock and the server might read different
+    spellings."""
     first: dict[str, str] = {}
     for name in given:
         other = first.setdefault(folded(name), name)

@@ -19,7 +19,7 @@ LogFormat = Literal["text", "json"]
 # How many agents have their own value of the label `agent`. Each value costs some 20 time series in
 # each process.
 MAX_AGENT_LABELS: Final = 200
-OTHER: Final = "other"  # the value of a label for all names that have no value of their own
+OTHER: Final = "other"  # the value of a label for all names without a separate value
 
 _agent_labels: set[str] = set()
 
@@ -231,7 +231,7 @@ FOLD_SECONDS = Histogram(
 
 
 def name_agents(ids: Iterable[str]) -> None:
-    """Give each of these agents, the configured ones, its own value of the label `agent`.
+    """Give each of these configured agents a separate value of the label `agent`.
 
     Only the first `MAX_AGENT_LABELS` agents get their own value. Clients choose the names of agents
     in requests, so without this limit clients could make any number of time series.

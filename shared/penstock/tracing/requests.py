@@ -31,8 +31,8 @@ def enter(header: str | None) -> None:
 def traceparent() -> str:
     """Return the `traceparent` for what the request starts.
 
-    While the request gets a span, this is the context of the span. Otherwise it is the header of
-    the request, or a new context that is not sampled.
+    If the request gets a span, the result is the context of the span. If not, the result is the
+    header of the request, or a new context that is not sampled.
     """
     request = _request.get()
     if request is not None:

@@ -68,7 +68,7 @@ def is_on() -> bool:
 def decide(parent: str | None) -> TraceContext | None:
     """Return a new context whose flags say whether the sampler wants a trace; None while off.
 
-    `parent`: a valid `traceparent`. Without it, the context is that of a new trace.
+    `parent`: a valid `traceparent`. If `parent` is None, the context begins a new trace.
     """
     recorder = _State.recorder
     if recorder is None:
