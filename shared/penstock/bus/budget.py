@@ -19,9 +19,9 @@ class Budget:
     """Shares a limit of bytes among many holders: no holder may hold more bytes than are free.
 
     One holder that takes as much as possible gets half of the limit. Two such holders get a third
-    of the limit each. So a new holder always finds room. This rule is the dynamic threshold of
-    Choudhury and Hahne (IEEE/ACM ToN 6(2), 1998) with alpha 1. A holder without bytes may always
-    take some bytes, so the holders can exceed the limit by one `take` of each holder.
+    of the limit each. So some bytes are always free for a new holder. This rule is the dynamic
+    threshold of Choudhury and Hahne (IEEE/ACM ToN 6(2), 1998) with alpha 1. A holder without bytes
+    may always take some bytes, so the holders can exceed the limit by one `take` of each holder.
     """
 
     limit_bytes: int

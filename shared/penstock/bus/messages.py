@@ -68,7 +68,7 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
     """Return headers as complete lines of the NATS protocol (`Name: value` and CRLF).
 
     As nats-py does, this function replaces each line end in a value by a blank. Otherwise a value
-    could add a header of its own, such as a fence.
+    with a line end could add another header, such as a fence.
 
     Raises:
         ValueError: a name is empty, or contains a blank, a colon or a character outside ASCII.

@@ -3,10 +3,10 @@
 When a message has been delivered as often as its consumer allows, or when a client terminates the
 message, the server publishes an advisory as a core message. The stream ADVISORIES keeps the
 advisory until the advisory is processed. Penstock's own work queues normally give a message up
-before the server publishes an advisory (see `read.work_queue`). So the advisories are about
-messages that a work queue failed to give up, and about messages of subscribers' consumers. The
-users of subscribers may not write dead letters: a subscriber that gives a message up terminates
-the message with a reason (`penstock.subscribe`).
+before the server publishes an advisory (see `read.work_queue`). So an advisory is about a message
+that a work queue failed to give up, or about a message of a subscriber's consumer. The users of
+subscribers may not write dead letters: a subscriber that gives a message up terminates the message
+with a reason (`penstock.subscribe`).
 """
 
 from __future__ import annotations

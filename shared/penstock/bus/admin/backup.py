@@ -98,7 +98,7 @@ async def snapshot(
 async def restore(
     bus: HasJetStream, stream: str, described: dict[str, Any], parts: Iterable[bytes]
 ) -> None:
-    """Make a stream from its copy. There must be no stream of this name.
+    """Make a stream from its copy. The stream must not exist yet.
 
     Raises:
         BusError: the server refuses the copy.

@@ -101,7 +101,7 @@ def _marked_shards(found: Configuration) -> int:
 
 
 async def _with_marked_shards(bus: Buckets, recorded: Shards) -> Shards:
-    """Return the record, with all shards that RAW's mark says were made. Raises BusError.
+    """Return the record, with all shards that are made according to RAW's mark. Raises BusError.
 
     Without the record, the normalizers would not read the frames of these shards.
     """

@@ -3,9 +3,9 @@
 Services share the account PENSTOCK, with one user for each service. Subscribers have a separate
 account and reach only the subjects that are exported to this account. Permissions within one
 account cannot restrict subscribers in this way. A user that may make a JetStream request chooses
-the subject of the answer, and the server does not check this subject. So within the account
-PENSTOCK, a subscriber that may only fetch its next event could choose `decide.<id>` or the subject
-of a bucket, and the server would deliver the event there.
+the subject of the answer, and the server does not check this subject. Suppose that a subscriber had
+a user in the account PENSTOCK and might only fetch its next event. The subscriber could choose
+`decide.<id>` or a bucket's subject for the answer, and the server would deliver the event there.
 
 `python -m penstock.bus.admin.permissions` prints deploy/nats/accounts.conf. With `--shards N`, the
 users may also use the shards 1 to N - 1 of RAW and EVENTS.

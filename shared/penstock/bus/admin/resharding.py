@@ -39,11 +39,11 @@ async def reshard(
 
     The streams of new shards get the replicas, ages and sizes that RAW and EVENTS have now.
 
-    There are three steps. First the streams of the new shards are made. Then the record tells all
-    services that the shards exist, and the normalizers take the new partitions. Finally new runs
-    use the shards. Each step may be repeated, also after a crash between two steps. With a smaller
-    number, new runs no longer use the last shards. The streams of these shards stay, and their runs
-    continue.
+    There are three steps. First the streams of the new shards are made. Then the new shards are
+    written into the record that all services read, and the normalizers take the new partitions.
+    Finally new runs use the shards. Each step may be repeated, also after a crash between two
+    steps. With a smaller number, new runs no longer use the last shards. The streams of these
+    shards stay, and their runs continue.
 
     Raises:
         BusError: a step failed or took longer than `timeout_s`. Call this function again.

@@ -102,7 +102,7 @@ async def make(bus: Buckets, durable: Durable) -> list[str]:
 
 
 async def listed(bus: Buckets) -> list[dict[str, Any]]:
-    """Return what the server says about the subscribers' durables of each shard, sorted.
+    """Return the server's description of the subscribers' durables of each shard, sorted.
 
     Raises:
         BusError: the server refuses the request, or does not answer.

@@ -71,7 +71,7 @@ class Estimate:
 
     The estimate comes from the exchange with the smallest possible error among the last `KEPT`
     exchanges. A newer exchange that contradicts the estimate shows that the server's clock was set,
-    or that another server answers. Then the older exchanges are dropped.
+    or that another server answers. After such an exchange, the older exchanges are dropped.
     """
 
     base_s: float = 0.0

@@ -56,7 +56,8 @@ class Dialer:
         reconnected: Callable[[], Awaitable[None]],
         disconnected: Callable[[], Awaitable[None]],
     ) -> None:
-        """Make the first connection; the callbacks are called at all later changes.
+        """Make the first connection; the callbacks are called at every later change of the
+        connection.
 
         Raises:
             NotThereYet: no server took the connection within `connect_timeout_s`.

@@ -148,9 +148,10 @@ class JetStream:
     ) -> Listener:
         """Make a core subscription as `subscribe` does, whose messages need no task and no queue.
 
-        `deliver` is called with each message while the bytes from the server are parsed, so it
-        must not wait, and must bound the memory that it keeps (see `Listener`). While very many
-        messages of patient listeners arrive, they wait for each other (see `Pace`).
+        `deliver` is called with each message while the bytes from the server are parsed, so it must
+        not wait, and must bound the memory that it keeps (see `Listener`). While very many messages
+        for patient listeners arrive, the connection collects the messages for some milliseconds
+        before it reads them (see `Pace`).
 
         Raises:
             BusUnavailable: the server did not take the subscription.

@@ -1,9 +1,9 @@
 """Detects a server that is cut off from its cluster but still serves its clients.
 
-The connection to such a server stays up, and the server answers pings. Its replicas answer reads
-with old state. Only a request that needs a leader fails. So this probe sends such a request every
-few seconds. When no leader answers for longer than an election takes, the connection moves to
-another server.
+The connection to such a server stays up, and the server answers pings. The replicas on such a
+server answer reads with old state. Only a request that needs a leader fails. So this probe sends
+such a request every few seconds. When no leader answers for longer than an election takes, the
+connection moves to another server.
 """
 
 from __future__ import annotations

@@ -12,12 +12,11 @@ class Listener:
 
     nats-py's `Subscription` has a queue and a task: two turns of the event loop for each message,
     and 5 KB for each subscription. `deliver` must not wait, and must bound the memory that it
-    keeps, since no queue with a limit stands before it. If `deliver` raises, the error is logged,
-    and the next message is delivered.
+    keeps, since no queue limits the messages that wait for `deliver`. If `deliver` raises, the
+    error is logged, and the next message is delivered.
 
     The client keeps this object among nats-py's subscriptions, so that nats-py subscribes it again
-    after each reconnect. The attributes that begin with an underscore are the ones that nats-py
-    then uses.
+    after each reconnect. nats-py uses the attributes that begin with an underscore for this.
     """
 
     __slots__ = ("_end", "_id", "_queue", "_subject", "deliver", "is_patient")

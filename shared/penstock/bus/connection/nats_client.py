@@ -1,7 +1,9 @@
-"""Corrects nats-py's client: it reconnects after every error, obeys cancellation, and is quick.
+"""Corrects nats-py's client: the corrected client reconnects after every error, obeys cancellation,
+and is quick.
 
-nats-py makes, orders and authenticates connections. Messages do not pass through its tasks and
-queues: `Wire` and `Parser` read and write, and a `Listener` gets its messages as they are parsed.
+nats-py makes, orders and authenticates connections. Messages do not pass through nats-py's tasks
+and queues: `Wire` and `Parser` read and write, and a `Listener` gets its messages as they are
+parsed.
 """
 
 from __future__ import annotations
@@ -296,7 +298,7 @@ class Connection(Client):
         return listener
 
     async def stop_listening(self, listener: Listener) -> None:
-        """End a subscription after it has got all messages that the server has sent for it.
+        """End a subscription after the listener has got all messages that the server has sent.
 
         Raises:
             NatsError: the server did not answer; the subscription is not ended.
@@ -414,8 +416,8 @@ class Connection(Client):
     async def _read_loop(self) -> None:
         """Do what cannot be done while bytes are parsed, in order, until the connection ends.
 
-        That is everything which nats-py's own methods do: filling the queues of its subscriptions,
-        and changing the state of the connection.
+        This loop calls nats-py's own methods, which fill the queues of nats-py's subscriptions and
+        change the state of the connection.
         """
         wire = self._wire
         self._later.clear()

@@ -1,9 +1,9 @@
 """Decides how long a busy connection rests between two reads. Pure.
 
-A process that follows thousands of runs gets each live message by itself: the server writes it when
-it comes. To wake for one message costs the edge 20 µs, as much as everything else that it does
-with the message before it writes. So while many messages arrive, the operating system keeps them
-for some milliseconds, and one read takes them all.
+A process that follows thousands of runs gets each live message separately, because the server sends
+a message as soon as the message arrives. Waking for one message costs the edge 20 µs. All other
+work on the message before the edge's write costs as much again. So while many messages arrive, the
+operating system keeps them for some milliseconds, and one read takes them all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 LONGEST_S: Final = 0.005
-BUSY_PER_S: Final = 10_000  # messages a second from which on the rest is `LONGEST_S`
+BUSY_PER_S: Final = 10_000  # at this many messages a second or more, the rest lasts `LONGEST_S`
 SHORTEST_S: Final = 0.001  # a shorter rest would join no two messages, and is left out
 LOOK_S: Final = 0.05  # the rate is that of the last interval of at least this length
 

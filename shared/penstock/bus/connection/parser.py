@@ -1,8 +1,8 @@
 """Splits the bytes that a NATS server sends into messages and control lines. Pure.
 
 nats-py's own parser tries six regular expressions on each line and is a coroutine. This parser is
-synchronous, so that a message reaches its listener without a task and without a queue, and it can
-stop between two messages, so that a long burst does not block the event loop.
+synchronous, so a message reaches its listener without a task and without a queue. The parser can
+also stop between two messages, so a long burst does not block the event loop.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Parser:
         self._on_message = on_message
         self._on_line = on_line
         self._rest = b""  # bytes that were looked at, and do not hold a whole message
-        # Pieces that follow `_rest`. They are joined only once a whole message is there: joining
-        # with each piece would copy a large message again and again.
+        # Pieces that follow `_rest`. The pieces are joined only when a whole message has arrived.
+        # If every new piece were joined at once, a large message would be copied again and again.
         self._pieces: list[bytes] = []
         self._held_bytes = 0  # the bytes of `_rest` and `_pieces`
         self._needed_bytes = 1  # how many bytes the next message or line has at least

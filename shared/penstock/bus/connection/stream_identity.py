@@ -1,10 +1,10 @@
 """Checks whether the streams are the same as at the start, since NATS may restart without data.
 
 A process knows sequences of the streams that existed when the process started, such as the last
-sequences of its runs. If the process used these sequences with new streams of the same names, the
-process would continue numbers from the middle, and skip messages that it has not read. So the
-process compares the streams after each reconnect, before any other request, and holds all requests
-back while a stream is missing or was made anew. The process makes no missing stream itself: an
+sequences of its runs. With new streams of the same names, these sequences are wrong: the process
+would continue numbers from the middle, and skip messages that it has not read. So the process
+compares the streams after each reconnect, before any other request. While a stream is missing or
+was made anew, the process sends no other request. The process makes no missing stream itself: an
 operator may still restore the data, and a new empty stream would hide the loss.
 """
 

@@ -1,7 +1,7 @@
 """Carries the bytes of one connection to a NATS server.
 
-nats-py reads by a task of its own and writes by another one. Here the event loop hands arriving
-bytes to the parser at once, and written bytes go to the socket at the end of the turn.
+nats-py uses one task to read and another task to write. Here the event loop hands arriving bytes to
+the parser at once, and written bytes go to the socket at the end of the turn.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Wire(asyncio.Protocol, Transport):
                 )
         except BaseException:
             # If the attempt is cancelled after `connection_made`, uvloop closes the connection and
-            # never calls `connection_lost`. Without this call, `wait_closed` would wait for ever,
-            # and so would a process that closes its bus while it reconnects.
+            # never calls `connection_lost`. Without this call, `wait_closed` would wait for ever. A
+            # process that closes its bus during a reconnect would then never end.
             self.abort()
             self.connection_lost(None)
             raise
@@ -220,8 +220,8 @@ class Wire(asyncio.Protocol, Transport):
     def write(self, payload: bytes) -> None:
         """Send bytes at the end of this turn of the event loop; drop them after the connection.
 
-        All bytes of one turn are written together: a write of its own for each of 100 messages
-        takes 5 µs a message, one write for all takes 0.5 µs a message.
+        All bytes of one turn are written together. With a separate write for each of 100 messages,
+        a message takes 5 µs; with one write for all 100, a message takes 0.5 µs.
         """
         if self.is_lost:
             return
@@ -251,7 +251,7 @@ class Wire(asyncio.Protocol, Transport):
         self.is_full = True
 
     def resume_writing(self) -> None:
-        """Let writers go on; called by the event loop."""
+        """Let writers continue; called by the event loop."""
         self.is_full = False
         self._tell()
 

@@ -105,8 +105,8 @@ class Follow:
     """Delivers lists of messages, from stream sequence `start` on, until `stop` is called.
 
     `deliver` gets the messages in order and no message twice. A live message is delivered while the
-    bytes from the server are parsed, so `deliver` must not wait, and should leave slow work to a
-    later turn of the event loop, in which it can do the work of many messages at once. Gaps in the
+    bytes from the server are parsed, so `deliver` must not wait. `deliver` should leave slow work
+    to a later turn of the event loop, and do the work of many messages in that turn. Gaps in the
     stream itself (expired or deleted messages) are skipped with a warning.
     """
 
@@ -204,7 +204,7 @@ class Follow:
         """Put the probe off until `_probe_s` from now."""
         self._probe_at = self._loop.time() + self._probe_s
         # The timer is not made anew here if it fires earlier: it is then made again when it fires.
-        # To cancel and make a timer for each event took 8 % of the edge's time.
+        # When a timer was cancelled and made for each event, this took 8 % of the edge's time.
         if self._timer is None or self._timer_at > self._probe_at:
             self._arm()
 

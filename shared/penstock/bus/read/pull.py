@@ -29,7 +29,7 @@ EXPIRES_S = 30
 HEARTBEAT_S = 0.5  # seconds between two heartbeats of the consumer while a request is open
 SILENCE_S = 1.5  # the consumer's leader counts as gone after this long without a heartbeat
 # The silence counts only if this many checks in a row find no heartbeat: a busy process reads
-# heartbeats late, and would otherwise take a working leader for gone.
+# heartbeats late, and after only one check it would conclude that a working leader is gone.
 LOOKS = 3
 RETRY_S, MAX_RETRY_S = 0.25, 0.5
 MAX_REQUEST_BYTES = 4 * 1024 * 1024  # without a limit, a batch could have 256 MiB

@@ -1,9 +1,9 @@
-"""Reads the histories of many runs of a stream: each by itself, or all in one pass.
+"""Reads the histories of many runs of a stream: each run separately, or all runs in one pass.
 
 To read one run, the server looks at every message between the run's first and its last one. When
 1,000 followers of 1,000 active runs begin at the same time, these reads take the server 5 ms each,
-one after the other. One pass over the stream reads each message once, for all followers. The
-cheaper way is taken.
+one after the other. One pass over the stream reads each message once, for all followers. This
+module estimates the cost of both ways and takes the cheaper one.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class Histories:
     def forget(self) -> None:
         """Keep nothing of earlier passes.
 
-        After a reconnect, the stream may have lost its end, so a pass that is under way is repeated
-        as well.
+        After a reconnect, the stream may have lost its end, so a pass that is under way is also
+        repeated.
         """
         self._kept = _Kept()
 
@@ -223,7 +223,8 @@ def _settle(request: _Request, found: Found) -> None:
 def _fail(request: _Request, error: Exception) -> None:
     if request.answer.done():
         return
-    # Each follower gets an error of its own: a traceback grows wherever an error is raised.
+    # Each follower gets a separate error object, because a traceback grows each time that the same
+    # error object is raised.
     own = isinstance(error, BusUnavailable | OutcomeUnknown)
     request.answer.set_exception(type(error)(str(error)) if own else error)
     request.answer.exception()  # asyncio would log an exception that nobody waits for
