@@ -46,7 +46,10 @@ def is_run_id(text: str) -> bool:
 
 
 def shard_of(run_id: str) -> int:
-    """Return the shard of RAW and EVENTS that stores a run, which is a part of the run's id."""
+    """Return the number of the shard of RAW and EVENTS that stores a run.
+
+    The run's id contains this number. A run whose id has no shard number is in shard 0.
+    """
     if run_id[_VERSION_AT : _VERSION_AT + 1] != _SHARDED:
         return 0
     return int(run_id[_SHARD_DIGITS], 16)

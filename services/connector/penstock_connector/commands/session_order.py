@@ -36,8 +36,8 @@ STARTS = command("connector", "start", "*")
 LAG_S = 0.05  # seconds before a replica that lags behind is read again
 # Seconds between two checks: LOOK_S for each earlier start of the session, but at most MAX_LOOK_S.
 LOOK_S, MAX_LOOK_S = 0.1, 1.0
-# The number of starts in the index from which on the index is built again. The new index leaves out
-# the starts whose commands are finished.
+# The index is built again when it has more starts than this, and more than twice the starts that it
+# had after it was last built. The new index leaves out the starts whose commands are finished.
 REBUILD_FROM = 10_000
 
 

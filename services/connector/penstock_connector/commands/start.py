@@ -76,9 +76,9 @@ _WITH_OPEN: Final = {
     Liveness.SILENT: Decision.NOTHING,
     Liveness.DEAD: Decision.TAKE_OVER_LEG,
 }
-# The actions while the leg is not open. A claimer that is alive may still open the leg, but it may
-# also die before. So the command waits and is not finished. A claimer that was only silent may
-# still try to open the leg, but the fence then refuses its `open`.
+# The actions while the leg is not open. A claimer that is alive may still open the leg, or may end
+# before it opens the leg. So the command waits and is not finished. A claimer that was only
+# silent may still try to open the leg, but the fence then refuses its `open`.
 _WITHOUT_OPEN: Final = {
     Liveness.OURS: Decision.OPEN_AGAIN,
     Liveness.ALIVE: Decision.WAIT,

@@ -122,7 +122,7 @@ class Orders:
             NotAccepted: the start has an input that the agent's server must not get.
             NotDecided: there is no decision with the same content as the continue command.
             LookupError: the pause's record is lost.
-            UpstreamRefused, httpx.HTTPError: a request that must come before failed.
+            UpstreamRefused, httpx.HTTPError: an earlier request that the leg needs has failed.
         """
         command = order.command
         if isinstance(command, StartCommand):

@@ -149,7 +149,7 @@ class ResponseBody:
                 return outcome
 
     def _look_at(self, chunk: bytes) -> tuple[Outcome | ReattachRefused | None, bytes]:
-        """Parse the chunk; return the outcome if the leg ends with it, and the bytes to store."""
+        """Parse the chunk; return the outcome if the chunk ends the leg, and the bytes to store."""
         limit_bytes, before = self._settings.max_response_bytes, self._read_bytes
         self._read_bytes += len(chunk)
         if self._read_bytes > limit_bytes:

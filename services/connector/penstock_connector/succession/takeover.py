@@ -96,8 +96,8 @@ class Takeover:
         when the leg ends. Return True if this connector now holds the leg. Return False if the leg
         has ended, or if another connector was first. If the run was cancelled, or has ended before
         the leg, the leg only asks the agent server to stop. With `only_freely`, the leg is taken
-        over only if no data is lost even if the earlier holder is alive. The caller works
-        exclusively on the run.
+        over only if two connectors may hold the leg for a moment without any loss, since the
+        earlier holder may be alive. The caller works exclusively on the run.
 
         Raises:
             BusError: the bus does not answer; the leg is unchanged, or has a record of this

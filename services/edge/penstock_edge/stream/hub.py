@@ -176,8 +176,8 @@ class Hub:
             self._state = State.FOLLOWING
 
     async def stop(self) -> None:
-        """End the streams of all clients between two frames, so that they may reconnect with
-        cursors."""
+        """End the streams of all clients between two frames, so that the clients can reconnect
+        with cursors."""
         self._close(State.OVER)
         self._budget.forget(self)
         for task in (self._starting, self._working):

@@ -122,7 +122,7 @@ async def _has_lost_data(bus: Bus, record: RunRecord, lifecycle: Stored | None) 
         ):
             return False  # the partition is reading these frames
         if await waits_on(bus, record.run_id, is_paused=record.status == "paused"):
-            return False  # the run waits for longer than frames and events are kept
+            return False  # the run waits, and can continue although its frames have expired
         start = subjects.command("*", "start", record.run_id)
         return await bus.tail(streams.COMMANDS, start) is None
     if record.status in ENDED:

@@ -18,8 +18,8 @@ _USAGE: Final = {
 def span_of(record: RunRecord, facts: Mapping[str, Any], data: Mapping[str, Any]) -> Span | None:
     """Return the span of an ended run; None if the run has no trace.
 
-    `facts` are those of the run's first `open`; only `traceparent` is needed. `data` is that of the
-    terminal event, of which only the token counts and the code of a failure are used.
+    `facts` has the facts of the run's first `open`; only `traceparent` is needed. `data` is the
+    terminal event's `data`; only the token counts and the code of a failure are used.
     """
     traceparent = facts.get("traceparent")
     context = of_run(traceparent, record.run_id)

@@ -280,8 +280,8 @@ USERS: Final = (
         # `workflows` gets what happens to runs, `workflows-listen` the events of `listen` steps.
         _takes(EVENTS, "workflows", "workflows-listen"),
         _takes(SCHEDULES, "workflows"),
-        # The timers of a step are removed when the step ends, and those that are over when they
-        # were handled. The journal of a run is removed long after the end of the run.
+        # The timers of a step are removed when the step ends. A timer that has become due is
+        # removed after it was handled. The journal of a run is removed long after the run ended.
         [f"{_API}.STREAM.{call}.{SCHEDULES}" for call in ("PURGE", "MSG.DELETE")],
         [f"{_API}.STREAM.PURGE.{JOURNAL}"],
         # The service counts the open runs of each user, as the edge does.

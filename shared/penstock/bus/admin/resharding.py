@@ -102,8 +102,8 @@ async def _record(bus: Buckets, wanted: Shards) -> None:
 async def _all_read(bus: Buckets, count: int, timeout_s: float) -> None:
     """Wait until every normalizer with a lease takes part in reading each of these shards.
 
-    After `timeout_s` one normalizer for each shard suffices. Without any normalizer, the frames of
-    the new shards wait for the next one.
+    After `timeout_s` one normalizer for each shard suffices. If no normalizer runs, the frames of
+    the new shards wait until a normalizer starts.
     """
     lacking: dict[int, set[str]] = {}
     running: set[str] = set()

@@ -118,7 +118,9 @@ class Headers(Mapping[str, str]):
 
 
 def fields(block: bytes) -> dict[str, str]:
-    """Return the headers of a header block, which begins with `NATS/1.0` and a status or nothing.
+    """Return the headers of a header block.
+
+    The block's first line is `NATS/1.0`, alone or with a status and a description.
 
     Splitting lines takes 2 µs for an event; nats-py's own function takes 16 µs.
     """

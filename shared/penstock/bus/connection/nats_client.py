@@ -174,9 +174,9 @@ class Connection(Client):
 
         `headers` may be the bytes that `messages.header_lines` returns.
 
-        Without a connection, a message is kept for the next connection, up to 2 MiB in all: the
-        acknowledgement of a message that was processed meanwhile. A sender that must know whether
-        its message was sent calls `standing` first.
+        While there is no connection, messages are kept for the next connection, up to 2 MiB in all.
+        So the acknowledgement of a message that was processed meanwhile is not lost. A sender that
+        must know whether its message was sent calls `standing` first.
 
         Raises:
             NatsError: the message cannot be sent; nothing was sent.

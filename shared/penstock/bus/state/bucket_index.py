@@ -141,7 +141,7 @@ class BucketIndex:
             await asyncio.sleep(TICK_S)
 
     async def caught_up(self) -> None:
-        """Return when the rows include everything that was written before this call.
+        """Wait until the rows include everything that was written before this call.
 
         Raises:
             StillReading: the process reads the bucket for the first time, which takes longer.

@@ -35,7 +35,8 @@ class FairShare:
     Every part is also taken while members of an older version, which cannot read a new number, run
     beside newer members.
 
-    `beside` is another share of this member, which answers other members' requests for both.
+    `beside` is another share of this member. Other members ask whether this member still runs, and
+    `beside` answers for both shares, because a member must answer each request once.
 
     A member acts on changes of the group at once, and renews its leases every `renew_s` seconds. A
     member whose process is found to have ended loses its leases within two seconds. A member that

@@ -16,8 +16,8 @@ SLICE: Final = 20_000  # rows that one statement looks through, in 2 ms at most
 def number_of(text: str) -> int:
     """Return a number of 64 bits for a foreign id, which rows have instead of the id.
 
-    Rows are so small and of one size. The numbers differ in every process. Two ids may have the
-    same number, so a list compares the ids themselves in the values that it reads.
+    With numbers, all rows are small and of one size. The numbers differ in every process. Two
+    ids may have the same number, so a list compares the ids themselves in the values that it reads.
     """
     return hash(text)
 

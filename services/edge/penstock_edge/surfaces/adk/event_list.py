@@ -16,7 +16,10 @@ SHOWN_CHARACTERS: Final = 2000
 
 
 class EventList(Body):
-    """A response body that lists the leg's events as JSON; if the leg failed, it is an error."""
+    """A response body that lists the leg's events as JSON.
+
+    If the leg failed, the response is an error instead of the list.
+    """
 
     def __init__(self) -> None:
         self._parser = Parser()
