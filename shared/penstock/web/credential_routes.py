@@ -323,7 +323,7 @@ def _shown(token: StreamToken) -> dict[str, Any]:
         name: time_text(getattr(token, name))
         for name in ("created_at", "expires_at", "last_used_at")
     }
-    # If the request names no users, the token may follow the runs of the token's own user. The
-    # answer then names this user.
+    # If the token has no list of users, the token may follow the runs of its own user. The answer
+    # then names this user.
     users = EVERYBODY if EVERYBODY in token.users else token.users or (token.user_id,)
     return asdict(token) | times | {"users": users}

@@ -157,8 +157,8 @@ class Server:
                     message["headers"] = [*kept, (b"connection", b"close")]
                 await send(message)
 
-            # A request from before the drain gets `send` itself. If `send_away` were used for such
-            # a request, each message of an open stream would pass through it without need.
+            # A request from before the drain gets `send` itself. Such a request may be an open
+            # stream, and each message of the stream would pass through `send_away` without need.
             await app(scope, receive, send_away if self._letting_go else send)
 
         return leading_away
