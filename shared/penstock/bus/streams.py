@@ -154,8 +154,8 @@ def streams(retention: Retention) -> list[StreamConfig]:
             name=AUDIT,
             description="Who asked, decided and ran what: a chain of hashes for each run",
             subjects=["audit.*"],
-            # Records are only appended: the server refuses to delete a message or to purge the
-            # stream, and a message can neither expire by a TTL of its own nor roll up a subject.
+            # Records are only appended. The server refuses to delete a message or to purge the
+            # stream. A message can neither expire by a message TTL nor roll up a subject.
             deny_delete=True,
             deny_purge=True,
         ),
@@ -251,7 +251,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         storage=StorageType.FILE,
         num_replicas=retention.replicas,
         discard=DiscardPolicy.NEW,
-        # a paused run needs its objects after its events have expired
+        # a paused run still needs its objects when the run's events have expired
         max_age=max(retention.events_max_age_s, retention.runs_max_age_s),
         allow_direct=True,
         allow_rollup_hdrs=True,

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 PARTITIONS = 16
 # The version digit of the ids of runs in shard 1 and later: UUIDv8. The three digits after the
-# version digit are the shard. Runs of shard 0 have UUIDv7s. Both begin with the time in
-# milliseconds, so ids sort by the time of creation.
+# version digit are the shard. Runs of shard 0 have UUIDv7s. UUIDv7s and these UUIDv8s begin with
+# the time in milliseconds, so ids sort by the time of creation.
 _SHARDED, _VERSION_AT, _SHARD_DIGITS = "8", 14, slice(15, 18)
 SHARD = "shard"  # the first token of the subjects to which messages for shard 1 and later are sent
 CATEGORIES = (

@@ -12,8 +12,9 @@ from typing import Final
 
 LONGEST_S: Final = 0.005
 BUSY_PER_S: Final = 10_000  # at this many messages a second or more, the rest lasts `LONGEST_S`
-SHORTEST_S: Final = 0.001  # a shorter rest would join no two messages, and is left out
-LOOK_S: Final = 0.05  # the rate is that of the last interval of at least this length
+# a shorter rest would join no two messages, so the connection does not rest
+SHORTEST_S: Final = 0.001
+LOOK_S: Final = 0.05  # the rate is measured over intervals of at least this length
 
 
 class Pace:
@@ -22,7 +23,7 @@ class Pace:
     __slots__ = ("_looked_at_s", "_rest_s", "messages")
 
     def __init__(self) -> None:
-        self.messages = 0  # since the last look
+        self.messages = 0  # the messages since the last measurement
         self._looked_at_s = 0.0
         self._rest_s = 0.0
 

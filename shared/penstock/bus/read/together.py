@@ -20,9 +20,11 @@ from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 from penstock.bus.messages import Stored
 from penstock.bus.read.direct import BATCH, read_raw
 
-AT_ONCE = 16  # reads of single runs under way: the server handles them one after the other
-# Microseconds of CPU, of the server and this process: of one read, of each message that the server
-# passes over in it, and of each message of a pass.
+# the limit of concurrent reads of single runs: the server handles these one after the other
+AT_ONCE = 16
+# The cost in microseconds of CPU time, for the server and this process together: for one read of a
+# single run, for each message that the server passes over in such a read, and for each message in a
+# pass.
 ONE_READ_US, PASSED_OVER_US, IN_A_PASS_US = 300.0, 0.18, 25.0
 MAX_PASS = 50_000  # the limit of stream sequences that one pass covers
 PASS_BATCH = 1000  # messages in each request of a pass

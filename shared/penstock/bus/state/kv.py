@@ -211,7 +211,7 @@ class Bucket:
 
 
 def is_marker(stored: Stored) -> bool:
-    """Return whether the message says that its key was deleted or has expired."""
+    """Return whether the message marks its key as deleted or expired."""
     return bool(_MARKERS & stored.headers.keys())
 
 

@@ -86,8 +86,8 @@ class Lease:
     async def acquire_despite_outages(self) -> bool:
         """Take the lease as `acquire` does, and try again while the bus is away.
 
-        A service takes its lease when it starts. Without a further attempt, a NATS server that is
-        lost in this moment would end the process.
+        A service takes its lease when it starts. If the service made only one attempt, the loss of
+        a NATS server in this moment would end the process.
 
         Raises:
             BusError: NATS refuses the write for another reason than an outage.
@@ -117,8 +117,8 @@ class Lease:
         taken = await self._write(value, revision)
         if taken is None:
             # The answer to an earlier write of this process may have been lost although the write
-            # was stored. Then the key has a revision that this process does not know. The TTL of
-            # the earlier write began earlier, so the lease is written once more.
+            # was stored. In this case, the key has a revision that this process does not know. The
+            # TTL of the earlier write began earlier, so the lease is written once more.
             entry = await self._bucket.get(self.key)
             if entry is not None and owner_of(entry) == self._owner:
                 taken = await self._write(value, entry.revision)
@@ -151,7 +151,7 @@ class Lease:
                 log.warning("lease %s expires by itself: %s", self.key, error)
 
     async def _release_unknown(self) -> None:
-        """Release a revision that this process wrote without learning of it.
+        """Release a revision that this process wrote without getting the acknowledgement.
 
         A renewal that is cancelled may have been stored. Without this method, the lease would then
         be held until its TTL has passed.

@@ -8,7 +8,7 @@ such a member counts as ended only when its lease expires.
 A member that finds that another member has ended deletes the other member's lease, by
 compare-and-set on the last revision of the lease that it has seen. All members watch the leases, so
 all of them see the deletion. A process on the smaller side of a divided cluster gets "no
-responders" for all members, but it cannot write, so it deletes no lease.
+responders" for all members, but this process cannot write, so no lease is deleted.
 
 Requests to a running process also get "no responders" while the connection of that process is cut.
 The process reconnects after about half a second. Therefore:
@@ -136,7 +136,7 @@ class Peers:
     def is_gone(self, name: str) -> bool:
         """Return whether the last `TIMES` or more requests to the member had no responders.
 
-        Such a member may return.
+        A member without responders may return.
         """
         return name in self._dead or self._absent.get(name, 0) >= TIMES
 

@@ -1,7 +1,6 @@
 """Checks after each reconnect whether the streams are still the same and complete.
 
-Until the check is done, `Connection.held_back` holds back all requests that are not part of the
-check.
+Until the check is done, `Connection.held_back` delays all requests that are not part of the check.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ class Phase(Enum):
 
     OPEN = auto()  # everything works
     COMPARING = auto()  # checks whether the streams are the same streams as at the start
-    SETTLING = auto()  # checks whether a stream has lost its end, and waits for its repair
+    # checks whether a stream has lost its end, and waits until the stream is repaired
+    SETTLING = auto()
 
 
 class Recovery:

@@ -17,8 +17,8 @@ EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 # The run id in the subjects of fillers. This run id is no UUID, so no service takes a filler for a
 # message of a run.
 NOBODY = "skipped"
-# The subjects of the fillers of each kind of stream: the subject of the publish in shard 0, and
-# the stored subject.
+# For each kind of stream, two subjects of its fillers: the subject to publish to in shard 0, and
+# the subject under which the stream stores the filler.
 _FILLERS = {
     streams.RAW: (subjects.raw(NOBODY, "penstock"), subjects.raw_stored(NOBODY, "penstock")),
     streams.EVENTS: (subjects.event("system.skipped", NOBODY),) * 2,

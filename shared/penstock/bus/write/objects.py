@@ -1,8 +1,8 @@
 """Stores payloads that are too large for one message in the object store, and reads them.
 
 Messages carry references to these payloads. nats-py writes the objects. This module reads the
-objects by direct get, since nats-py's reader waits forever when a chunk is missing, and leaves a
-consumer behind after each read.
+objects by direct get. nats-py's reader would wait forever when a chunk is missing, and would leave
+a consumer behind after each read.
 """
 
 from __future__ import annotations

@@ -51,8 +51,9 @@ async def reschedule(
     """Replace the scheduled message of a subject, which must have the stream sequence `last`.
 
     A subject has one scheduled message: the server drops the earlier one. `last` is 0 for a subject
-    without a message. `due_ttl_s`: after so many seconds, the server deletes the message that it
-    has published at its time; None for never. The other arguments are those of `schedule`.
+    without a message. `due_ttl_s`: the server publishes the scheduled message at its due time, and
+    deletes the published message after this many seconds; None for never. The other arguments are
+    those of `schedule`.
 
     Raises:
         FenceConflict: the subject's message has another sequence; nothing was scheduled.
