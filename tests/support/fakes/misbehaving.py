@@ -143,16 +143,20 @@ class Misbehaving:
 
     async def serve(self) -> asyncio.Server:
         """Listen on a free port."""
-        server = await asyncio.start_server(self._on_connection, "127.0.0.1", self._port)
+        server = await asyncio.start_server(self._connected, "127.0.0.1", self._port)
         self._port = server.sockets[0].getsockname()[1]
         return server
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._on_connection(reader, writer))
+        self.answering.add(task)
+        task.add_done_callback(self.answering.discard)
+        # A task that is cancelled before its first step closes nothing by itself.
+        task.add_done_callback(lambda _: writer.close())
 
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.answering.add(task)
         try:
             while (request := await _read(reader)) is not None:
                 self.requests.append(request)
@@ -172,7 +176,6 @@ class Misbehaving:
         except asyncio.CancelledError:
             pass  # the test is over
         finally:
-            self.answering.discard(task)
             writer.close()
 
 

@@ -187,6 +187,8 @@ async def receiver(secret: str = SECRET) -> AsyncIterator[Receiver]:
         task = asyncio.create_task(made.serve(reader, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+        # A task that is cancelled before its first step closes nothing by itself.
+        task.add_done_callback(lambda _: writer.close())
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]
