@@ -1,1 +1,2 @@
-"""The approvals service takes one decision for each pause and sends it upstream at most once."""
+"""The approvals service takes one decision for each pause and sends the decision to the agent
+server at most once."""

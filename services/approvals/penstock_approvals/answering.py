@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def asked(answer: Awaitable[T]) -> T:
-    """Return the result. Raises Problem: 410, 500 or 503 if the bus or a record fails."""
+    """Await and return the answer. Raises Problem 410, 500 or 503 if the bus or a record fails."""
     try:
         return await answer
     except ObjectGone as error:
@@ -32,5 +32,5 @@ async def asked(answer: Awaitable[T]) -> T:
 
 
 def is_key(text: str) -> bool:
-    """Return whether the text can be the id of an approval, which must be a key of the bus."""
+    """Return whether the text can be an approval's id. Such an id is a valid key of a KV bucket."""
     return text.replace("-", "").isalnum() and text.isascii()

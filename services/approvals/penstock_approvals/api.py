@@ -115,9 +115,9 @@ class DecisionBody(BaseModel):
         return self
 
     def request(self, record: ApprovalRecord, decider: Decider) -> DecideRequest:
-        """Return the decision as the approvals service takes it.
+        """Return the decision as a `DecideRequest` of this decider.
 
-        Raises Problem 422 for the short form if an item needs more than yes or no.
+        Raises Problem 422 if the body has the short form, but an item needs a value.
         """
         return DecideRequest(
             by=decider.on_behalf_of or decider.name,
@@ -168,7 +168,10 @@ _operation = partial(Operation, tag="approvals")
 
 
 class Api:
-    """The handlers of the routes. `decide` takes a decision and has the decision sent."""
+    """The handlers of the routes.
+
+    `decide` records a decision, and the outbox sends the decision.
+    """
 
     def __init__(self, bus: Bus, approvals: Approvals, feed: Feed, decide: Decide) -> None:
         self._bus = bus
@@ -227,7 +230,7 @@ class Api:
         )
     )
     async def events(self, request: Request) -> Response:
-        """Return the stream of changes after a cursor; without a cursor, changes from now on.
+        """Return the stream of changes after a cursor. Without a cursor, the stream begins now.
 
         Raises Problem 410 for a cursor beyond the end. NATS has then lost data since a client got
         the cursor.
@@ -351,7 +354,7 @@ class Api:
         return _json(shown(reply.approval))
 
     async def _page(self, who: Identity, query: Query) -> Page:
-        """Read a page. Raises Problem 422 for a cursor that no page had."""
+        """Read a page. Raises Problem 422 if the cursor cannot be read."""
         wanted = query.model_dump(exclude={"limit", "after", "waits_for"}, exclude_none=True)
         seeker = seeker_of(who, waits=query.waits_for is not None)
         try:
@@ -363,12 +366,13 @@ class Api:
             return await asked(self._approvals.list.page(seeker, wanted, after, query.limit))
 
     async def _found(self, request: Request) -> ApprovalRecord:
-        """Return the approval of the path.
+        """Return the approval whose id is in the path.
 
-        Raises Problem 404, also for an approval that the caller may not see.
+        Raises Problem 404 if there is no such approval, or if the caller may not see the approval.
         """
         approval_id = request.path_params["approval_id"]
-        # A client can send any id, also with characters that the bus does not allow in a key.
+        # A client can send any text as the id. The text may have characters that NATS does not
+        # allow in a key.
         known = is_key(approval_id)
         record = await asked(self._approvals.get(approval_id)) if known else None
         if record is None or not sees(identity_of(request), record):
@@ -377,9 +381,10 @@ class Api:
 
 
 def _channel(request: Request, who: Identity) -> Channel:
-    """Return the channel of a decision. Only Penstock's own pages send the cookie.
+    """Return the channel by which the caller decides. Only Penstock's own pages send the cookie.
 
-    A caller can claim to be the CLI. This does no harm, because the channel `cli` gives no rights.
+    Any caller can claim to be the CLI. A false claim does no harm, because the channel `cli` gives
+    no rights.
     """
     if who.kind == "cookie":
         return "page"

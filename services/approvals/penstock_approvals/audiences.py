@@ -1,4 +1,7 @@
-"""Compute for which people and roles the index has a row of an approval. Pure."""
+"""Compute the audiences of an approval: the people and roles for which the index has a row.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from typing import Any, Final
 from penstock.bus.records import Decider
 from penstock_approvals.policy.access import REQUESTER, person_of
 
-# the audience of an approval that everybody with the scope may decide
+# The audience of an approval that everybody may decide who has the scope that the policy requires.
 EVERYBODY: Final = "everybody\0"
 
 
 def role(name: str) -> str:
-    """Return the audience of a role. No user's name is equal to it."""
+    """Return the audience of a role. This audience differs from the name of every user."""
     return f"role\0{name}"
 
 
@@ -30,7 +33,8 @@ class Audience:
     """A person or a role that may see an approval.
 
     `decides` says whether the audience is among the deciders. `barred` says that the person is
-    excluded or has voted, and so may not decide, even if one of the person's roles may.
+    excluded or has voted. Such a person may not decide, even if one of the person's roles may
+    decide.
     """
 
     decides: bool = False
@@ -40,8 +44,8 @@ class Audience:
 def audiences_of(record: Mapping[str, Any]) -> dict[str, Audience]:
     """Return the audiences of an approval by name; empty for an invalid record.
 
-    The result includes everybody who may see the approval, and may include people who may not. The
-    caller checks the record itself.
+    The result includes everybody who may see the approval. The result may also include people who
+    may not see the approval, so the caller must check the record itself.
     """
     try:
         return _audiences_of(record)
@@ -58,7 +62,8 @@ def _audiences_of(record: Mapping[str, Any]) -> dict[str, Audience]:
         users = [_name(name, owner) for name in group.get("users") or []]
         for name in [*users, *map(role, group.get("roles") or [])] or [EVERYBODY]:
             found[name].decides = True
-    # after an escalation nobody is barred, because it may ask a person whom a group excludes
+    # After an escalation nobody is barred, because the escalation may ask a person whom a group
+    # excludes.
     for group in groups if not escalations else ():
         for name in group.get("excluded") or []:
             found[_name(name, owner)].barred = True

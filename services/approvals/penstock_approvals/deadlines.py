@@ -1,7 +1,8 @@
 """Schedules messages at the times of an approval's escalations and deadline.
 
-A scheduled message only causes an update of the approval's record. Each decision is also compared
-with the deadline itself. So nobody can decide too late, even if a message is late or lost.
+A scheduled message only makes the service look at the approval's record. Each decision is also
+compared with the deadline itself. So nobody can decide after the deadline, even if a message is
+late or lost.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from penstock.bus.write.schedules import schedule
 
 SERVICE = "approvals"
 DUE = subjects.due(SERVICE, ">")
-# The TTL in seconds of a due message that no process has handled. A process deletes each message
-# that it has handled, unless the process ends before it can delete the message.
+# The TTL in seconds of a due message that no process has handled. A process deletes each due
+# message that it has handled. Only a message whose process ended before the deletion stays in the
+# stream.
 DUE_TTL_S = 30 * 86_400.0
 
 
@@ -30,7 +32,7 @@ class Deadlines:
         self._bus = bus
 
     async def schedule(self, record: ApprovalRecord, after: datetime | None = None) -> None:
-        """Schedule a message for each escalation and for the deadline, if they are later than
+        """Schedule a message for the deadline and for each escalation, except for times before
         `after`.
 
         Raises BusError.
@@ -46,7 +48,8 @@ class Deadlines:
     async def cancel(self, record: ApprovalRecord) -> None:
         """Remove the messages that are scheduled. Raises BusError.
 
-        A message that is due is deleted by the process that handles it, after its acknowledgement.
+        Messages that are due are not removed here. The process that handles a due message deletes
+        the message after it has acknowledged the message.
         """
         for step, _ in _steps(record):
             subject = subjects.schedule(SERVICE, _key(record, step))
@@ -67,7 +70,7 @@ def approval_of(payload: bytes) -> str:
 
 
 def _steps(record: ApprovalRecord) -> Iterator[tuple[str, float]]:
-    """Yield the name and the Unix time of each step."""
+    """Yield the name and the Unix time of the deadline and of each escalation."""
     for number, escalation in enumerate(record.escalations, 1):
         yield f"escalation-{number}", _unix(escalation.at)
     if record.expires_at is not None:

@@ -1,8 +1,8 @@
 """Record requests for approval, take decisions, and withdraw requests of ended runs.
 
-A decision is a compare-and-set of the approval's record. So only one decision is taken, and every
-later request gets the record with this decision as its answer. The outbox sends the decision to the
-connector, even if the process that took the decision has ended.
+A decision is a compare-and-set of the approval's record. So only one decision is taken. Every later
+request gets the record with this decision. The outbox sends the decision to the connector, even if
+the process that took the decision has ended.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class Approvals:
-    """Handles events and decisions, whether a decision comes over NATS or over HTTP."""
+    """Handles events, and decisions that come over NATS or over HTTP."""
 
     def __init__(
         self,
@@ -93,7 +93,8 @@ class Approvals:
                 await self._ends.ended(body["run_id"])
 
     async def ask_again(self, stored: Stored) -> None:
-        """Record the request of an event again, after NATS has lost its record.
+        """Record again the request that an event asks for, after NATS has lost the approval's
+        record.
 
         People are asked even if the current policy would decide automatically, because people were
         asked before. Raises what `on_event` raises.
@@ -102,11 +103,12 @@ class Approvals:
         await self._on_requested(body, again=True)
 
     async def on_due(self, approval_id: str) -> None:
-        """Record and announce the escalations whose time has come, or that the deadline has passed.
+        """Record and announce each escalation whose time has come, or the end of an approval whose
+        deadline has passed.
 
-        A repeat changes nothing. After an outage, each escalation that was reached is announced
-        once, in their order. After the deadline, no escalation is announced, because nobody can
-        decide any more.
+        A repeat changes nothing. After an outage, all escalations that were reached are announced,
+        in their order. After the deadline, no escalation is announced, because nobody can decide
+        any more.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
@@ -134,12 +136,13 @@ class Approvals:
                         ),
                     )
             else:
-                await self.audit.follow(record)  # writes an entry for the escalation
+                await self.audit.follow(record)  # writes an entry for each escalation
                 steps = escalations(record)
                 earlier, new = steps[:known], steps[known:]
                 await self._announce(record, *new, earlier=earlier)
-                # The message of a later step may have come too early, by another server's clock. So
-                # it is scheduled again. Otherwise nothing would happen at the step's time.
+                # The message may have come too early, because the clock of another server was fast.
+                # The message is then used up, and nothing would happen at the step's time. So the
+                # steps that are still to come are scheduled again.
                 await self._deadlines.schedule(record, after=now)
                 return
         await self._outbox.send_on(approval_id)
@@ -156,7 +159,9 @@ class Approvals:
             )
 
     async def _on_requested(self, body: dict[str, object], *, again: bool = False) -> None:
-        """Record the request with the policy's ruling; then ask people, or send the decision.
+        """Record the request with the policy's ruling.
+
+        Then ask people, or send the policy's decision.
 
         `again` means that the request was handled before, and NATS has lost its record.
         """
@@ -194,8 +199,8 @@ class Approvals:
             await self._outbox.send_on(approval_id)
         last = await tail(self._bus, events_for(run_id), events_of_run(run_id))
         if last is not None and last.headers.get("ce-type") in TERMINAL:
-            # The run ended while the request was recorded. If its terminal event was handled before
-            # the record existed, nothing else would withdraw the request.
+            # The run ended while the request was being recorded. If the run's terminal event was
+            # handled before the record existed, nothing else would withdraw the request.
             await self._ends.ended(run_id, is_workflow=record.target == WORKFLOWS)
         elif record.target == WORKFLOWS:
             await self._ends.withdrawn_before(kept)
@@ -213,7 +218,9 @@ class Approvals:
     async def _record(
         self, record: ApprovalRecord, run: RunRecord, *, ask: bool, until: str | None
     ) -> ApprovalRecord:
-        """Write the first record of a request, and return the record that was written first.
+        """Write the first record of a request.
+
+        If another process was first, return its record instead.
 
         `until` is the time until which the run waits; None if it waits for ever.
         """
@@ -225,8 +232,8 @@ class Approvals:
         asked = until_at_most(record.model_copy(update=ruling.fields()), until)
         if ruling.is_automatic and not ask:
             asked = ruled(asked, self._bus.clock.stamp())
-            # With this entry, another process sends the decision if this process ends after it has
-            # recorded the decision.
+            # If this process ends after it has recorded the decision, another process finds this
+            # entry and sends the decision.
             await self._outbox.open(record.approval_id)
         if await self._records.create(asked):
             log.info("run %s: approval %s: %s", record.run_id, record.approval_id, ruling.outcome)
@@ -282,11 +289,12 @@ class Approvals:
     async def was_decided(
         self, approval_id: str, decision: Decision | None, expired: str | None = None
     ) -> bool:
-        """Record again the end of an approval whose record NATS has lost. Return False if the
-        approval is not pending.
+        """Record again how an approval ended, after NATS has lost the end.
 
-        `expired` is the deadline if the deadline had passed, else None. The decision is not sent
-        here, because the outbox had sent it before the loss. If NATS has lost the command, the
+        Return False if the approval is not pending, or has changed meanwhile.
+
+        `expired` is the reason of an approval whose deadline had passed, else None. The decision is
+        not sent here, because the outbox sent it before the loss. If NATS has lost the command, the
         connector's watchdog sends the command once more.
         """
         held = await self._records.find(approval_id)
@@ -312,8 +320,8 @@ class Approvals:
         """Count a person's vote. If no more votes are needed, take the approval's decision.
 
         The deadline is compared with the clock of the NATS server. This method does not send the
-        decision. The caller sends it with `send_on`. If the process ends before that, the outbox
-        has an entry for the decision.
+        decision. The caller then calls `send_on`. If the process ends before this call, another
+        process finds the decision's entry in the outbox.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
@@ -326,7 +334,7 @@ class Approvals:
             if held.record.status != "pending":
                 return _not_pending(held.record, request)
             if held.record.expires_at is not None:
-                # after this machine was suspended, its estimate of the server's clock is wrong
+                # If this machine was suspended, its estimate of the server's clock is wrong.
                 await self._bus.clock.look()
                 if is_late(held.record, self._bus.clock.now()):
                     await self._expire(held)
@@ -344,7 +352,8 @@ class Approvals:
         except Refused as refused:
             return DecideReply(status=refused.status, detail=str(refused), approval=record)
         if voted is record:
-            # The process that counted the vote may have ended before it wrote the audit.
+            # The process that counted the vote may have ended before it wrote the vote to the
+            # audit.
             await self.audit.follow(record)
             return DecideReply(status=200, approval=record)
         if voted.status == "decided":
@@ -385,7 +394,7 @@ class Approvals:
 
 
 def _paused(record: ApprovalRecord) -> dict[str, object]:
-    """Return the data of `lifecycle.paused`, with who is asked and until when."""
+    """Return the data of `lifecycle.paused`, with the people who are asked and the deadline."""
     policy = record.policy
     terms = {
         "expires_at": record.expires_at,

@@ -1,11 +1,11 @@
-"""Follows the changes of approvals while their records are written, in the order of the writes.
+"""Follows the changes of approvals' records, in the order of the writes.
 
 This module reads the stream of KV `approvals`, not the events `approval.*`. This has three
-advantages. Each message in the stream contains the approval's record, which is needed to decide who
-may see the change. One sequence numbers the changes of all shards. And a client can always resume:
-if a client has missed several changes of an approval, the client gets the last change. A core
-subscription to the bucket's subjects only tells the process when to read. The content of these
-messages is not used, because the stream may have refused the write.
+advantages. First, each message in the stream contains the approval's record, from which the service
+decides who may see the change. Second, one sequence numbers the changes of all shards. Third, a
+client can always resume, because the stream keeps the last change of each approval. The process
+also has a core subscription to the bucket's subjects, but uses these messages only as a signal to
+read. Their content is not used, because the stream may have refused the write.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ STREAM: Final = f"KV_{BUCKET}"
 PREFIX: Final = f"$KV.{BUCKET}."
 BATCH: Final = 50
 TICK_S: Final = 2.0  # seconds between two reads when the subscription brings no message
-# Seconds between a message and the read, so that changes at the same time are read together.
+# Seconds between a message and the read. During this time further changes may come, and are read
+# together.
 GATHER_S: Final = 0.02
-KEPT: Final = 8  # the number of batches, of up to 4 MiB each, that are kept for slower clients
+KEPT: Final = 8  # the number of batches that are kept for slower clients; each has at most 4 MiB
 
 
 class Change(NamedTuple):
@@ -52,7 +53,10 @@ class Batch(NamedTuple):
 
 
 class Beyond(Exception):
-    """The sequence is beyond the end of the bucket, because NATS was restored to an older state."""
+    """The error for a sequence beyond the end of the bucket.
+
+    NATS was then restored to an older state.
+    """
 
 
 class Feed:
@@ -71,8 +75,10 @@ class Feed:
         bus.continuity.on_loss(self._on_loss)
 
     async def run(self) -> None:
-        """Wake the waiting clients after each write to the bucket and every `TICK_S`, until
-        cancelled."""
+        """Wake the waiting clients after each write to the bucket, and every `TICK_S` seconds.
+
+        This method runs until it is cancelled.
+        """
         listener = await self._bus.listen(f"{PREFIX}*", self._on_write)
         try:
             while True:
@@ -87,7 +93,7 @@ class Feed:
         self._wake()
 
     async def end(self) -> int:
-        """Return the sequence of the last write. Raises BusError."""
+        """Return the sequence of the last write to the bucket. Raises BusError."""
         info = await self._bus.api(f"STREAM.INFO.{STREAM}")
         return int(info["state"]["last_seq"])
 
@@ -116,7 +122,10 @@ class Feed:
                 await moved.wait()
 
     async def read(self, after: int) -> Batch:
-        """Return the next changes after a sequence; none if there are none yet. Raises BusError."""
+        """Return the next changes after a sequence; an empty batch if there are no changes yet.
+
+        Raises BusError.
+        """
         task = self._reads.get(after)
         if task is None:
             task = self._reads[after] = asyncio.create_task(self._batch(after))

@@ -1,8 +1,8 @@
 """Remove the values of credentials from records that are shown. Pure.
 
 A person who answers an item of the kind `credential` sends a secret for the agent's server. The
-record in KV holds the secret until the connector has sent it. The secret is never shown: not to the
-caller, and not in lists, live changes, the event `approval.decided` or the audit.
+record in KV holds the secret until the connector has sent the secret. No response, list, live
+change or audit record shows the secret, and neither does the event `approval.decided`.
 """
 
 from __future__ import annotations

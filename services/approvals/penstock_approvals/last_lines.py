@@ -1,6 +1,6 @@
 """Reads a run's last lines, which help a person to decide the run's approval.
 
-The lines are the run's first message, and its last message, tool call, tool result and warning. A
+The lines are the run's first message, and the last message, tool call, tool result and warning. A
 person who may see an approval may see these lines, but not the whole run.
 """
 
@@ -24,7 +24,10 @@ MAX_CHARS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. `text` has at most `MAX_CHARS` characters, and then "…" if it was cut."""
+    """One line of a run.
+
+    A `text` with more than `MAX_CHARS` characters is cut and ends with "…".
+    """
 
     type: str
     what: str
@@ -37,7 +40,8 @@ def _json(value: object) -> str:
 
 
 _Read = Callable[[Mapping[str, Any]], str]
-# For each type of event: the words that introduce the line, and a function that makes its text.
+# Maps each type of event to the word that introduces the line, and to a function that makes the
+# line's text.
 _TYPES: Final[Mapping[str, tuple[str, _Read]]] = {
     "lifecycle.started": ("asked", lambda data: str(data.get("message") or "")),
     "llm.message_completed": ("said", lambda data: str(data.get("content") or "")),
@@ -60,7 +64,7 @@ async def last_lines(bus: Bus, run_id: str) -> list[Line]:
 
 
 def line_of(body: Mapping[str, Any]) -> Line:
-    """Return the line of an event of one of the types."""
+    """Return the line of an event whose type is in `_TYPES`."""
     type_ = f"{body['event']['category']}.{body['event']['action']}"
     what, read = _TYPES[type_]
     text = read(body["data"])

@@ -1,14 +1,15 @@
-"""List approvals, using an index in memory: first the urgent ones, then the others.
+"""List approvals from an index in memory. Urgent approvals come first.
 
 The index has a row for each person and each role that may see an approval (`audiences.py`). The
 list for a caller is made from the rows of the caller's name and roles.
 
-An approval is urgent if it is pending and has a deadline. Urgent approvals are ordered by deadline;
-all others by the time of the request, the newest first. A client that reads page after page must
-get each approval once, even if approvals are decided meanwhile. So a cursor has a time, the
-`horizon`. An approval that was urgent at the horizon keeps its place among the urgent ones on all
-further pages. Without the horizon, an approval that is decided between two pages would move, and
-the client would get it twice or never.
+An approval is urgent if it is pending and has a deadline. Urgent approvals are ordered by their
+deadlines. All other approvals are ordered by the time of the request, the newest first.
+
+A client that reads page after page must get each approval once, even if approvals are decided
+meanwhile. If an approval moved in the list when it was decided, the client could get the approval
+twice or never. So a cursor contains a time, the `horizon`. An approval that was urgent at the
+horizon keeps its place among the urgent approvals on all further pages.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ STATUSES: Final = {
     status: code
     for code, status in enumerate(get_args(ApprovalRecord.model_fields["status"].annotation))
 }
-NEVER: Final = 2**62  # the deadline of an approval without a deadline
-READ_AT_ONCE: Final = 100  # after this many records, other requests are handled
+NEVER: Final = 2**62  # stands for the deadline of an approval that has none
+READ_AT_ONCE: Final = 100  # how many records are read before other requests are handled
 _COLUMNS: Final = {
     "user_id": "owner",
     "status": "status",
@@ -50,7 +51,8 @@ _COLUMNS: Final = {
 }
 
 
-# The SQL condition of rows that wait for a decision and have no deadline.
+# SQL conditions: `_PENDING` selects the requesters' rows of pending approvals. `_TO_DECIDE` selects
+# the rows of audiences that may decide pending approvals without a deadline.
 _PENDING: Final = f"main AND status = {STATUSES['pending']}"
 _TO_DECIDE: Final = f"decides AND status = {STATUSES['pending']} AND NOT urgent"
 
@@ -61,8 +63,8 @@ class Place:
 
     `deadline` is in Unix milliseconds. `age` is the negative time of the request in Unix
     milliseconds, so that the newest request comes first. `tie` is a number made from the approval's
-    id, which orders requests of the same millisecond. `horizon` is in Unix nanoseconds, by NATS's
-    clock.
+    id. Requests of the same millisecond are ordered by `tie`. `horizon` is in Unix nanoseconds, by
+    NATS's clock.
     """
 
     horizon: int
@@ -72,13 +74,13 @@ class Place:
     tie: int = -1
 
     def cursor(self) -> str:
-        """Return the place as a cursor, which is a text."""
+        """Return the place as a cursor, a text that clients send back."""
         parts = [self.horizon, int(self.urgent), self.deadline, self.age, self.tie]
         return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Return the place of a cursor.
+        """Return the place that a cursor contains.
 
         Raises:
             ValueError: the text is not a cursor.
@@ -99,23 +101,23 @@ class Place:
 class Seeker:
     """The caller for whom approvals are listed."""
 
-    # The audiences whose rows are read. The value None means the rows of all requesters.
+    # The audiences whose rows are read. The entry None stands for all requesters.
     audiences: tuple[str | None, ...]
-    # Returns whether the caller may see an approval. The function reads the record itself, so a
-    # mistake in the index cannot show an approval that the caller may not see.
+    # A function that returns whether the caller may see an approval. The function reads the record
+    # itself, so a mistake in the index cannot show an approval that the caller may not see.
     shows: Callable[[ApprovalRecord], bool]
-    # The caller's name as a voter, if the list has only approvals that wait for the caller; else
-    # None.
+    # The caller's name as a voter, if only approvals that wait for the caller are listed. None
+    # lists all approvals.
     waits_for: str | None = None
 
 
 class ApprovalRows(IndexRows):
     """The rows of all approvals. An approval has one row for each of its `audiences`.
 
-    `owner` is the number of the audience. `main` marks the row of the requester, of which each
-    approval has exactly one. `decides` says whether this audience may decide. `barred` says that
-    this person has voted or is excluded, and so may not decide, even if one of the person's roles
-    may.
+    `owner` is the number of the audience. `main` marks the requester's row. Each approval has
+    exactly one such row. `decides` says whether this audience may decide. `barred` says that this
+    person has voted or is excluded. Such a person may not decide, even if one of the person's roles
+    may decide.
 
     `closed` is the time at which an approval with a deadline ceased to be urgent, in Unix
     nanoseconds by NATS's clock; it is 0 for all other approvals.
@@ -164,7 +166,8 @@ class ApprovalRows(IndexRows):
         self.write("DELETE FROM approvals WHERE key = ? AND seq < ?", [(key, sequence)])
 
     def horizon(self, owners: Collection[str | None]) -> int:
-        """Return when an approval of these owners last ceased to be urgent; 0 if none did."""
+        """Return the time at which an approval of these owners last ceased to be urgent; 0 if none
+        did."""
         every = "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end WHERE closed"
         one = (
             "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end_of"
@@ -177,7 +180,8 @@ class ApprovalRows(IndexRows):
         return max((rows[0][0] or 0 for rows in found), default=0)
 
     def pending(self) -> tuple[int, int | None]:
-        """Return how many approvals are pending, and the oldest one's Unix time in milliseconds.
+        """Return the number of pending approvals, and the time of the oldest request in Unix
+        milliseconds.
 
         The time is None if no approval is pending.
         """
@@ -217,7 +221,7 @@ class ApprovalRows(IndexRows):
         limit: int,
         waits_for: str | None = None,
     ) -> tuple[list[tuple[int, int, str]], Place | None]:
-        """Look through some approvals that were not urgent at the horizon, the newest first.
+        """Search a part of the approvals that were not urgent at the horizon, the newest first.
 
         Returns the approvals that match `wanted` as (age, tie, key), and the place from which to
         continue, or None if no more approvals match.
@@ -275,7 +279,10 @@ class ApprovalRows(IndexRows):
         ]
 
     def _closed(self, change: Change) -> int:
-        """Return when the approval ceased to be urgent. A later write does not change the time."""
+        """Return the time at which the approval ceased to be urgent.
+
+        Later writes do not change this time.
+        """
         sql = "SELECT closed FROM approvals WHERE key = ? AND closed"
         known = self.rows(sql, (change.key,))
         return int(known[0][0]) if known else _unix_ns(change.stored_at)
@@ -307,10 +314,11 @@ class ApprovalList:
         """Return a page of the approvals that the seeker sees.
 
         Args:
-            seeker: for whom the approvals are listed.
-            wanted: what the records have in `status`, `run_id`, `agent` and `session_id`.
+            seeker: the caller for whom the approvals are listed.
+            wanted: the required values of some of the fields `status`, `run_id`, `agent` and
+                `session_id`.
             after: the place after which the page begins; None for the first page.
-            limit: how many approvals are returned at most.
+            limit: the greatest number of approvals to return.
 
         Raises:
             BusError: the approvals cannot be read now.
@@ -355,8 +363,8 @@ class ApprovalList:
             urgent: list[tuple[int, int, int, str]] = []
             for owner in owners:
                 urgent += self.rows.urgent(owner, wanted, after, limit, waits_for)
-            # An approval can have several rows for the caller: by name and by role. `set` removes
-            # repeats.
+            # An approval can have several rows for the caller, one for the name and one for each
+            # role. `set` removes the duplicates.
             for deadline, age, tie, key in sorted(set(urgent))[:limit]:
                 found.append((Place(after.horizon, True, deadline, age, tie), key))
         others: list[tuple[int, int, str]] = []
@@ -368,7 +376,8 @@ class ApprovalList:
                 some, place = self.rows.others(owner, wanted, place, limit - seen, waits_for)
                 seen += len(some)
                 others += some
-                # a filter without matches looks through all rows, so let other tasks run
+                # A filter that matches few approvals reads many rows. So other tasks may run
+                # between two reads.
                 await asyncio.sleep(0)
         for age, tie, key in sorted(set(others))[: limit - len(found)]:
             found.append((Place(after.horizon, False, 0, age, tie), key))
@@ -386,8 +395,8 @@ class ApprovalList:
         return records
 
 
-# The names of indexes. The approvals of a run or a session are so few that they are sorted for each
-# page.
+# `_NARROW` has the names of the indexes by run and by session. A run or a session has so few
+# approvals that each page sorts all of them.
 _TO_DECIDE_BY: Final = ("approvals_to_decide", ("user_id",))
 _NARROW: Final = ("approvals_by_run", "approvals_by_session")
 
@@ -395,7 +404,8 @@ _NARROW: Final = ("approvals_by_run", "approvals_by_session")
 def _index(
     owner: str | None, wanted: Mapping[str, str], waits: bool
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the index with the fewest rows to look through, and the fields that it covers."""
+    """Return the index with which the fewest rows are read, and the fields that this index
+    covers."""
     for name, index in zip(("run_id", "session_id"), _NARROW, strict=True):
         if name in wanted:
             return index, (name,)
@@ -416,7 +426,10 @@ def _all_of(owner: str | None, wanted: Mapping[str, str]) -> dict[str, str]:
 def _conditions(
     wanted: Mapping[str, str], owner: str | None = "", waits_for: str | None = None
 ) -> tuple[str, list[Any]]:
-    """Return SQL conditions and their values. Without an owner, only main rows match."""
+    """Return SQL conditions and their values.
+
+    If `owner` is None, only the requesters' rows match.
+    """
     sql = [f"AND {_COLUMNS[name]} = ?" for name in wanted]
     given = [STATUSES.get(v, -1) if k == "status" else number_of(v) for k, v in wanted.items()]
     if owner is None:
@@ -457,7 +470,7 @@ def _unix_ms(timestamp: object) -> int:
 
 
 def _unix_ns(timestamp: str) -> int:
-    """Return a time of NATS in Unix nanoseconds; 0 if it is none."""
+    """Return a timestamp of NATS in Unix nanoseconds; 0 if the text is no timestamp."""
     try:
         seconds = int(datetime.fromisoformat(f"{timestamp[:19]}+00:00").timestamp())
     except ValueError:

@@ -23,7 +23,7 @@ _HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 def name_of(record: ApprovalRecord) -> str:
-    """Return the name of the SSE event for a record, such as `approval.requested`."""
+    """Return the name of the SSE event that shows this record, such as `approval.requested`."""
     if record.status != "pending":
         return f"approval.{record.status}"
     if record.votes and (not record.escalated or record.votes[-1].at >= record.updated_at):
@@ -32,7 +32,10 @@ def name_of(record: ApprovalRecord) -> str:
 
 
 def page(batch: Batch, shows: Callable[[ApprovalRecord], bool]) -> dict[str, Any]:
-    """Return the changes of one read as a JSON page. `next` is the cursor of the next page."""
+    """Return the changes of one read as the content of a JSON page.
+
+    `next` is the cursor of the next page.
+    """
     changes = [
         {
             "id": str(change.sequence),
@@ -50,7 +53,8 @@ def response(
 ) -> StreamingResponse:
     """Return the stream of the approvals' changes after a sequence of the bucket.
 
-    The stream ends when the client leaves, when its credential ends, and when the process stops.
+    The stream ends when the client leaves, when the client's credential ends, or when the process
+    stops.
     """
     frames = _while_valid(request, _frames(feed, shows, after))
     return StreamingResponse(frames, media_type="text/event-stream", headers=_HEADERS)
@@ -60,7 +64,8 @@ async def _frames(
     feed: Feed, shows: Callable[[ApprovalRecord], bool], after: int
 ) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    # With this frame's id, a client can resume even if the client has got no change yet.
+    # This frame has the first cursor as its id. So a client that has got no change yet can resume,
+    # too.
     yield sse.encode(b"{}", event="ready", id=str(after))
     sent_s = loop.time()
     try:

@@ -1,5 +1,5 @@
-"""The outbox sends a decision if the process that took the decision has ended before it could send
-it.
+"""Sends decisions, also after the process that took a decision has ended before it sent the
+decision.
 
 An entry `outbox.<approval>` is written before the decision is taken and deleted after the decision
 was sent. The entry's value is the server's time at which the entry was written, in Unix seconds.
@@ -29,13 +29,13 @@ from penstock_approvals.runs.news import WORKFLOWS, News
 
 log = logging.getLogger(__name__)
 
-ABANDONED_S = 30.0  # an entry of this age is deleted if no decision was taken
-ENDED = frozenset({"decided", "expired"})  # the statuses of approvals that have consequences
+ABANDONED_S = 30.0  # seconds after which an entry is deleted if no decision was taken
+ENDED = frozenset({"decided", "expired"})  # the statuses of approvals whose outcome must be sent
 _PREFIX = "outbox."
 
 
 class Phase(Enum):
-    """The next step for an entry of the outbox."""
+    """What to do next with an entry of the outbox."""
 
     TO_SEND = auto()  # the decision is taken: announce it, and send the continue command
     UNDECIDED = auto()  # the decision may still be taken: wait
@@ -43,7 +43,10 @@ class Phase(Enum):
 
 
 def phase_of(record: ApprovalRecord | None, written_s: float, now_s: float) -> Phase:
-    """Return the phase of the entry that was written at `written_s`, for this approval's record."""
+    """Return the phase of an entry for an approval with this record.
+
+    Both times are in Unix seconds.
+    """
     if record is not None and record.status in ENDED:
         return Phase.TO_SEND
     return Phase.ABANDONED if written_s < now_s - ABANDONED_S else Phase.UNDECIDED
@@ -75,7 +78,9 @@ class Outbox:
         await self._bucket.put(f"{_PREFIX}{approval_id}", str(self._bus.clock.time()).encode())
 
     async def send_on(self, approval_id: str) -> None:
-        """Announce the decision and have the upstream continued. The call may be repeated.
+        """Announce how the approval ended, and send the command that continues the run.
+
+        The call may be repeated.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
@@ -97,7 +102,10 @@ class Outbox:
             await self._record_span(record)
 
     async def _record_span(self, record: ApprovalRecord) -> None:
-        """Record the approval's span. The run's trace is in the record of its pause."""
+        """Record the approval's span.
+
+        The run's trace context is in the record of the run's pause.
+        """
         try:
             pause = await pause_of(self._bus, record.run_id)
         except (BusError, ObjectGone, ValueError) as error:
@@ -108,10 +116,13 @@ class Outbox:
             spans.record(span_of(record, traceparent))
 
     async def _carry_out(self, record: ApprovalRecord) -> None:
-        """Send the command that continues or cancels the run; send none if the run stays paused."""
+        """Send the command that continues or cancels the run.
+
+        If the run stays paused, send no command.
+        """
         continuing = record.going_on()
         if record.target == WORKFLOWS and record.decision is not None:
-            # a workflow's run continues because of the news of the decision
+            # For the run of a workflow, the news of the decision takes the place of the command.
             await self._audit.sent(record)
         elif continuing is not None:
             payload = await objects.wrap(
@@ -145,13 +156,13 @@ class Outbox:
                 if not self._bus.ready:
                     raise
                 self._report(entry, error, stuck)
-            except Exception as error:  # one entry must not block the other entries
+            except Exception as error:  # a failure of one entry must not block the other entries
                 self._report(entry, error, stuck)
         self._reported = stuck
         telemetry.OUTBOX_STUCK.set(len(stuck))
 
     def _report(self, entry: Entry, error: Exception, stuck: dict[str, int]) -> None:
-        """Log an entry that cannot be handled, once for each of its revisions."""
+        """Log an entry that cannot be handled. Each revision of an entry is logged once."""
         stuck[entry.key] = entry.revision
         if self._reported.get(entry.key) != entry.revision:
             expected = isinstance(error, UnreadableRecord | BusError)
@@ -175,10 +186,10 @@ class Outbox:
     async def _abandon(self, approval_id: str, entry: Entry) -> None:
         """Delete the entry of a decision that was never taken.
 
-        The process that wrote the entry may only be slow. So the approval's record is written as a
-        new revision first: the slow process's compare-and-set then fails, and the process writes a
-        new entry. Without the new revision, the slow process could take the decision after its
-        entry was deleted. If that process then ended, nothing would send the decision.
+        The process that wrote the entry may only be slow. If it took the decision after its entry
+        was deleted, and then ended, nothing would send the decision. So the approval's record is
+        first written again, as a new revision. The slow process's compare-and-set then fails, and
+        that process writes a new entry.
         """
         held = await self._records.find(approval_id)
         if held is not None:
@@ -221,7 +232,10 @@ def _decided(record: ApprovalRecord, decision: Decision) -> dict[str, object]:
 
 
 def _written_s(entry: Entry) -> float:
-    """Return when the entry was written; 0 if its value is no time, so that it counts as old."""
+    """Return the Unix time at which the entry was written; 0 if the entry has no time.
+
+    An entry without a time so counts as old.
+    """
     try:
         return float(entry.value or 0)
     except ValueError:

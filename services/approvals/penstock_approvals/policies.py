@@ -1,9 +1,11 @@
-"""Keeps the current policy: from KV `policies`, else from a file, else the built-in policy.
+"""Keeps the current policy.
+
+It comes from KV `policies`, else from a file, else it is the built-in policy.
 
 A policy with a mistake is refused, and the previous policy stays in force. At the start there is no
-previous policy. So the service does not start if the file has a mistake. It handles no request if
-the record in KV has a mistake. If the service used the built-in policy instead, a requester could
-decide what the policy forbids.
+previous policy. So if the file has a mistake, the service does not start. If the record in KV has a
+mistake, the service handles no request. If the service used the built-in policy instead, a
+requester could decide an approval that the intended policy forbids.
 """
 
 from __future__ import annotations
@@ -42,11 +44,15 @@ class StoredPolicy(BaseModel):
 
 
 class VersionConflict(Exception):
-    """The version of the new policy is not higher than the version of the current policy."""
+    """The error for a new policy whose version is not higher than the version of the current
+    policy."""
 
 
 class Policies:
-    """Keeps the current policy up to date. `refused` says why a newer policy was refused."""
+    """Keeps the current policy up to date.
+
+    `refused` says for each source why its newest policy was refused.
+    """
 
     def __init__(self, bus: Bus, path: Path | None = None) -> None:
         self._bus = bus
@@ -56,14 +62,15 @@ class Policies:
         self._read: dict[Source, Policy] = {}
         self._stored: StoredPolicy | None = None
         self._has_record = False
-        self.refused: dict[str, str] = {}  # by source: why its newest policy was refused
+        # maps a source to the reason why its newest policy was refused
+        self.refused: dict[str, str] = {}
 
     @property
     def current(self) -> Policy:
         """The current policy.
 
         Raises:
-            Retry: the record in KV has a mistake, and no policy was read before it.
+            Retry: the record in KV has a mistake, and there is no previous policy.
         """
         if "kv" in self._read:
             return self._read["kv"]
@@ -77,7 +84,7 @@ class Policies:
         return self._stored
 
     async def load(self) -> None:
-        """Read the file and the record; wait for a server that answers.
+        """Read the policy from the file and from KV; wait until the NATS server answers.
 
         Raises:
             ConfigurationError: the file cannot be read, or has a mistake.
@@ -107,11 +114,15 @@ class Policies:
                 self._refuse("file", str(error))
 
     async def apply(self, value: Any, by: str) -> Policy:
-        """Store a new policy. If several policies are stored at the same time, only one succeeds.
+        """Store a new policy.
+
+        If several policies are stored at the same time, only one is accepted.
 
         Raises:
-            InvalidPolicy: the policy has a mistake; nothing has changed. VersionConflict: its
-            version is not higher than the version of the current policy. BusError: the policy was
+            InvalidPolicy: the policy has a mistake; nothing has changed.
+            VersionConflict: its
+            version is not higher than the version of the current policy.
+            BusError: the policy was
             not stored, or it is unknown whether it was stored.
         """
         policy = from_value(value, "kv")
@@ -169,7 +180,10 @@ _BUILTIN: Final = Policy()
 
 
 def _version(value: bytes | None) -> int:
-    """Return the version of a stored policy; 0 if it cannot be read, so that it can be replaced."""
+    """Return the version of a stored policy.
+
+    A policy that cannot be read has the version 0, so that any other policy can replace it.
+    """
     try:
         return int(orjson.loads(value or b"{}")["policy"]["version"])
     except (ValueError, LookupError, TypeError):

@@ -19,7 +19,10 @@ BUCKET = "approvals"
 
 
 class UnreadableRecord(Exception):
-    """A record is not a valid ApprovalRecord. An operator must repair or delete it."""
+    """The error for a record that is not a valid ApprovalRecord.
+
+    An operator must repair or delete the record.
+    """
 
     def __init__(self, approval_id: str, why: str) -> None:
         super().__init__(
@@ -49,7 +52,8 @@ class ApprovalRecords:
 
         Raises:
             UnreadableRecord: the record cannot be parsed.
-            ObjectGone: the record was too large for KV, and its object has been deleted.
+            ObjectGone: the record was too large for KV, and the object that held the record was
+                deleted.
             BusError: the bus does not answer.
         """
         entry = await self._bucket.get(approval_id)
@@ -61,7 +65,7 @@ class ApprovalRecords:
         return held.record if held is not None else None
 
     async def of(self, entry: Entry) -> ApprovalRecord:
-        """Return the record of an entry that was read. Raises what `find` raises."""
+        """Return the record that an entry contains. Raises what `find` raises."""
         return (await self._held(entry)).record
 
     async def all(self) -> list[ApprovalRecord]:
@@ -80,7 +84,7 @@ class ApprovalRecords:
         return await self._bucket.create(record.approval_id, value) is not None
 
     async def replace(self, held: Held, record: ApprovalRecord) -> bool:
-        """Replace the record that was read; return False if it has changed since it was read."""
+        """Replace the record that was read; return False if the record has changed since then."""
         return await self._replace(held, await self._value(record))
 
     async def touch(self, held: Held) -> bool:
@@ -104,7 +108,10 @@ class ApprovalRecords:
         return Held(record, entry)
 
     async def _value(self, record: ApprovalRecord) -> bytes:
-        """Return the record's value in KV: a reference if the record is too large for a message."""
+        """Return the record's value in KV.
+
+        If the record is too large for a message, the value is a reference to an object.
+        """
         value = record.dump()
         # The object's name is a hash of its content, so that two decisions at the same time do not
         # overwrite each other's object.

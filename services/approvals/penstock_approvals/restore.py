@@ -1,10 +1,11 @@
 """Restore the records of approvals from EVENTS after NATS has lost some of the records.
 
 After a power cut or the restore of a backup, KV `approvals` may lack the records of requests that
-runs wait for. It may also show decided requests as pending. Without a record nobody can decide, and
-the run would wait for ever. A decided request that is shown as pending would ask people to decide
-again. The events of the runs contain both the requests and the decisions. Each step may be
-repeated, and several instances may do it at the same time.
+runs wait for. It may also show decided requests as pending. Without a record nobody could decide,
+and the run would wait for ever. If a decided request was shown as pending, people would be asked to
+decide again. The events of the runs contain both the requests and the decisions, so the records can
+be made from the events. Each step may be repeated, and several instances may do the same step at
+the same time.
 """
 
 from __future__ import annotations
@@ -31,15 +32,19 @@ STREAM = "KV_approvals"
 
 
 class Restore:
-    """Restores records once after each known loss, even if the loss is older than this process."""
+    """Restores records once after each known loss, also after a loss that is older than this
+    process."""
 
     def __init__(self, bus: Bus, approvals: Approvals) -> None:
         self._bus = bus
         self._approvals = approvals
-        self._losses = 0  # how many losses were handled
+        self._losses = 0  # the number of losses that were handled
 
     async def after_losses(self) -> None:
-        """Restore what was lost since the last call. Raises BusError; call again later."""
+        """Restore what NATS has lost since the last call.
+
+        Raises BusError if the bus does not answer; call again later.
+        """
         losses = len(self._bus.continuity.of(STREAM)) + len(self._bus.continuity.of(COMMANDS))
         if losses == self._losses:
             return
@@ -61,7 +66,7 @@ class Restore:
             log.error("%s: its approval cannot be written again: %r", what, error)
 
     async def _request_again(self, value: bytes) -> None:
-        """Record again the request that a run waits for, if the request's record is lost."""
+        """Record again the request for which a run waits, if the request's record is lost."""
         run = RunRecord.model_validate_json(value)
         if run.target == WORKFLOWS:
             if run.status not in ENDED:
@@ -83,10 +88,10 @@ class Restore:
         await self._approvals.ask_again(asked[0])
 
     async def _all_requests_again(self, run_id: str) -> None:
-        """Record again the requests of a workflow's run whose records are lost.
+        """Record again each request of a workflow's run that has lost its record.
 
-        Requests that have been decided or have expired are recorded, too. `_settle` then reads
-        how they ended.
+        Requests that were decided or have expired are recorded, too. `_settle` then finds out how
+        these requests ended.
         """
         pattern = event("approval.requested", run_id)
         async for stored in direct.replay(self._bus, events_for(run_id), pattern):
@@ -99,9 +104,9 @@ class Restore:
                 await self._approvals.ask_again(stored)
 
     async def _tell_again(self, record: ApprovalRecord) -> None:
-        """Send again how an approval ended, since the workflow may not have got the news.
+        """Send again how an approval ended, because the workflow may not have got this news.
 
-        For the runs of connectors, the connectors' watchdog finds a decision that was lost.
+        For runs of agents, the connector's watchdog finds lost decisions and has them sent again.
         """
         entry = await self._bus.bucket("runs").get(record.run_id)
         if entry is not None and RunRecord.model_validate_json(entry.value).status not in ENDED:
@@ -125,9 +130,9 @@ class Restore:
     async def _last(
         self, type_: str, run_id: str, approval_id: str
     ) -> tuple[Stored, dict[str, Any]] | None:
-        """Return the run's last event of the type that names the approval; None without one.
+        """Return the last event of this type about the approval; None if there is none.
 
-        Returns the event as stored, and its body.
+        The result is the stored event and its body.
         """
         found = None
         pattern = event(type_, run_id)

@@ -14,7 +14,8 @@ from penstock_approvals.policy import may_decide, may_see, person_of
 
 
 def sees(who: Identity, record: ApprovalRecord) -> bool:
-    """Return whether the caller may see the approval, also on behalf of the requester."""
+    """Return whether the caller may see the approval, as the caller or on behalf of the
+    requester."""
     if who.grant is not None and not who.sees(record.user_id):
         return False  # a stream token may see only the users that it names
     return any(may_see(record, decider) for decider in _deciders(who, record))
@@ -32,10 +33,13 @@ def waits_for(who: Identity, record: ApprovalRecord) -> bool:
 
 
 def seeker_of(who: Identity, *, waits: bool = False) -> Seeker:
-    """Return the seeker of a caller; with `waits`, for approvals that wait for the caller."""
+    """Return the seeker for a caller.
+
+    With `waits`, only approvals that wait for the caller are listed.
+    """
     # With `waits_for`, the index leaves out approvals on which the caller has voted. A service
-    # token that decides for several people may still decide these for another person, so for such a
-    # token `waits_for` is not used.
+    # token that acts for several people may still vote on these approvals for another person. So
+    # `waits_for` is not used for such a token.
     several = who.service is not None and bool(who.service.on_behalf_of)
     person = "" if several else person_of(decider_of(who, "api"))
     return Seeker(
@@ -53,7 +57,7 @@ def _deciders(who: Identity, record: ApprovalRecord) -> Iterator[Decider]:
 
 
 def _audiences(who: Identity, waits: bool) -> Iterator[str | None]:
-    """Yield the audiences whose rows are read. None means the rows of all requesters."""
+    """Yield the audiences whose rows are read. None stands for all requesters."""
     for_users = who.service.on_behalf_of if who.service is not None else ()
     if who.grant is not None:
         yield from (None,) if who.owners is None else who.owners

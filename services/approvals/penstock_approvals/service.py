@@ -1,4 +1,5 @@
-"""The approvals service records requests, takes people's decisions, and has runs continued."""
+"""The approvals service records requests, takes people's decisions, and sends the decisions to the
+runs."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from penstock_approvals.settings import ApprovalsSettings
 log = logging.getLogger(__name__)
 
 ANCHOR_S = 600.0  # seconds between two checks whether today's anchor exists
-NEW_SHARDS_S = 1.0  # seconds between two looks for new shards of the bus
+NEW_SHARDS_S = 1.0  # seconds between two checks for new shards of the bus
 # The subjects of the events that the service reads from EVENTS.
 CONCERNS = (
     "approval.requested.*",
@@ -75,9 +76,11 @@ class ApprovalsService(Service):
         self._audit_losses = AuditLosses(self.bus, self._audit, self._anchors, records)
         self._restore = Restore(self.bus, self._approvals)
         self._listening: list[Subscription] = []
-        self._requests: list[str] = []  # the names of the loops that take requests
+        # the names of the tasks that read requests, one for each shard
+        self._requests: list[str] = []
         self._sending: set[asyncio.Task[None]] = set()
-        self._waiting: set[str] = set()  # subjects of events that wait until the bus answers
+        # the subjects of events that are tried again until the bus answers
+        self._waiting: set[str] = set()
         self._feed = Feed(self.bus, ApprovalRecords(self.bus))
         public_url = self._settings.public_url
         self._link_requests = LinkRequests(self.bus, self._approvals, public_url)
@@ -120,7 +123,7 @@ class ApprovalsService(Service):
             self._on_due,
             on_poison=self.give_up,
             ack_wait_s=self._settings.ack_wait_s,
-            deletes=True,  # SCHEDULES has no age limit
+            deletes=True,  # handled messages must be deleted, because SCHEDULES has no age limit
         )
 
     async def _on_due(self, stored: Stored) -> None:
@@ -131,7 +134,7 @@ class ApprovalsService(Service):
             raise Retry(1) from error
 
     async def _take_from_all(self) -> None:
-        """Take the requests of each shard, also of shards that are made later."""
+        """Read the requests of each shard, also of shards that are made later."""
         taken = 0
         while True:
             for shard in range(taken, self.bus.shards.made):
@@ -150,11 +153,11 @@ class ApprovalsService(Service):
             await asyncio.sleep(NEW_SHARDS_S)
 
     async def drain(self, grace_s: float) -> None:
-        """Have the clients of live changes reconnect to another process."""
+        """End the streams of live changes, so that the clients reconnect to another process."""
         self._feed.close()
 
     async def stop(self) -> None:
-        """Stop taking decisions, and send the decisions that were taken."""
+        """Stop taking decisions, and send the decisions that were already taken."""
         for listening in self._listening:
             await listening.unsubscribe()
         await self.cancel("shards", *self._requests, "replays", "deadlines")
@@ -166,9 +169,10 @@ class ApprovalsService(Service):
         try:
             await self._approvals.on_event(stored)
         except BusError as error:
-            # Wait until the bus answers. Otherwise the event would become a dead letter, although
-            # nothing is wrong with the event.
-            if stored.subject not in self._waiting:  # one line for each event, not for each second
+            # Try again until the bus answers. Otherwise the event would become a dead letter,
+            # although nothing is wrong with the event.
+            # log once for each event, not once for each attempt
+            if stored.subject not in self._waiting:
                 log.warning("%s is tried again every second: %s", stored.subject, error)
             self._waiting.add(stored.subject)
             raise Retry(1) from error
@@ -202,7 +206,8 @@ class ApprovalsService(Service):
             log.error("%s", error)
             reply = DecideReply(status=409, detail=str(error))
         except BusError as error:
-            # No answer is sent, so the caller's request times out, and the caller reads the record.
+            # No answer is sent. So the caller's request times out, and the caller then reads the
+            # record.
             log.warning("approval %s: %s", approval_id, error)
             return
         if reply.approval is not None:
@@ -229,8 +234,10 @@ class ApprovalsService(Service):
         telemetry.APPROVALS_OLDEST.set(max(0.0, age_s))
 
     async def _keep_audit(self) -> None:
-        """Write the audit records that NATS has lost, and write each day's anchor, which only one
-        pod does."""
+        """Write the audit records that NATS has lost, and each day's anchor.
+
+        Only one pod writes a day's anchor.
+        """
         anchored_s = -ANCHOR_S
         while True:
             try:

@@ -54,7 +54,7 @@ class ApprovalsSettings(Settings):
 
     @property
     def audit_keys(self) -> tuple[bytes, ...]:
-        """The keys of the audit's anchors. The first one signs."""
+        """The keys for the audit's anchors. The first key signs new anchors."""
         return keys_of(self.audit_key)
 
 

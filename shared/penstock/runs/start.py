@@ -135,7 +135,8 @@ class Starter:
             Problem: 409 if the key was used with another request before; 422 if the agent server
                 has no path for the session id or the user id, or the input does not fit the
                 workflow; 404 if there is no such workflow; 429 if the user has too many runs.
-            BusError: the run was not started. OutcomeUnknown: the run may have been started.
+            BusError: the run was not started.
+            OutcomeUnknown: the run may have been started.
         """
         require_reachable(start.agent, start.user_id, start.session_id)
         if isinstance(start.agent, WorkflowAgent):

@@ -9,8 +9,10 @@ from penstock.web.auth import Identity
 def decider_of(who: Identity, channel: Channel, acts_for: str | None = None) -> Decider:
     """Return the caller as the decider of an approval.
 
-    Args: who: the caller. channel: the way by which the decision came. acts_for: the user for whom
-    the caller decides, which may be the caller.
+    Args:
+        who: the caller.
+        channel: the way by which the decision came.
+        acts_for: the user for whom the caller decides, which may be the caller.
     """
     return Decider(
         name=who.user_id,

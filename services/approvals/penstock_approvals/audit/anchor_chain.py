@@ -1,9 +1,11 @@
-"""Defines anchors, the records of `audit.anchor`, which cover the chains of all runs. Pure.
+"""Defines anchors: the records on the subject `audit.anchor` that cover the chains of all runs.
 
-A run's own chain cannot show that the last records of the run, or all of them, were removed. An
-anchor names the last record and its hash for each run that got records since the previous anchor.
-The anchors are a chain, too. So the hash of the last anchor covers every record that was written
-before this anchor.
+Pure.
+
+If somebody removes the last records of a run, or all records of the run, the run's own chain cannot
+show the removal. For each run that got records since the previous anchor, an anchor has the number
+and the hash of the run's last record. The anchors are a chain, too. So the hash of the last anchor
+covers every record that was written before this anchor.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, Final
 
 from penstock_approvals.audit.chain import Link, keyed, linked
 
-MAX_HEADS: Final = 2_000  # the greatest number of runs in one anchor, which then has 260 KiB
+MAX_HEADS: Final = 2_000  # the greatest number of runs in one anchor; such an anchor has 260 KiB
 
 Head = tuple[int, str]  # the number and the hash of a run's last record
 
@@ -30,10 +32,13 @@ def anchor(
 ) -> Link:
     """Return the anchor that follows `last`.
 
-    Args: heads: the last record of each run that got records since the previous anchor. through:
-    the stream sequence up to which the anchor covers all records. at: the time, RFC 3339. day: the
-    day whose daily anchor this is; None for an anchor on demand. last: the last record of the chain
-    of anchors. keys: the keys of the setting `audit_key`; the first one signs.
+    Args:
+        heads: the last record of each run that got records since the previous anchor.
+        through: the stream sequence up to which the anchor covers all records.
+        at: the time, RFC 3339.
+        day: the day whose daily anchor this is; None for any other anchor.
+        last: the last record in the chain of anchors; None if the chain is empty.
+        keys: the keys of the setting `audit_key`; the first one signs.
     """
     said = {
         "event": "anchor",
@@ -48,7 +53,9 @@ def anchor(
 def loss(
     stands: int, known: int, found_at: str, at: str, last: Link | None, keys: Sequence[bytes]
 ) -> Link:
-    """Return the record which says that NATS has lost the end of the stream AUDIT.
+    """Return a record for the chain of anchors.
+
+    The record says that NATS has lost the end of the stream AUDIT.
 
     `stands` is the last stream sequence after the loss, and `known` is the last stream sequence
     before the loss.

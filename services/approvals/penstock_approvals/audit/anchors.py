@@ -35,7 +35,10 @@ class Anchors:
         self._keys = keys
 
     async def daily(self) -> bool:
-        """Write today's anchor; return False if today's anchor exists already.
+        """Write today's anchor.
+
+        Return False if today's anchor exists already, or if no run got a record since the last
+        anchor.
 
         A day on which no run got a record has no anchor.
 
@@ -66,7 +69,8 @@ class Anchors:
         return (await self._last())[0]
 
     async def lost(self, losses: Sequence[Loss]) -> None:
-        """Add a record for each of these losses of AUDIT that the chain does not name yet.
+        """Add a record to the chain of anchors for each of these losses of AUDIT, unless the chain
+        has the record already.
 
         Raises:
             BusError: the bus does not answer; call again.
@@ -78,7 +82,7 @@ class Anchors:
                 await self._append(record, sequence)
 
     async def unnamed(self, losses: Sequence[Loss]) -> list[Loss]:
-        """Return the losses that the chain of anchors does not name.
+        """Return the losses for which the chain of anchors has no record.
 
         Raises:
             BusError: the bus does not answer; call again.
@@ -91,11 +95,14 @@ class Anchors:
         return [each for each in losses if _facts(each) not in named]
 
     async def _write(self, day: str | None) -> bool:
-        """Cover all records that no anchor covers yet; return whether this process wrote anchors.
+        """Write anchors for all records that no anchor covers yet.
 
         An anchor has at most `MAX_HEADS` runs, so several anchors may be needed. Only the last of
-        these anchors has the `day`. So if the process ends before the last anchor, the anchor of
-        the day is still missing, and another process writes it.
+        these anchors has the `day`. So if the process ends before it has written the last anchor,
+        another process writes an anchor with the `day`.
+
+        Return True if this process wrote the last anchor. Return False if there was nothing to
+        cover, or if another process has written the anchor of the day.
         """
         while True:
             last, sequence = await self._last()
@@ -134,7 +141,7 @@ class Anchors:
             message = Message(SUBJECT, record.payload, {})
             await fence.append(self._bus, SUBJECT, [message], sequence)
         except (FenceConflict, OutcomeUnknown):
-            # because another process has written an anchor
+            # Another process has written an anchor, or the outcome of this write is unknown.
             log.debug("the chain of anchors is read again")
             return False
         return True
@@ -147,8 +154,8 @@ class Anchors:
         try:
             return parse(stored.payload), stored.sequence
         except Malformed as error:
-            # `verify` reports the damaged anchor. The next anchor gets the next number, and covers
-            # all runs.
+            # `verify` reports the damaged anchor. The next anchor gets the number after the damaged
+            # anchor, and covers all runs, because the damaged anchor does not show what it covered.
             log.error("AUDIT, sequence %d: the last anchor: %s", stored.sequence, error)
             n = sum([1 async for _ in direct.replay(self._bus, AUDIT, SUBJECT)])
             return Link(n, GENESIS, {}), stored.sequence

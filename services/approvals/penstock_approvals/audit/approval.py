@@ -30,15 +30,21 @@ class History:
 
 
 class ApprovalAudit:
-    """The audit of approvals. Every call may be repeated: each entry is written once."""
+    """The audit of approvals.
+
+    Every call may be repeated, because each entry is written only once.
+    """
 
     def __init__(self, bus: Bus, *, with_details: bool = False, keys: Sequence[bytes] = ()) -> None:
         """Take the settings of the audit.
 
-        Args: bus: the bus with the stream AUDIT. with_details: whether records have arguments,
-        values and notes, not only digests. keys: the keys of the audit. The first key makes the
-        hashes of IP addresses. Without a key, no such hashes are written, because an IP address can
-        be guessed from a hash without a key.
+        Args:
+            bus: the bus with the stream AUDIT.
+            with_details: True if records contain the arguments, values and notes; False if records
+                contain only digests.
+            keys: the keys of the audit. The first key makes the hashes of IP addresses. Without a
+                key, no hashes of IP addresses are written, because anybody could find the address
+                by hashing all addresses.
         """
         self.trail = Audit(bus)
         self._keys = keys
@@ -58,8 +64,8 @@ class ApprovalAudit:
     async def ran(self, record: ApprovalRecord) -> None:
         """Write which approved calls ran, according to the run's events.
 
-        Call this when the run ends or pauses again. So the service does not need to follow the tool
-        events of all runs. Raises BusError.
+        The service calls this method when the run ends or pauses again. So it does not have to
+        follow the tool events of all runs. Raises BusError.
         """
         if not approved_calls(record):
             return
@@ -86,8 +92,8 @@ class ApprovalAudit:
     async def viewed(self, record: ApprovalRecord, who: Decider, ip: str | None) -> None:
         """Write that a person who is not the requester has seen the approval.
 
-        Only the first view by each person and channel is written. Otherwise an open page would fill
-        the audit, because it reads the approval every few seconds. Raises BusError.
+        Only a person's first view in each channel is written. An open page reads the approval every
+        few seconds, and would otherwise fill the audit. Raises BusError.
         """
         if who.name == record.user_id and who.on_behalf_of is None and who.token_id is None:
             return

@@ -1,8 +1,8 @@
 """Defines the records of the audit and their chain. Pure.
 
 The records of a run are numbered from 1. Each record contains the hash of the record before it, and
-its own hash is `SHA-256(prev || canonical JSON of the record)`. So a change, removal or insertion
-of a record changes all hashes that follow.
+its own hash is `SHA-256(prev || canonical JSON of the record)`. So if a record is changed, removed
+or inserted, no later hash is right any more.
 
 The stored form of a record is its canonical JSON with its hash as the additional member `hash`. The
 stored form of an anchor may also have the member `mac`, the HMAC-SHA-256 of the hash.
@@ -27,14 +27,14 @@ HASH, MAC = "hash", "mac"
 
 
 class Malformed(ValueError):
-    """A stored message is no record of an audit: its bytes were changed. The text says how."""
+    """The error for a stored message that is not a valid record of the audit. The text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """The content of a record, before the record has a number and a hash.
 
-    An entry is identified by its approval, its event and `which`. An entry that the chain has
+    The approval, the event and `which` together identify an entry. An entry that the chain has
     already is not written again. `which` distinguishes entries with the same event, such as the
     votes on an approval.
     """
@@ -50,7 +50,7 @@ class Entry:
     token_id: str | None = None
     ip_hash: str | None = None
     policy: Mapping[str, Any] | None = None
-    digest: str | None = None  # the digest of what was asked, sent, or run
+    digest: str | None = None  # the digest of the items that were requested, sent, or run
     decision: str | None = None
     items: Mapping[str, str] | None = None  # the decision of each item
     note_hash: str | None = None
@@ -89,12 +89,15 @@ class Link:
 
 
 def canonical(value: Any) -> bytes:
-    """Return the value as canonical JSON: with sorted keys, without blanks, in ASCII."""
+    """Return the value as canonical JSON, with sorted keys, without blanks, and in ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def hash_of(record: Record) -> str:
-    """Return the hash of a record, which contains the hash of the record before it as `prev`."""
+    """Return the hash of a record.
+
+    The record's member `prev` is the hash of the record before it.
+    """
     return hashlib.sha256(str(record["prev"]).encode() + canonical(record)).hexdigest()
 
 
@@ -104,7 +107,10 @@ def digest(value: Any) -> str:
 
 
 def keyed(text: str, key: bytes) -> str:
-    """Return the HMAC-SHA-256 of a text. Without the key, nobody can guess the text."""
+    """Return the HMAC-SHA-256 of a text.
+
+    Without the key, nobody can find the text by hashing guesses.
+    """
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 

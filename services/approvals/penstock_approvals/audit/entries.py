@@ -1,8 +1,8 @@
 """Makes the entries of the audit from an approval's record. Pure.
 
-The record keeps everything that people and the policy did. So `entries_of` gives the same entries
-at any later time, also in another process. If a process ends before it has written an entry, the
-next call that handles the approval writes it.
+The approval's record keeps everything that people and the policy did. So `entries_of` returns the
+same entries at any later time, in any process. If a process ends before it has written an entry,
+the next call that handles the approval writes it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sent(record: ApprovalRecord, at: str) -> Entry | None:
 
 
 def viewed(record: ApprovalRecord, who: Decider, at: str, ip_hash: str | None) -> Entry:
-    """Return the entry of a person's first view of the approval by one way."""
+    """Return the entry of a person's first view of the approval in the person's channel."""
     return Entry(
         approval_id=record.approval_id,
         event="viewed",
@@ -68,8 +68,8 @@ def _requested(record: ApprovalRecord, with_details: bool) -> Entry:
         event="requested",
         at=record.requested_at,
         by=record.user_id,
-        # A vote that changes arguments changes `digest`. So `requested_digest` keeps the request's
-        # digest.
+        # A vote that changes arguments also changes the record's `digest`. The original digest of
+        # the request is then in `requested_digest`.
         digest=record.requested_digest or record.digest,
         items={item["item_id"]: str(item.get("kind")) for item in record.items},
         details=_limited({"items": _arguments(record)}) if with_details else None,
@@ -88,7 +88,10 @@ def _escalated(record: ApprovalRecord, number: int) -> Entry:
 
 
 def _voted(record: ApprovalRecord, with_details: bool) -> list[Entry]:
-    """Return the entries of the votes, except the deciding vote, whose entry is the decision."""
+    """Return the entries of the votes.
+
+    The deciding vote gets no entry, because the entry of the decision covers that vote.
+    """
     decision = record.decision
     by_vote = decision is not None and not decision.automatic
     votes = record.votes[:-1] if by_vote else record.votes
@@ -110,7 +113,7 @@ def _voted(record: ApprovalRecord, with_details: bool) -> list[Entry]:
 
 
 def _ended(record: ApprovalRecord) -> list[Entry]:
-    """Return the entry of an end without a decision of people."""
+    """Return the entry of an approval that ended without a decision of people."""
     if record.status not in ("expired", "withdrawn"):
         return []
     return [
@@ -150,7 +153,10 @@ def _answers(record: ApprovalRecord, note: str | None, items: Sequence[Decided])
 
 
 def _who(decider: Decider | None) -> dict[str, Any]:
-    """Return the members that name who acted; empty for a decision of an older version."""
+    """Return the members of a record that name who acted.
+
+    The result is empty if a release without deciders took the decision.
+    """
     if decider is None:
         return {}
     return {

@@ -32,10 +32,11 @@ class AuditLosses:
         self._handled = 0
 
     async def after_losses(self) -> None:
-        """Write the lost records that follow from the approvals again, then record the loss.
+        """Write again the lost audit records that can be made from the approvals; then record the
+        loss.
 
-        The loss is recorded last. If the process ends before that, another process repeats all
-        steps.
+        The loss is recorded last. If the process ends before it has recorded the loss, another
+        process repeats all steps.
 
         Raises:
             BusError: the bus does not answer; call again.

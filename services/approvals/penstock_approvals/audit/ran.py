@@ -1,4 +1,4 @@
-"""Finds in the events of a run which approved calls ran, and how they ended. Pure."""
+"""Finds out from a run's events which approved calls ran, and how these calls ended. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from penstock.bus.records import ApprovalRecord
 from penstock_approvals.audit.chain import Entry
 
 TOOL_EVENTS: Final = ("llm.tool_progress", "llm.tool_result", "system.warning")
-NOT_APPROVED: Final = "not_what_was_approved"  # the code of the warning
+# the code of a `system.warning` about a call with other arguments
+NOT_APPROVED: Final = "not_what_was_approved"
 _NOT_RUN: Final = frozenset({"rejected", "expired"})  # outcomes of calls that did not run
 
 
 def approved_calls(record: ApprovalRecord) -> dict[str, str]:
-    """Return the digests of the approved items of a decided approval, by tool call."""
+    """Return the digest of each approved item of a decided approval, by the id of the item's tool
+    call."""
     decided = record.decision.items if record.decision is not None else []
     approved = {item.item_id for item in decided if item.decision == "approve"}
     return {
@@ -29,7 +31,7 @@ def ran(record: ApprovalRecord, events: Iterable[Mapping[str, Any]]) -> list[Ent
 
     `events` are the bodies of the run's events of `TOOL_EVENTS`, in the order of their sequences.
     The entry has the digest of the approved item. If the call ran with other arguments, the entry
-    says so. It then has the digest of these arguments, which is taken from the warning.
+    says so, and has the digest of these arguments instead. That digest comes from the warning.
     """
     calls = approved_calls(record)
     found: dict[str, Entry] = {}

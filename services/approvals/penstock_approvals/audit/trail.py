@@ -1,4 +1,4 @@
-"""Appends records to the stream AUDIT, once each, and reads the chain of a run."""
+"""Appends each record once to the stream AUDIT, and reads the chain of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock_approvals.audit.chain import GENESIS, Entry, Link, Malformed, link
 
 log = logging.getLogger(__name__)
 
-LAG_S = 0.05  # seconds that a read waits for a replica that lags behind
+LAG_S = 0.05  # seconds before a read is repeated, if a replica that lags behind has answered
 ATTEMPTS = 100
 
 
@@ -28,11 +28,12 @@ class Audit:
     async def append(self, run_id: str, *entries: Entry) -> None:
         """Append the entries that the run's chain does not have yet, in this order.
 
-        An entry is identified by its key, so the call may be repeated at any time: after an error,
-        after a kill, or by another process at the same moment.
+        A key identifies each entry. So the call may be repeated after an error or a kill, even by
+        another process at the same moment.
 
         Raises:
-            BusError: the bus does not answer. Some of the entries may be written; repeat the call.
+            BusError: the bus does not answer. Some of the entries may have been written; repeat the
+                call.
         """
         subject = audit(run_id)
         while True:
@@ -50,7 +51,9 @@ class Audit:
                 log.debug("run %s: its audit is read again", run_id)
 
     async def chain(self, run_id: str) -> list[Link]:
-        """Return the records of a run. A message that cannot be parsed is a record without content.
+        """Return the records of a run.
+
+        For a message that cannot be parsed, the result has a record without content.
 
         Raises:
             BusError: the bus does not answer.
@@ -65,8 +68,8 @@ class Audit:
             try:
                 chain.append(parse(stored.payload))
             except Malformed as error:
-                # `verify` reports the damaged record. It keeps its number, so the next record gets
-                # the next number.
+                # `verify` reports the damaged record. The damaged record is counted, so that the
+                # next record gets the right number.
                 log.error("run %s: AUDIT, sequence %d: %s", run_id, stored.sequence, error)
                 chain.append(Link(len(chain) + 1, GENESIS, {}))
         return chain, found[-1].sequence if found else 0
@@ -77,7 +80,7 @@ class Audit:
 
 
 async def complete(bus: Bus, stream: str, subject: str) -> list[Stored]:
-    """Return all messages of a subject, up to the last one that the stream's leader has.
+    """Return all messages of a subject, up to the last message that the stream's leader has.
 
     Raises:
         BusError: the bus does not answer.

@@ -3,10 +3,11 @@
 `Verifier.take` gets the stored messages of AUDIT in the order of the stream. `Verifier.findings`
 then returns each problem with its run and record.
 
-Hashes alone cannot show that somebody has replaced *all* records after some point, with all hashes
-and anchors that follow. To find this, keep the hash of an anchor elsewhere and pass it as `anchor`,
-or sign the anchors with a key that the writer does not have (`keys`). A record after the last
-anchor is protected only by the chain of its run.
+Somebody could replace *all* records after some point, and compute all later hashes and anchors
+again. Hashes alone cannot show such a replacement. There are two ways to find it. Keep the hash of
+an anchor elsewhere, and pass that hash as `anchor`. Or sign the anchors with a key that such a
+person does not have, and pass the key in `keys`. A record after the last anchor is protected only
+by the chain of its run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ ANCHOR = "anchor"  # the second token of the anchors' subject, `audit.anchor`
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem. `chain` is a run id or `anchor`, `n` the number of the record or 0."""
+    """A problem in a chain.
+
+    `chain` is a run id or `anchor`. `n` is the number of the record, or 0 if the problem is not
+    about one record.
+    """
 
     chain: str
     n: int
@@ -35,7 +40,10 @@ class Finding:
 
 @dataclass(slots=True)
 class _Chain:
-    """The state of reading a chain. `hashes` has the hashes of the records from `first` on."""
+    """The state of reading a chain.
+
+    `hashes` has the hashes of the records from number `first` on.
+    """
 
     first: int = 1
     hashes: list[str] = field(default_factory=list)
@@ -51,14 +59,15 @@ class _Chain:
         return self.hashes[-1] if self.hashes else GENESIS
 
     def forget_before(self, n: int) -> None:
-        """Forget the hashes of records before number `n`, which an anchor has covered."""
+        """Forget the hashes of the records before number `n`, because an anchor covers these
+        records."""
         if self.first < n <= self.n:
             del self.hashes[: n - self.first]
             self.first = n
 
 
 class Verifier:
-    """Verifies records as they are read."""
+    """Verifies records in the order in which they are read."""
 
     def __init__(
         self,
@@ -68,13 +77,15 @@ class Verifier:
     ) -> None:
         """Set what the verification expects.
 
-        Args: keys: the keys that may have signed the anchors; without keys, signatures are not
-        verified. anchor: the hash of an anchor that must exist. only: the only run whose records
-        are taken; None for all runs.
+        Args:
+            keys: the keys that may have signed the anchors; without keys, signatures are not
+                verified.
+            anchor: the hash of an anchor that the chain must have.
+            only: the id of the only run whose records are verified; None for all runs.
         """
         self.records = 0
         self.newer = 0  # the number of records after the last anchor
-        self.losses: list[str] = []  # the losses of NATS that the anchors name
+        self.losses: list[str] = []  # texts about the losses of AUDIT that the anchors name
         self._keys = keys
         self._wanted = anchor
         self._only = only
@@ -111,7 +122,8 @@ class Verifier:
             link = parse(payload)
         except Malformed as error:
             self._say(chain, state.n + 1, f"{error} (stream sequence {sequence})")
-            # Count the damaged record. Otherwise the next record would be reported, too.
+            # Count the damaged record. Otherwise the number of the next record would seem wrong,
+            # and the next record would be reported, too.
             state.hashes.append("")
             state.broken = True
             return None

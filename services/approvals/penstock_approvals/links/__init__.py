@@ -1,1 +1,1 @@
-"""Makes and serves one-time links: pages on which a person decides without an account."""
+"""Makes one-time links, and serves their pages, on which a person decides without an account."""

@@ -21,7 +21,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,6}")
 
 
 class BadForm(ValueError):
-    """The form cannot be read. The text says what to do."""
+    """The error for a form that cannot be read. The text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,10 @@ def parse(body: bytes) -> Form:
 
 
 def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:
-    """Return the decision on each item: the form's decision, with the item's value."""
+    """Return the decision on each item.
+
+    Each has the form's decision and the value of its own field.
+    """
     return [
         Decided(
             item_id=item["item_id"],
@@ -91,7 +94,11 @@ def can_reject(items: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _value(item: Mapping[str, Any], text: str | None) -> Any:
-    """Return the value of an item's field: the text itself for texts, else the parsed JSON."""
+    """Return the value of an item's field.
+
+    If the item's schema asks for a text, the value is the text itself. Otherwise the text is parsed
+    as JSON.
+    """
     if item.get("kind") not in NEEDS_VALUE or not text:
         return None
     if (item.get("input_schema") or {}).get("type") == "string":

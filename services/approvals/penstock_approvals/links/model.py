@@ -1,4 +1,4 @@
-"""Defines the stored form of a link, and whether a link can be used now. Pure."""
+"""Defines the stored form of a link, and computes whether a link can be used now. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LinkRecord(Record):
     def decider(self) -> Decider:
         """Return the person who holds the link.
 
-        All links of a group count as one person. Otherwise somebody with two links of the group
+        All links for the same role count as one person. Otherwise somebody with two such links
         could vote twice.
         """
         return Decider(
@@ -48,17 +48,18 @@ class LinkRecord(Record):
         )
 
     def signature(self) -> str:
-        """Return the value that a form of this link must send.
+        """Return the secret value that the page puts into its form and that the form must send
+        back.
 
-        A page of another origin cannot know the value. The value depends on the request, so a form
-        that was shown before the request changed has an outdated value and is refused.
+        A page of another origin cannot know this value. The value also depends on the digest of the
+        request. So if the request changes, a form that was shown before the change is refused.
         """
         text = f"{self.approval_id}.{self.digest}"
         return hmac.new(bytes.fromhex(self.form_key), text.encode(), hashlib.sha256).hexdigest()
 
 
 class State(Enum):
-    """Whether a link can be used, and if not, why."""
+    """Says whether a link can be used, and if not, why."""
 
     OPEN = "open"
     USED = "used"

@@ -1,5 +1,7 @@
-"""Write the page of a link as HTML. The page loads nothing, runs no script, and hides nothing.
-Pure."""
+"""Write the page of a link as HTML. Pure.
+
+The page loads no other files, runs no script, and hides nothing.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ _OUTCOMES: Final = {"approved": "approved", "rejected": "rejected", "mixed": "de
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that a page of a link shows. `problem` says why a form was not accepted."""
+    """The content of a link's page.
+
+    `problem` says why a form was refused; None if no form was refused.
+    """
 
     link: LinkRecord
     state: State

@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class LinkRequests:
-    """Handles requests on `link.<approval>`, with the rights of the person who wants the link."""
+    """Handles requests for links on `link.<approval>`.
+
+    A request has the rights of the person who wants the link.
+    """
 
     def __init__(self, bus: Bus, approvals: Approvals, public_url: str | None) -> None:
         self._bus = bus
@@ -28,7 +31,7 @@ class LinkRequests:
         self._public_url = public_url
 
     async def on_request(self, msg: Msg) -> None:
-        """Answer a request. There is no answer if the bus fails, so the caller may ask again."""
+        """Answer a request. If the bus fails, no answer is sent, and the caller may ask again."""
         try:
             reply = await self._reply(msg.subject.removeprefix("link."), msg.data)
         except ValidationError as error:

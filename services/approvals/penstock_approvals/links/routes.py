@@ -94,7 +94,10 @@ _LINK["properties"] |= {"user": NULLABLE, "role": NULLABLE}
 
 
 class LinkPages:
-    """Handles the page of a link. A GET never decides, so that a mail scanner cannot decide."""
+    """Handles the page of a link.
+
+    A GET never decides, so a mail scanner that opens the link cannot decide.
+    """
 
     def __init__(self, bus: Bus, approvals: Approvals, decide: Decide) -> None:
         self._bus = bus
@@ -112,7 +115,7 @@ class LinkPages:
         )
     )
     async def show(self, request: Request) -> Response:
-        """Return the page that shows the request, or what has become of the request."""
+        """Return the page. It shows the request, or how the request ended."""
         link = await self._link(request)
         view = await self._view(link)
         if view.state is State.OPEN and view.record is not None:
@@ -131,7 +134,7 @@ class LinkPages:
         )
     )
     async def act(self, request: Request) -> Response:
-        """Decide as the form says, and redirect the browser to the page."""
+        """Decide as the form says, and redirect the browser to the link's page."""
         link = await self._link(request)
         _check_site(request)
         sent = await _form(request)
@@ -157,7 +160,10 @@ class LinkPages:
         return _html(after, reply.status)
 
     async def _link(self, request: Request) -> LinkRecord:
-        """Return the link of the path. Raises Problem 404, or 429 after many unknown links."""
+        """Return the link whose secret is in the path.
+
+        Raises Problem 404 for an unknown link, or 429 after many unknown links.
+        """
         secret = request.path_params["secret"]
         link = None
         if SECRET.fullmatch(secret):
@@ -181,8 +187,8 @@ class LinkPages:
         try:
             await self._links.used(link, sent.decision)
         except BusError as error:
-            # The decision is taken, so the link cannot be used again. Without the record of the
-            # use, the page still says that the approval was decided, but not that this link was
+            # The decision is taken, so the link cannot be used again, although its use is not
+            # recorded. The page then says that the approval was decided, but not that this link was
             # used.
             log.warning("approval %s: a link's use is not noted: %s", link.approval_id, error)
 
@@ -191,7 +197,10 @@ class LinkMaking:
     """The handlers that make and revoke links, for administrators."""
 
     def __init__(self, bus: Bus, approvals: Approvals, public_url: str | None) -> None:
-        """`public_url` is the address of this service for people. Without it, links are paths."""
+        """Take the address at which people reach this service, `public_url`.
+
+        Without this address, links are only paths.
+        """
         self._links = Links(bus)
         self._approvals = approvals
         self._public_url = public_url

@@ -1,4 +1,7 @@
-"""Make, find and use links. KV `tokens` has a record for each link, without the link's secret."""
+"""Make, find, use and revoke links.
+
+KV `tokens` has a record for each link, without the link's secret.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from penstock.bus.records import ApprovalRecord, Decider
 from penstock_approvals.links.model import LinkRecord
 from penstock_approvals.policy import may_decide
 
-# seconds for which an expired link's record is kept, so that the page can say that it expired
+# The seconds for which the record of an expired link is kept. During this time, the link's page
+# says that the link has expired.
 KEPT_S: Final = 30 * 86_400.0
 _ID_CHARS: Final = 32
 # The prefix of a link's secret, by which tools that search logs and repositories for secrets
@@ -26,7 +30,7 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class LinkRefused(Exception):
-    """A link cannot be made. `status` is an HTTP status."""
+    """The error for a link that cannot be made. `status` is the HTTP status of the answer."""
 
     def __init__(self, status: Literal[403, 404, 409, 422], detail: str) -> None:
         super().__init__(detail)
@@ -49,10 +53,12 @@ class Links:
         role: str | None,
         lifetime_s: float,
     ) -> tuple[str, LinkRecord]:
-        """Return the secret of a new link, and its record. The link ends with the deadline.
+        """Make a link; return the link's secret and its record.
+
+        The link expires at the approval's deadline or earlier.
 
         Raises:
-            LinkRefused: the maker may not make links, or nobody could decide with this link.
+            LinkRefused: the maker may not make links, or the link could not be used to decide.
             BusError: the bus does not answer.
         """
         if "administer" not in maker.scopes:
@@ -62,8 +68,8 @@ class Links:
         if not user and not role:
             raise LinkRefused(422, "user or role: name who decides with the link")
         if not user and record.need > 1:
-            # Without this refusal, a member of the group could vote twice: by the link, and under
-            # the member's own name.
+            # A link without a user counts as a separate person. So a person with the role could
+            # vote twice: by the link, and under the person's own name.
             raise LinkRefused(
                 422, f"user: {record.need} people must decide, so a link must say who decides"
             )
@@ -91,7 +97,7 @@ class Links:
         return secret, link
 
     async def find(self, secret: str) -> LinkRecord | None:
-        """Return the link with this secret; None if there is none. Raises BusError."""
+        """Return the link with this secret; None if there is no such link. Raises BusError."""
         if not SECRET.fullmatch(secret):
             return None
         hashed = hash_of(secret)
@@ -102,7 +108,9 @@ class Links:
         return link if hmac.compare_digest(link.hash, hashed) else None
 
     async def used(self, link: LinkRecord, decision: Literal["approve", "reject"]) -> None:
-        """Record that the link was used. The approval itself prevents a second use.
+        """Record that the link was used.
+
+        This record only informs people. A second use fails because the approval is decided.
 
         Raises BusError.
         """
@@ -114,7 +122,7 @@ class Links:
         await self._bucket.update(_key(link.id), used.dump(), entry.revision, self._kept_s(link))
 
     async def revoke(self, approval_id: str, link_id: str) -> bool:
-        """Delete a link of the approval; return False if there is none. Raises BusError."""
+        """Delete a link; return False if the approval has no such link. Raises BusError."""
         entry = await self._bucket.get(_key(link_id)) if _ID.fullmatch(link_id) else None
         if entry is None:
             return False

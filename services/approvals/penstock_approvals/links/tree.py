@@ -1,4 +1,4 @@
-"""Write JSON as an HTML list: keys sorted, nothing left out, nothing hidden. Pure."""
+"""Write a JSON value as a complete HTML list with sorted keys. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any, Final
 
 from penstock_approvals.links.visible import visible
 
-LONG: Final = 600  # a text with more characters is folded; the whole text is on the page
+LONG: Final = 600  # a text with more characters is folded, but the page has the whole text
 MAX_DEPTH: Final = 30  # values that are nested more deeply are written as JSON
 MAX_CHARS: Final = 1_000_000
 
 
 class TooLarge(ValueError):
-    """The value is too large to be shown completely, so a person must not decide on the page."""
+    """The error for a value that is too large to be shown completely.
+
+    A person must then not decide on the page.
+    """
 
 
 def tree(value: Any) -> str:
@@ -60,7 +63,7 @@ def _text(text: str, kind: str = "value") -> str:
 
 
 def _json(value: Any) -> str:
-    """Return the value as JSON. Raises TooLarge if it is nested too deeply."""
+    """Return the value as JSON. Raises TooLarge if the value is nested too deeply."""
     try:
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
     except RecursionError:

@@ -21,10 +21,10 @@ _PLAIN: Final = re.compile(r"[ -~\n]*")
 
 
 def visible(text: str, *, lines: bool = True) -> str:
-    """Return the text as HTML. Each character that cannot be seen becomes a mark with its code.
+    """Return the text as HTML. A mark with the character's code replaces each invisible character.
 
-    A space character other than U+0020 becomes a mark, too, because people cannot tell it from a
-    space. With `lines`, line breaks are kept; otherwise a line break becomes a mark.
+    A mark also replaces each space character other than U+0020, because these characters look
+    alike. With `lines`, line breaks are kept; otherwise a mark replaces each line break.
     """
     if _PLAIN.fullmatch(text) and (lines or "\n" not in text):
         return html.escape(text)

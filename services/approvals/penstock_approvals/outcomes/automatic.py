@@ -1,9 +1,9 @@
 """Make decisions without people: by a rule of the policy, or at the deadline. Pure.
 
-Each decision is compared with the deadline, by the clock of the NATS server. So the deadline holds
-even if no service runs when it passes. The status of an approval whose deadline has passed is
-`expired`, never `decided`. This is so even if the policy then rejects or approves the items,
-because no person has decided.
+The time of each decision, by the clock of the NATS server, is compared with the deadline. So the
+deadline holds even if no service runs at the deadline. The status of an approval whose deadline has
+passed is `expired`, never `decided`, because no person has decided. The status is `expired` even if
+the policy then rejects or approves the items.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def consequence(record: ApprovalRecord) -> Consequence:
 
 
 def until_at_most(record: ApprovalRecord, until: str | None) -> ApprovalRecord:
-    """Return the record with the deadline `until`, if it has no deadline or a later one.
+    """Return the record with a deadline no later than `until`; None means no limit.
 
-    The run does not wait longer than `until`, so nobody may decide later, and the items are
-    rejected.
+    The run does not wait longer than `until`, so nobody may decide after this time. If `until`
+    becomes the deadline, the items are rejected at the deadline.
     """
     if until is None:
         return record
@@ -61,7 +61,10 @@ def is_late(record: ApprovalRecord, now: datetime) -> bool:
 
 
 def expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
-    """Return the record after its deadline, with the decision if the deadline leads to one."""
+    """Return the record with the status `expired`.
+
+    If the policy rejects or approves the items at the deadline, the record also has this decision.
+    """
     update: dict[str, Any] = {"status": "expired", "reason": f"not decided by {record.expires_at}"}
     follows = _FOLLOWS.get(consequence(record))
     if follows is not None:

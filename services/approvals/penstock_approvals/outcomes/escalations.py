@@ -1,8 +1,8 @@
 """Computes which escalations of an approval were reached, and makes their events. Pure.
 
 An escalation lets further people decide. The record of the approval counts the escalations that
-were reached (`escalated`), and each of these escalations is announced as `approval.escalated`, in
-their order.
+were reached (`escalated`). Each reached escalation is announced as `approval.escalated`, in the
+order of the escalations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ def reached(record: ApprovalRecord, now: datetime) -> int:
 
 
 def escalations(record: ApprovalRecord) -> list[tuple[str, Mapping[str, object]]]:
-    """Return the events of the steps that the record counts, as type and data, in their order."""
+    """Return the events of the escalations that the record counts, in their order.
+
+    Each event is a type and its data.
+    """
     steps = enumerate(record.escalations[: record.escalated], 1)
     return [("approval.escalated", _escalated(record, step, each.to)) for step, each in steps]
 
@@ -32,5 +35,8 @@ def _escalated(record: ApprovalRecord, step: int, to: Deciders) -> Mapping[str, 
 
 
 def _users(record: ApprovalRecord, names: Collection[str]) -> list[str]:
-    """Return the names of users, with the requester's own name."""
+    """Return the names of users.
+
+    The requester's own name replaces the placeholder for the requester.
+    """
     return [record.user_id if name == REQUESTER else name for name in names]

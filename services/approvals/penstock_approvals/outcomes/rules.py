@@ -10,15 +10,17 @@ from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock_approvals.outcomes.schemas import misfit
 from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
 
-MAX_BYTES = 512 * 1024  # the greatest size of a decision, which is sent in one message
+# the greatest size of a decision, because one message carries the whole decision
+MAX_BYTES = 512 * 1024
 
 
 class Unfit(ValueError):
-    """The decision does not fit the request. The error's text names the item."""
+    """The error for a decision that does not fit its request. The text names the item."""
 
 
 def check(approval: ApprovalRecord, request: DecideRequest) -> None:
-    """Raise Unfit unless exactly the request's items are decided, each once, as its kind allows."""
+    """Raise Unfit unless each item of the request is decided once, as the item's kind allows, and
+    no other item is decided."""
     wanted = {item["item_id"]: item for item in approval.items}
     given = Counter(item.item_id for item in request.items)
     for item_id, count in given.items():
@@ -50,7 +52,7 @@ def _check_item(asked: dict[str, Any], item: Decided) -> None:
 def _check_schema(schema: dict[str, Any], item: Decided) -> None:
     """Check the value against the item's schema. Raises Unfit if the value does not fit.
 
-    An answer that does not fit would make the session unusable for ever on an ADK server.
+    On an ADK server, an answer that does not fit would make the session unusable for ever.
     """
     reason = misfit(schema, item.value)
     if reason is not None:

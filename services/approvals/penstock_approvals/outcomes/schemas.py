@@ -1,9 +1,9 @@
-"""Check a value against the JSON Schema of an agent's server, without trusting the schema. Pure.
+"""Check a value against a JSON Schema that an agent server sent, without trusting the schema. Pure.
 
 A schema may name other schemas by URL, refer to itself without end, or have a pattern that takes
 hours. So this module fetches nothing, limits the number of references, and evaluates patterns with
-RE2. A value that cannot be judged here is accepted, because the agent's server judges the value
-again.
+RE2. If a value cannot be judged here, the value is accepted, because the agent server checks the
+value again.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from referencing.exceptions import Unresolvable
 from penstock.expressions import is_found
 
 MAX_REFERENCES: Final = 1000
-# The keyword whose patterns the library evaluates with Python's slow regular expressions, in
-# several places. A schema with this keyword is not judged.
+# A schema with this keyword is not judged. For the patterns of this keyword, the library uses
+# Python's slow regular expressions in several places.
 _UNREADABLE: Final = "patternProperties"
 _extended: Final[Any] = extend  # the library has no type annotations for `extend`
 
 
 class _TooMuch(Exception):
-    """The validation has followed more than `MAX_REFERENCES` references."""
+    """The error for a validation that has followed more than `MAX_REFERENCES` references."""
 
 
 def misfit(schema: dict[str, Any], value: Any) -> str | None:
-    """Return where and why the value does not fit the schema; None if it fits or is not judged."""
+    """Return where and why the value does not fit the schema.
+
+    Return None if the value fits, or if the schema is not judged.
+    """
     try:
         Draft202012Validator.check_schema(schema)
         if _has_key(schema, _UNREADABLE):

@@ -1,10 +1,10 @@
 """Count the votes on an approval. Pure.
 
-Each person's decision is a vote in the approval's record. One vote that rejects an item is enough
-to reject the item. An item is approved when as many people as the policy requires have approved it.
-The approval is decided when each item is rejected or approved. A vote may change what is to be
-approved: the arguments, or the value of an answer. Such a vote makes the earlier votes void,
-because the earlier votes approved something else.
+Each person's decision is a vote in the approval's record. One rejecting vote is enough to reject an
+item. An item is approved when as many people as the policy requires have approved it. The approval
+is decided when each item is rejected or approved. A vote may change the arguments or the value that
+people are asked to approve. Such a vote makes the earlier votes void, because the earlier votes
+approved something else.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ from penstock_approvals.policy import NotEditable, check_edit, may_decide, perso
 from penstock_approvals.policy.edits import is_same
 from penstock_approvals.policy.kinds import NEEDS_VALUE
 
-# The channels whose clients get the digest and must send it back. The protocols of upstreams cannot
-# carry a digest.
+# The channels whose clients get the digest and must send the digest back. The protocols of agent
+# servers cannot carry a digest, so answers in these protocols have none.
 SENDS_DIGEST: Final[frozenset[Channel]] = frozenset({"api", "link", "page", "cli"})
 
-# the greatest number of votes; without it, people who change arguments in turns could vote for ever
+# The greatest number of votes. Without this limit, people who change arguments in turns could vote
+# for ever.
 MAX_VOTES: Final = 1000
 
 
 class Refused(Exception):
-    """A vote that does not count. `status` is an HTTP status, and the text says why."""
+    """The error for a vote that does not count.
+
+    `status` is an HTTP status, and the text says why.
+    """
 
     def __init__(self, status: Literal[403, 409, 422], why: str) -> None:
         super().__init__(why)
@@ -46,13 +50,15 @@ class Refused(Exception):
 def cast(
     record: ApprovalRecord, request: DecideRequest, now: str, *, require_digest: bool = False
 ) -> ApprovalRecord:
-    """Return the pending record with one more vote, and with the decision if the vote decides.
+    """Return the pending record with one more vote.
+
+    If the vote decides the approval, the record also has the decision.
 
     If the vote repeats an earlier vote with the same idempotency key, the record is returned
     unchanged.
 
     Raises:
-        Refused: the person may not decide, has voted before, or the vote does not fit.
+        Refused: the person may not decide or has voted before, or the vote does not fit.
     """
     decider = request.made_by
     if (reason := may_decide(record, decider)) is not None:
@@ -69,7 +75,7 @@ def cast(
     except (Unfit, NotEditable) as error:
         raise Refused(422, str(error)) from None
     _check_rulings(record, request)
-    # An edge of an older version sends no decider, and its clients do not know the digest.
+    # An edge of an older version sends no decider. Clients of such an edge do not know the digest.
     saw_it = request.decider is not None and decider.channel in SENDS_DIGEST
     if require_digest and saw_it and request.digest is None:
         raise Refused(422, "digest: send the `digest` of the approval that was shown")
@@ -77,7 +83,7 @@ def cast(
 
 
 def _earlier(record: ApprovalRecord, decider: Decider) -> Vote | None:
-    """Return the vote of the same person that still counts."""
+    """Return this person's earlier vote that still counts; None if there is none."""
     person = person_of(decider)
     return next((vote for vote in record.votes if vote.by == person and not vote.void), None)
 
@@ -88,7 +94,8 @@ def _repeats(vote: Vote, request: DecideRequest) -> bool:
 
 
 def said_the_same(record: ApprovalRecord, request: DecideRequest) -> bool:
-    """Return whether a request equals the vote or decision with its idempotency key."""
+    """Return whether a request is equal to the recorded vote or decision with the same idempotency
+    key."""
     key = request.idempotency_key
     votes = [vote for vote in record.votes if vote.idempotency_key == key]
     said: list[Vote | Decision | None] = [*votes] or [record.decision]
@@ -107,8 +114,9 @@ def _is_same(given: Vote | Decision, request: DecideRequest) -> bool:
 def _is_same_item(given: Decided, item: Decided) -> bool:
     """Return whether two decisions on an item are the same.
 
-    The recorded decision may differ in form from the request. The request may have edited arguments
-    as the value, and a missing value may have been taken from an earlier vote.
+    The recorded decision may differ in form from the request. For example, the request may have the
+    edited arguments as its value. And if the request has no value, the recorded value may come from
+    an earlier vote.
     """
     said = item.value if item.args is None else item.args
     kept = given.value if given.args is None else given.args
@@ -130,7 +138,7 @@ def _check_number(record: ApprovalRecord, earlier: Vote | None) -> None:
 
 
 def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
-    """Raise Refused unless the request has the digest of what the record asks now."""
+    """Raise Refused unless the request has the digest of the record's current items."""
     if request.digest is not None and request.digest != record.digest:
         text = "the request is not the one that was shown: its digest differs; look at it again"
         raise Refused(409, text)
@@ -140,11 +148,14 @@ def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
 
 
 def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
-    """Return the request; an item that it approves without a value gets the earlier votes' value.
+    """Return the request with completed items.
 
-    Two kinds of votes get no value from earlier votes, because the person has not seen the value.
-    In AG-UI, the value of a confirmation has changed arguments, which neither the digest nor the
-    shown arguments include. The page of a link does not show the values of earlier votes.
+    An item that is approved without a value gets the value of the earlier votes.
+
+    Two kinds of votes get no value from earlier votes, because the person has not seen that value.
+    The first kind is a confirmation: its value has changed arguments for AG-UI, which neither the
+    digest nor the shown arguments include. The second kind is a vote by a link, because the page of
+    a link does not show the values of earlier votes.
     """
     proposed = _proposed(record) if request.made_by.channel != "link" else {}
     asked = {item["item_id"]: item for item in record.items}
@@ -163,7 +174,7 @@ def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
 
 
 def _proposed(record: ApprovalRecord) -> dict[str, Any]:
-    """Return the value that the votes so far approve for each item."""
+    """Return for each item the value that the votes have approved so far."""
     return {
         item.item_id: item.value
         for vote in record.votes
@@ -174,10 +185,12 @@ def _proposed(record: ApprovalRecord) -> dict[str, Any]:
 
 
 def _edited(record: ApprovalRecord, request: DecideRequest) -> ApprovalRecord:
-    """Return the record with the request's changes; votes on the earlier content become void.
+    """Return the record with the changes that the request makes.
+
+    If there are changes, all earlier votes become void.
 
     Raises:
-        NotEditable: the request changes what the policy or the agent's server does not allow.
+        NotEditable: the policy or the agent server does not allow one of the changes.
     """
     allowed = {each.item_id: each.edit for each in record.rulings}
     given = {item.item_id: item for item in request.items if item.decision == "approve"}
@@ -213,7 +226,7 @@ def _edited_item(
     before = asked.get("args") or {}
     original = asked.get("requested_args", before)
     if asked["kind"] not in NEEDS_VALUE and item.value is not None:
-        if asked.get("editable"):  # the agent's server would get the value as arguments
+        if asked.get("editable"):  # the agent server would take the value as the call's arguments
             raise NotEditable("send all its arguments as `args`, without a value")
         _check_value(asked, item.value, original, allowed)
     if item.args is None or is_same(before, item.args):
@@ -228,10 +241,11 @@ def _edited_item(
 def _check_value(
     asked: Mapping[str, Any], value: Any, original: Mapping[str, Any], allowed: Sequence[str]
 ) -> None:
-    """Raise NotEditable if a confirmation's value could change arguments that must not change.
+    """Raise NotEditable if the value of a confirmation could change arguments that must not change.
 
-    Agno's AG-UI interface takes new arguments as `values`. What the server does with other values
-    is unknown, unless the request has a schema for the value.
+    Agno's AG-UI interface takes new arguments from the value's member `values`. If the value has no
+    such member and the request has no schema for the value, it is unknown what the server does with
+    the value.
     """
     values = value.get("values") if isinstance(value, dict) else None
     if isinstance(values, dict):
@@ -252,7 +266,10 @@ def _check_rulings(record: ApprovalRecord, request: DecideRequest) -> None:
 
 
 def _counted(record: ApprovalRecord, request: DecideRequest, now: str) -> ApprovalRecord:
-    """Return the record with the vote, and with the decision if the vote decides."""
+    """Return the record with the vote.
+
+    If the vote decides the approval, the record also has the decision.
+    """
     decider = request.made_by
     vote = Vote(
         by=person_of(decider),
@@ -307,7 +324,7 @@ def _item_of(vote: Vote, item_id: str) -> Decided:
 def _rejected(vote: Vote, item: Decided, last: Vote) -> Decided:
     """Return the rejection with the note of its vote.
 
-    The last vote's note is not added, because it is the note of the whole decision.
+    The last vote's note is not added, because that note becomes the note of the whole decision.
     """
     if vote is last or item.note is not None:
         return item

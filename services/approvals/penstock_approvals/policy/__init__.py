@@ -1,7 +1,10 @@
-"""Reads and applies the policy: who decides, on which terms, and what is automatic. Pure.
+"""Reads and applies the policy, which says who decides, on which terms, and what is decided
+automatically.
 
-`parse` reads a policy, `Policy.outcome_of` applies the policy to a pause, and `may_see` and
-`may_decide` apply the terms that an approval's record keeps.
+Pure.
+
+`parse` reads a policy. `Policy.outcome_of` applies a policy to a pause; the resulting terms are
+kept in the approval's record. `may_see` and `may_decide` apply the terms in the record.
 """
 
 from penstock_approvals.policy.access import may_decide, may_see, person_of

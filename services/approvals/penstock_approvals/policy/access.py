@@ -2,10 +2,10 @@
 
 Every caller counts as one person, under one name. A caller with the scope `act-as` may name another
 user, but still counts under the caller's own name. Otherwise one caller could cast the votes of
-several people. A service token counts as the person that the caller names, because an operator made
-the token for this purpose. A rule of automations counts as its owner. Otherwise a person could cast
-several votes with several rules. Without authentication, callers are not known, so the named user
-counts.
+several people. A caller with a service token counts as the person that the caller names, because an
+operator made the token for this purpose. A rule of automations counts as the rule's owner.
+Otherwise a person could cast several votes with several rules. Without authentication, callers are
+not known. A caller then counts as the user that the caller names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.web.auth.identity import ANONYMOUS_USER
 from penstock_approvals.policy.model import DEFAULT_ID
 
 REQUESTER: Final = "requester"
-# A caller with one of these scopes may do whatever the requester may do.
+# A caller with one of these scopes may do everything that the requester may do.
 _FOR_REQUESTER: Final = frozenset({"act-as", "administer"})
 
 
@@ -32,7 +32,7 @@ def person_of(who: Decider) -> str:
 
 
 def may_decide(record: ApprovalRecord, decider: Decider) -> str | None:
-    """Return why the person may not decide the approval; None if the person may.
+    """Return why the person may not decide the approval; None if the person may decide.
 
     The result says nothing about the approval's status, its deadline, or earlier votes.
     """
@@ -53,7 +53,7 @@ def may_see(record: ApprovalRecord, who: Decider) -> bool:
     and the people who have voted.
     """
     if _beyond_limits(record, who) is not None:
-        return False  # the limits also apply to a token that decides on behalf of the requester
+        return False  # these limits apply even to a service token that acts for the requester
     if record.user_id in (who.name, person_of(who)) or _FOR_REQUESTER & set(who.scopes):
         return True
     if may_decide(record, who) is None:
@@ -82,15 +82,16 @@ def _beyond_limits(record: ApprovalRecord, who: Decider) -> str | None:
 def _reached(record: ApprovalRecord, group: int) -> list[Deciders]:
     """Return the deciders of a group's escalations that were reached.
 
-    An escalation counts only for the group of its own item. Otherwise an agent could ask for two
-    items together, and the escalation of one item would get around the stricter rule of the other.
+    An escalation adds deciders only for its own item. Suppose that an agent asks for two items
+    together. If the escalation of one item counted for both items, it would get around the stricter
+    rule of the other item.
     """
     reached = record.escalations[: record.escalated]
     return [each.to for each in reached if each.group in (None, group)]
 
 
 def _unfit(deciders: Deciders, record: ApprovalRecord, who: Decider) -> str | None:
-    """Return why the person is not among these deciders; None if the person is."""
+    """Return why the person is not one of these deciders; None if the person is one of them."""
     excluded = _named(deciders.excluded, record)
     if excluded & {who.name, who.on_behalf_of}:
         is_requester = record.user_id in (who.name, who.on_behalf_of)

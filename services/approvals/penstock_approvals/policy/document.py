@@ -32,7 +32,7 @@ class Mistake:
 
 
 class InvalidPolicy(ValueError):
-    """A policy is wrong, and is not used. The text names each mistake."""
+    """The error for a policy with mistakes. The text names each mistake."""
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         super().__init__("; ".join(map(str, mistakes)))
@@ -65,7 +65,9 @@ def parse(text: str, source: Source = "file") -> Policy:
 
 
 def from_value(value: Any, source: Source, root: Node | None = None) -> Policy:
-    """Return the policy that a value describes. `root` is the YAML node of the value, if any.
+    """Return the policy that a value describes.
+
+    `root` is the YAML node of the value; None without YAML.
 
     Raises:
         InvalidPolicy: the value is no policy.
@@ -130,7 +132,10 @@ def _is_key(key: Node, step: int | str) -> bool:
 
 
 def _duplicates(root: Node) -> Iterator[Mistake]:
-    """Yield a mistake for each repeated key, of which YAML would silently use the last one."""
+    """Yield a mistake for each repeated key.
+
+    The YAML parser itself would silently use the last value.
+    """
     nodes, seen = [root], set[int]()
     while nodes:
         node = nodes.pop()

@@ -11,11 +11,13 @@ MAX_PATHS: Final = 10_000
 
 
 class NotEditable(ValueError):
-    """A decision changes an argument that the policy does not allow to be edited."""
+    """The error for a decision that changes an argument which the policy does not allow to be
+    edited."""
 
 
 def check_edit(asked: Mapping[str, Any], edited: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    """Raise NotEditable unless only allowed arguments differ, and each keeps its JSON type.
+    """Raise NotEditable if an argument was changed that is not allowed, or if a changed argument
+    has another JSON type.
 
     `allowed` has paths such as `args.memo`. A path also allows all values below it, and `args.*`
     allows all arguments.
@@ -38,7 +40,10 @@ def is_same(asked: Mapping[str, Any], edited: Mapping[str, Any]) -> bool:
 def _differences(
     asked: Mapping[str, Any], edited: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yield each path whose values differ, with both values; None stands for a missing value."""
+    """Yield each path at which the values differ, with both values.
+
+    None stands for a missing value.
+    """
     pairs: list[tuple[tuple[str, ...], Any, Any]] = [((), dict(asked), dict(edited))]
     for _ in range(MAX_PATHS):
         if not pairs:

@@ -1,11 +1,13 @@
-"""Apply a policy to a pause: decide it automatically, or find who is asked. Pure.
+"""Apply a policy to a pause.
+
+The policy decides the pause automatically, or says who is asked. Pure.
 
 The first rule that matches an item applies to the item. If the condition of a rule cannot be
-evaluated, people are asked: the item gets the next rule that asks people. So nobody can get around
-a rule with an argument that its condition cannot read. A pause is decided automatically only if
-each of its items is decided automatically. Otherwise the strictest terms of all items apply to the
-pause. A decider must fit the terms of each item. The largest required number of people must
-approve, and the earliest deadline counts.
+evaluated, people are asked. The item then gets the next rule that asks people. So nobody can get
+around a rule with an argument that the rule's condition cannot read. A pause is decided
+automatically only if each of its items is decided automatically. Otherwise people decide the whole
+pause, on the strictest terms of all items: a decider must fit the terms of each item, the largest
+required number of people must approve, and the earliest deadline counts.
 """
 
 from __future__ import annotations
@@ -86,7 +88,10 @@ class Matched(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a rule matches an item, and why. `applies` marks the rule that counts."""
+    """Says whether a rule matches an item, and why.
+
+    `applies` is True for the rule whose terms the item gets.
+    """
 
     rule_id: str
     match: Matched
@@ -106,7 +111,7 @@ class ItemResult:
 
     @property
     def errors(self) -> list[Verdict]:
-        """The rules whose condition could not be evaluated."""
+        """The verdicts of the rules whose conditions could not be evaluated."""
         return [verdict for verdict in self.verdicts if verdict.match is Matched.ERROR]
 
 
@@ -129,7 +134,7 @@ class Ruling:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether the policy decides the pause automatically, so that nobody is asked."""
+        """True if the policy decides the pause automatically and nobody is asked."""
         return self.outcome != "ask"
 
     def fields(self) -> dict[str, Any]:
@@ -148,7 +153,7 @@ class Ruling:
 class Policy:
     """Applies a policy. The constructor raises ExpressionError for a wrong condition.
 
-    The module `document` finds the place of each mistake in a document.
+    For the lines of all mistakes, call `document.parse` instead.
     """
 
     def __init__(self, document: Document = BUILTIN, source: Source = "builtin") -> None:
@@ -267,7 +272,10 @@ class Policy:
 
 
 def digest_of(document: Document) -> str:
-    """Return the SHA-256 of a policy's content, which does not depend on the file's layout."""
+    """Return the SHA-256 of a policy's content.
+
+    The layout of the file does not change this digest.
+    """
     content = document.model_dump(mode="json", by_alias=True)
     canonical = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
     return f"sha256:{hashlib.sha256(canonical).hexdigest()}"
@@ -277,7 +285,8 @@ _FALSE: Final = "its condition is false"
 
 
 def _may_be_automatic(outcome: PolicyOutcome, kind: str) -> bool:
-    """Return whether an item of this kind can have the outcome without a person."""
+    """Return whether the policy can give an item of this kind this outcome without asking a
+    person."""
     impossible = {"ask": None, "approve": NEEDS_VALUE, "reject": ANSWERED_ONLY}[outcome]
     return impossible is not None and kind not in impossible
 
@@ -305,7 +314,7 @@ def _deciders(deciders: DecidersOf, excluded: Sequence[str] = ()) -> Deciders:
 
 
 def _mismatch(match: Match, question: Question, item: Mapping[str, Any]) -> str | None:
-    """Return why the item does not match; None if it does."""
+    """Return why the item does not match; None if the item matches."""
     given = {
         "agent": question.agent,
         "tool": str(item.get("tool") or ""),
@@ -322,12 +331,16 @@ def _mismatch(match: Match, question: Question, item: Mapping[str, Any]) -> str 
 
 
 def _escaped(pattern: str) -> str:
-    """Return the pattern for fnmatch: only `*` has a meaning."""
+    """Return the pattern in the syntax of fnmatch.
+
+    Every character except `*` is escaped and matches itself.
+    """
     return pattern.replace("[", "[[]").replace("?", "[?]")
 
 
 def _bound(question: Question, item: Mapping[str, Any]) -> Bound | ExpressionError:
-    """Return the variables of conditions about an item; an error if CEL cannot represent them."""
+    """Return the variables for the conditions about an item; an ExpressionError if CEL cannot
+    represent a value."""
     args = item.get("args")
     items = [
         {

@@ -1,1 +1,1 @@
-"""Tell runs what has become of their approvals, and withdraw the approvals of ended runs."""
+"""Announce to runs how their approvals end, and withdraw the approvals of ended runs."""

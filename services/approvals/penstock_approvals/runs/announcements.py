@@ -33,16 +33,17 @@ class Announcements:
     ) -> None:
         """Write source events of the run's leg, in this order, unless they were written before.
 
-        A repeated call reads this service's last event of the run. If this is one of `events`, the
-        call writes only the events after it. If it is another event of the leg, the call writes the
-        events that RAW does not have. If it belongs to a later leg, the call writes nothing. All
-        events of this leg were written then, because a decision is announced before it is sent and
-        begins the next leg.
+        Each call first reads the last event that this service has written for the run. If that
+        event is one of the events to write, the call writes only the events that follow it. If that
+        event is another event of this leg, the call writes the events that RAW does not have. If
+        that event belongs to a later leg, the call writes nothing, because all events of this leg
+        are already in RAW: a decision is announced first, and only then sent, which begins the next
+        leg.
 
-        `earlier` are events that come before `events`. If a process has ended before it wrote them,
-        this call writes them, too. If RAW has no event of this service any more, `earlier` is not
-        written again. These events were written, but the run has waited for longer than RAW keeps
-        frames.
+        `earlier` are events that come before `events` and that an ended process may not have
+        written. This call writes them, too, if they are missing. But if RAW has no event of this
+        service for the run, `earlier` is not written. These events were then written long ago, and
+        RAW has already removed them.
 
         Raises:
             BusError: the bus does not answer; the call may be repeated.
@@ -77,8 +78,9 @@ class Announcements:
     async def _unwritten(self, run_id: str, payloads: Sequence[bytes]) -> list[bytes]:
         """Return the payloads that RAW does not have.
 
-        The last event alone does not show which payloads are missing. For example, a slow instance
-        may announce the pause after another instance has announced the deadline.
+        The last event alone does not show which payloads are missing, because instances may write
+        in another order. For example, a slow instance may announce the pause after another instance
+        has announced that the deadline has passed.
         """
         frames = direct.replay(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
         written = {stored.payload async for stored in frames}

@@ -1,4 +1,4 @@
-"""Make the span of an approval: from its request to its decision, deadline or withdrawal. Pure."""
+"""Make the span of an approval, from the request to the decision, deadline or withdrawal. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.tracing.spans import Span, nanoseconds
 def span_of(record: ApprovalRecord, traceparent: str | None) -> Span | None:
     """Return the span of an approval that has ended; None if its run has no trace.
 
-    `traceparent` is the trace context with which the run was started. The span has no names of
+    `traceparent` is the trace context with which the run was started. The span contains no names of
     people.
     """
     parent = spans.of_run(traceparent, record.run_id)

@@ -1,4 +1,4 @@
-"""Withdraw the requests of runs that have ended, and of workflows that no longer ask."""
+"""Withdraw requests whose run has ended, and requests for which a workflow no longer waits."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ class RunEnds:
         await self._of_runs.add(run_id, approval_id)
 
     async def ended(self, run_id: str, *, is_workflow: bool = False) -> None:
-        """Withdraw the open requests of a run that has ended, and write into the audit what ran."""
+        """Withdraw the open requests of a run that has ended, and record in the audit which calls
+        ran."""
         pause = await pause_of(self._bus, run_id)
-        # The normalizer has stored the state of each workflow's run that has asked for an approval.
+        # The pause's protocol also shows whether the run is a workflow's run, because the
+        # normalizer stores the state of each such run that has asked for an approval.
         if is_workflow or (pause is not None and pause.protocol == "workflow"):
             await self._withdraw_all(run_id)
             return
@@ -65,16 +67,19 @@ class RunEnds:
             await self._withdraw_one(record.run_id, record.approval_id)
 
     async def no_longer_asked(self, data: Mapping[str, object]) -> None:
-        """Withdraw a request for which a workflow no longer waits, such as after its timeout.
+        """Withdraw a request for which a workflow no longer waits, for example because a timeout
+        has passed.
 
-        `data` is the data of the event `approval.withdrawn`, which the workflow's run has already.
+        `data` is the `data` of the event `approval.withdrawn`. The workflow has written this event
+        itself.
         """
         record = await self._records.get(str(data["approval_id"]))
         if record is not None and record.target == WORKFLOWS:
             await self._close(record.approval_id, str(data.get("reason") or _RUN_ENDED))
 
     async def withdrawn_before(self, record: ApprovalRecord) -> None:
-        """Withdraw a request if its workflow did so before the record existed."""
+        """Withdraw a request if its workflow withdrew the request before the request's record
+        existed."""
         subject = event("approval.withdrawn", record.run_id)
         async for stored in direct.replay(self._bus, events_for(record.run_id), subject):
             body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
@@ -98,21 +103,27 @@ class RunEnds:
                 closed = await self._close(record.approval_id, _RUN_ENDED)
                 withdrawn += [closed] if closed is not None else []
         if withdrawn:
-            # The events of all requests are written in one call, whose repeat continues after the
-            # last event that was written.
+            # The events of all requests are written in one call. If this process ends during the
+            # call, a repeated call continues after the last event that was written.
             events = [_withdrawal(record) for record in withdrawn]
             await self._announcements.once(run_id, withdrawn[0].leg, *events)
         for record in records:
             await self._of_runs.forget(run_id, record.approval_id)
 
     async def _withdraw_one(self, run_id: str, approval_id: str) -> None:
-        """Withdraw a pending request; announce the withdrawal, even if it happened earlier."""
+        """Withdraw a pending request, and announce the withdrawal.
+
+        A request that was withdrawn earlier is announced again.
+        """
         record = await self._close(approval_id, _RUN_ENDED)
         if record is not None:
             await self._announcements.once(run_id, record.leg, _withdrawal(record))
 
     async def _close(self, approval_id: str, reason: str) -> ApprovalRecord | None:
-        """Withdraw a pending request; return the withdrawn record, or None for another status."""
+        """Withdraw a pending request.
+
+        Return the withdrawn record; None if the request has another status.
+        """
         record = await self._withdrawn(approval_id, reason)
         if record is not None:
             await self._audit.follow(record)
@@ -120,7 +131,10 @@ class RunEnds:
         return record
 
     async def _withdrawn(self, approval_id: str, reason: str) -> ApprovalRecord | None:
-        """Write the withdrawal; return the withdrawn record, or None for another status."""
+        """Write the withdrawal.
+
+        Return the withdrawn record; None if the request has another status.
+        """
         while True:
             held = await self._records.find(approval_id)
             if held is None:
@@ -138,13 +152,14 @@ class RunEnds:
                 return withdrawn
 
     async def _last_request(self, run_id: str, pause: PauseRecord | None) -> str | None:
-        """Return the id of the run's last requested approval; None if the run never paused."""
+        """Return the id of the approval that the run requested last; None if the run never
+        paused."""
         if pause is not None:
             return pause.approval_id
         if not self._bus.continuity.of("KV_pauses"):
             return None
-        # NATS has lost records of pauses, perhaps also the record of this pause. So read the id
-        # from the run's events.
+        # NATS has lost records of pauses, perhaps also this run's record. So the id is read from
+        # the run's events.
         asked = await self._bus.tail(events_for(run_id), event("approval.requested", run_id))
         if asked is None:
             return None

@@ -1,7 +1,7 @@
-"""Tell the service `workflows` what has become of the approvals of workflows' runs.
+"""Send to the service `workflows` how the approvals of its runs end.
 
-A workflow's run has one writer, so this service writes no source frames of such a run before its
-end. It sends `ApprovalNews` instead, and `workflows` publishes the events of the run.
+Only the service `workflows` writes the source frames of a workflow's run until the run ends. So
+this service sends `ApprovalNews` to `workflows`, which then writes the events.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.bus.subjects import command
 from penstock.bus.write import objects
 from penstock_approvals.runs.announcements import Event
 
-WORKFLOWS: Final = "workflows"  # the target of the commands of such runs
-# Maps the type of each event of an approval to the news for `workflows`.
+WORKFLOWS: Final = "workflows"  # the target of commands to workflows' runs
+# Maps the type of an approval's event to the kind of news that `workflows` gets.
 _NEWS: Final[Mapping[str, ApprovalChange]] = {
     "lifecycle.paused": "asked",
     "approval.escalated": "escalated",
@@ -28,8 +28,8 @@ _NEWS: Final[Mapping[str, ApprovalChange]] = {
 class News:
     """Sends the news of approvals. Every call may be repeated.
 
-    The server drops a repetition that comes soon, by its message id. `workflows` ignores a later
-    repetition, because its journal has the news already.
+    The NATS server drops a repetition that has the same message id and comes soon. `workflows`
+    ignores a later repetition, because the run's journal has the news already.
     """
 
     def __init__(self, bus: Bus) -> None:

@@ -1,7 +1,7 @@
-"""Find the approvals of a workflow's run, of which several may be open at once.
+"""Find the approvals of a workflow's run. Several of these approvals may be open at once.
 
 A key `of.<run>.<approval>` in KV `approvals` names each approval of such a run. The key is written
-before the approval's record, and removed when the run has ended and its open approvals are
+before the approval's record, and removed after the run has ended and its open approvals were
 withdrawn.
 """
 
@@ -24,7 +24,7 @@ class OfRuns:
         await self._bucket.create(f"{_PREFIX}{run_id}.{approval_id}", b"1")
 
     async def ids(self, run_id: str) -> list[str]:
-        """Return the ids of the run's approvals, the earliest request first. Raises BusError."""
+        """Return the ids of the run's approvals, in the order of the requests. Raises BusError."""
         entries = await self._bucket.entries(f"{_PREFIX}{run_id}.*")
         return [entry.key.rpartition(".")[2] for entry in entries]
 
