@@ -120,10 +120,9 @@ class Policies:
 
         Raises:
             InvalidPolicy: the policy has a mistake; nothing has changed.
-            VersionConflict: its
-            version is not higher than the version of the current policy.
-            BusError: the policy was
-            not stored, or it is unknown whether it was stored.
+            VersionConflict: the policy's version is not higher than the version of the current
+                policy.
+            BusError: the policy was not stored, or it is unknown whether it was stored.
         """
         policy = from_value(value, "kv")
         entry = await self._bucket.get(KEY)

@@ -1,1 +1,2 @@
-"""The command `penstock`: it runs every service in one process, and is the terminal client."""
+"""The command `penstock`, which runs every service in one process, and is the client for the
+terminal."""

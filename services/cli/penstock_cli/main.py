@@ -1,7 +1,8 @@
-"""The command line, made of the commands that `penstock_cli.commands` declares.
+"""The command line with all commands that `penstock_cli.commands` declares.
 
-Exit codes: 0 completed, 1 failed (or refused as too late), 2 wrong usage or no answer, 3 cancelled,
-4 waits for an approval, 130 Ctrl-C.
+Exit codes: 0 for a completed run or command, 1 for a failure or a request that was refused as too
+late, 2 for wrong usage or no answer, 3 for a cancelled run, 4 for a run that waits for an approval,
+and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-# Each command with its module and the name in the module: a function, or a Typer with commands.
+# Maps each command to its module, and to the name in the module of a function or a Typer with
+# commands.
 _COMMANDS: Final = {
     "up": ("up", "up"),
     "run": ("runs", "run"),
@@ -36,7 +38,7 @@ _COMMANDS: Final = {
 
 
 class _Commands(TyperGroup):
-    """Imports a command when it is asked for: all commands together take a second to import."""
+    """Imports a command only when it is used, because importing all commands takes a second."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)

@@ -1,7 +1,7 @@
 """Write the OpenAPI document of all services: `python -m penstock_cli.openapi FILE`.
 
 `penstock.contract.openapi` makes the document. This module only collects the operations that the
-services declare, because no other package may import all services.
+services declare, because only the CLI's package may import all services.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The commands with their arguments and options. Each group of commands has a module."""
+"""Declares the commands with their arguments and options. Each group of commands has a module."""

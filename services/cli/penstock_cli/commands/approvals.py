@@ -150,7 +150,8 @@ def audit(
     from penstock_cli.operations import audit as operations  # noqa: PLC0415 - needs NATS
 
     output = Output(as_json)
-    # The key is no option, because other users of the machine can read a command line.
+    # The key comes from the environment and is no option, because other users of this machine can
+    # read a command line.
     key = os.environ.get("PENSTOCK_AUDIT_KEY")
     if take_anchor:
         operate(lambda bus: operations.take_anchor(bus, output, key), output, nats, data)

@@ -33,10 +33,14 @@ DATA = Path(".penstock")
 
 @contextmanager
 def connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
-    """Yield the API at this URL. A failed call ends the command with a message and an exit code."""
+    """Yield the API at this URL.
+
+    If a call fails, the command ends with a message and an exit code.
+    """
     output = Output(as_json)
     try:
-        # The token is no option, because other users of the machine can read a command line.
+        # The token comes from the environment and is no option, because other users of this machine
+        # can read a command line.
         with Api(url, output.notice, os.environ.get("PENSTOCK_TOKEN")) as api:
             yield api, output
     except CallFailed as error:
@@ -64,7 +68,10 @@ def operate(
     *,
     streams_may_be_missing: bool = False,
 ) -> None:
-    """Do an operator's work over NATS, and end the command with the exit code of the work."""
+    """Connect to NATS as the operator and call `work`.
+
+    The command then ends with the exit code that `work` returns.
+    """
     from penstock_cli.operations import connection  # noqa: PLC0415 - the client needs no NATS
 
     code = connection.run(work, output, nats, data, streams_may_be_missing=streams_may_be_missing)

@@ -40,7 +40,11 @@ def run(
 
 
 def answer_of(given: bool | None, output: Output) -> runs.Answer | None:
-    """Return how approvals are answered: all as given, or by the person at the terminal."""
+    """Return the function that answers approvals.
+
+    It gives the answer `given` to all approvals, or asks the person at the terminal. Return None if
+    nobody can be asked.
+    """
     if given is not None:
         return partial(approvals.decided, decision="approve" if given else "reject")
     return partial(approvals.ask, output) if output.interactive else None

@@ -50,7 +50,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a token and show it, this once. Needs the scope administer."""
-    # The client needs no cryptography for its other commands.
+    # Imported here, because no other command of the client needs the library for cryptography.
     from penstock_cli.terminal.token import parse_lifetime  # noqa: PLC0415
 
     try:

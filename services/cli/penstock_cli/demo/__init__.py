@@ -1,7 +1,8 @@
-"""Start demo agents that need no key: a real Agno AgentOS and a real ADK server, both scripted.
+"""Start the demo agents: a real Agno AgentOS and a real ADK server with scripted models, which need
+no API key.
 
 Each server runs in a Python environment of its own (`make upstreams`), because the dependencies of
-Agno and ADK contradict each other. The models play a script.
+Agno and ADK conflict.
 """
 
 from __future__ import annotations
@@ -20,22 +21,24 @@ import httpx
 from penstock.settings import AgentConfig, agent_config
 from penstock_cli.local.child import Child, StartFailed
 
-START_TIMEOUT_S = 120.0  # the imports of a server take seconds, or more on a busy machine
+# seconds; a server needs several seconds for its imports, and more on a busy machine
+START_TIMEOUT_S = 120.0
 _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to start one demo server, and which agents the server has."""
+    """Says how to start one demo server, and which agents the server has."""
 
-    name: str  # also the protocol of the agents
+    name: str  # the name of the server and of its agents' protocol
     app: str
     health: str
     agents: Sequence[Mapping[str, Any]]
 
     @property
     def python(self) -> Path:
-        """The Python of the server's environment, or that in `PENSTOCK_DEMO_<NAME>_PYTHON`."""
+        """The path of Python in the server's environment; `PENSTOCK_DEMO_<NAME>_PYTHON` overrides
+        the path."""
         given = os.environ.get(f"PENSTOCK_DEMO_{self.name.upper()}_PYTHON")
         return Path(given or Path(".penstock") / "venvs" / self.name / "bin" / "python").absolute()
 
@@ -68,7 +71,10 @@ RECIPES = (
 
 
 class DemoServer:
-    """One agent server. Its port is open at once; requests wait until the server can answer."""
+    """One agent server.
+
+    Its port is open as soon as the process starts, and requests wait until the server can answer.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -77,7 +83,10 @@ class DemoServer:
 
     @property
     def agents(self) -> list[AgentConfig]:
-        """The configuration of the server's agents. Their URL is known after `start`."""
+        """The configuration of the server's agents.
+
+        The URL of the agents is known after `start`.
+        """
         return [
             agent_config({"protocol": self.recipe.name, "url": self.url, **agent})
             for agent in self.recipe.agents
@@ -104,13 +113,16 @@ class DemoServer:
                 env=os.environ
                 | {
                     "DEMO_DATA": str(folder),
-                    "PYTHONPATH": "",  # the server must not import our packages
+                    "PYTHONPATH": "",  # the server must not import Penstock's packages
                     "PYTHONDONTWRITEBYTECODE": "1",
                 },
             )
 
     async def healthy(self) -> None:
-        """Return when the server answers. Raises StartFailed if it ended or takes too long."""
+        """Wait until the server answers.
+
+        Raises StartFailed if the server has ended or takes too long.
+        """
         assert self._child is not None, "not started"
         asked = asyncio.create_task(self._ask())
         ended = asyncio.create_task(self._child.ended())
@@ -124,7 +136,7 @@ class DemoServer:
             raise self._child.failure("did not start")
 
     async def _ask(self) -> None:
-        # The socket listens already, so the request waits until the server is up.
+        # The socket already listens, so this request waits until the server is up.
         async with httpx.AsyncClient(timeout=START_TIMEOUT_S, trust_env=False) as client:
             (await client.get(self.url + self.recipe.health)).raise_for_status()
 

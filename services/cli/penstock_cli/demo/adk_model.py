@@ -1,7 +1,7 @@
 """The model and the agents of the demo ADK server. This module runs in ADK's environment."""
 
-# Our type checks run in an environment without ADK.
-# mypy: disable-error-code="import-not-found,misc,no-any-return"
+# Penstock's type checks run in an environment without ADK. mypy:
+# disable-error-code="import-not-found,misc,no-any-return"
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class ScriptedModel(BaseLlm):
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        """Yield the model's turn, streamed like ADK's own Gemini model, or as one response."""
+        """Yield the model's turn: with `stream` in pieces, as ADK's own Gemini model does,
+        otherwise as one response."""
         turn = list(_turn(llm_request))
         if not stream:
             yield LlmResponse.create(_chunk(*map(_part, turn), finish="STOP"))

@@ -1,10 +1,10 @@
 """The demo AgentOS: real Agno, with a scripted model. This module runs in Agno's environment.
 
-The environment variable DEMO_DATA names the folder of the server's database.
+The environment variable DEMO_DATA names the folder with the server's database.
 """
 
-# Our type checks run in an environment without Agno.
-# mypy: disable-error-code="import-not-found,misc,untyped-decorator,no-any-return"
+# Penstock's type checks run in an environment without Agno. mypy:
+# disable-error-code="import-not-found,misc,untyped-decorator,no-any-return"
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Makes the rules of the demo: a webhook for each completed run, and a hook that starts runs.
+"""Makes the two rules of the demo.
 
-The rules are written to a file in the data folder, as an operator would do. The demo has no rules
-if the operator has a file of rules (`PENSTOCK_RULES`).
+One rule sends a webhook for each completed run. The other rule has a hook that starts runs.
+
+The rules are written to a file in the data folder, as an operator would do. If the operator has a
+file of rules (`PENSTOCK_RULES`), the demo makes no rules.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ class DemoRules:
 
 
 def are_wanted() -> bool:
-    """Return whether the demo makes its rules, because the operator has no file of rules."""
+    """Return whether the demo makes its rules.
+
+    The demo makes none if the operator has a file of rules.
+    """
     return RULES not in os.environ
 
 
@@ -83,7 +88,7 @@ def rules_of(url: str, secret: str, token: str) -> list[dict[str, Any]]:
 
 
 async def forget(bus: Bus) -> None:
-    """Delete the rules of an earlier demo, whose receiver has ended.
+    """Delete the rules of an earlier demo, because the receiver of their webhooks has ended.
 
     Raises:
         BusError: the rules could not be read or deleted.

@@ -1,8 +1,8 @@
-"""The workflows of the demo: a code review, and a diagnosis by teams.
+"""Provides the workflows of the demo, which are a code review and a diagnosis by teams.
 
-The service `workflows` reads the definitions from the folder `workflows`. The demo has no workflows
-if the operator has a file of definitions (`PENSTOCK_WORKFLOWS`). A definition that is changed needs
-a new version, because a data folder may have the earlier one.
+The service `workflows` reads the definitions from the folder `workflows`. If the operator has
+definitions (`PENSTOCK_WORKFLOWS`), the demo has no workflows. Whoever changes a definition must
+give it a new version, because the data folder of a user may have the earlier version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from penstock.settings import AgentConfig, agent_config
 
 FOLDER: Final = Path(__file__).parent / "workflows"
 _SETTING: Final = "PENSTOCK_WORKFLOWS"
-# The workflows that clients can start by name or by topology. `diagnosis` starts `diagnosis_team`.
+# The workflows that clients can start by their names or their topologies. `diagnosis_team` is not
+# listed, because `diagnosis` starts it.
 _AGENTS: Final = (
     {"id": "code_review", "name": "Code Review", "topology_id": 200},
     {"id": "diagnosis", "name": "Diagnosis", "topology_id": 123},
@@ -23,9 +24,11 @@ _AGENTS: Final = (
 
 
 def switch_on() -> list[AgentConfig]:
-    """Have the service read the demo's definitions; return the agents that start them.
+    """Make the service `workflows` read the demo's definitions.
 
-    The result is empty if the operator has definitions.
+    Return the agents that start these workflows.
+
+    If the operator has definitions, nothing is changed and the result is empty.
     """
     if os.environ.setdefault(_SETTING, str(FOLDER)) != str(FOLDER):
         return []

@@ -1,4 +1,5 @@
-"""Receives the webhooks of the demo rule, checks their signatures, and prints a line for each."""
+"""Receives the webhooks of the demo's rule, checks their signatures, and prints one line for each
+webhook."""
 
 from __future__ import annotations
 

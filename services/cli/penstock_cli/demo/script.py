@@ -1,7 +1,7 @@
-"""The script of the demo models: a keyword in the user's message selects the answer.
+"""The script of the demo models. A keyword in the user's message selects the answer.
 
 This module imports only the standard library, because it runs in the environments of Agno and ADK,
-where our packages are not installed.
+where Penstock's packages are not installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Say:
 
 @dataclass(frozen=True)
 class Call:
-    """A step of the script: the model calls a tool, whose result comes with the next request."""
+    """A step of the script: the model calls a tool.
+
+    The next request to the model has the tool's result.
+    """
 
     tool: str
     args: dict[str, Any] = field(default_factory=dict)
@@ -63,7 +66,7 @@ STORY = (
 def steps(message: str, results: Sequence[str]) -> Iterator[Step]:
     """Return the steps of the model's next turn.
 
-    `results`: the results of the tools that were called since the user's message.
+    `results` has the results of the tools that were called since the user's message.
     """
     for pattern, scene in _SCENES:
         if match := pattern.search(message):
@@ -170,11 +173,11 @@ def _slow(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
 
 Scene = Callable[[re.Match[str], Sequence[str]], Iterator[Step]]
 
-# The first pattern that the message contains selects the scene.
+# The scene of the first pattern that the message contains is played.
 _SCENES: list[tuple[re.Pattern[str], Scene]] = [
     (re.compile(pattern, re.IGNORECASE), scene)
     for pattern, scene in [
-        # The steps of the demo's workflows.
+        # These patterns match the messages of the demo's workflow steps.
         (r"^Lint this change:", _lint),
         (r"^Scan this change:", _scan),
         (r"^Report on the review with score ", _report),
@@ -182,7 +185,7 @@ _SCENES: list[tuple[re.Pattern[str], Scene]] = [
         (r"^Assign workers of ", _assign),
         (r"^Execute database health check", _check),
         (r"^Conclude from the reports", _conclude),
-        # The requests that a person may try.
+        # These patterns match the requests that a person may try.
         (r"\bdelete\s*(?:the\s+)?(?:file\s+)?([\w./-]*\w)?", _delete),
         (r"\bweather\b(?:\s+in\s+([\w -]*\w))?", _weather),
         (r"\bresearch\b([\w -]*)", _research),

@@ -1,8 +1,8 @@
 """Serve a demo agent server: `serve.py APP --fd N`, or `serve.py APP --host H --port P`.
 
-APP is `agno_app` or `adk_app`. With `--fd`, the server listens on a socket that the starting
-process has bound, so the port is known before the server is up. This script runs in the agents' own
-environments.
+APP is `agno_app` or `adk_app`. With `--fd`, the server listens on a socket that the parent process
+has bound. So the parent process knows the port before the server is up. This script runs in the
+environments of Agno and ADK.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start a server as a child process that logs to a file, and that ends when our process ends."""
+"""Start a server as a child process. The server logs to a file, and ends when this process ends."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ _TAIL_BYTES = 64 * 1024
 
 
 class StartFailed(Exception):
-    """A server that `penstock up` needs cannot be started. The error's text says what to do."""
+    """The error for a server that `penstock up` needs and that cannot be started.
+
+    The text says what to do.
+    """
 
 
 class Child:
-    """A running server. Its parent is `guard.py`, which stops it if our process is killed."""
+    """A running server.
+
+    The server's parent process is `guard.py`, which stops the server if this process is killed.
+    """
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, log: Path, log_start: int
@@ -43,8 +49,9 @@ class Child:
         """Start a server and append the server's output to `log`. Raises OSError."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            # The size is measured before the start, because a process that fails at once may write
-            # its error before a later measurement.
+            # The size is read before the process starts. A process that fails at once writes its
+            # error at once, and `tail` would skip an error that was written before the size was
+            # read.
             log_start = log.stat().st_size
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", guard.__file__, *command),
@@ -54,7 +61,7 @@ class Child:
                 pass_fds=pass_fds,
                 env=env,
                 # Ctrl-C signals all processes of the terminal's session. The child has its own
-                # session, so that it runs until our services have drained.
+                # session, so that it runs until Penstock's services have drained.
                 start_new_session=True,
             )
         return cls(name, process, log, log_start)
@@ -71,7 +78,7 @@ class Child:
         return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
 
     def failure(self, what: str) -> StartFailed:
-        """Return an error whose text has `what` and the last lines that the server wrote."""
+        """Return an error with the text `what` and the last lines that the server wrote."""
         return StartFailed(f"{self.name} {what}. Its last lines in {self.log}:\n{self.tail()}")
 
     async def stop(self) -> None:

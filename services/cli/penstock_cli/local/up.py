@@ -1,4 +1,4 @@
-"""Run `penstock up`: every service in one process, with an embedded NATS server."""
+"""Run `penstock up`, which means every service in one process, with an embedded NATS server."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ from penstock_workflows.service import WorkflowsService
 
 log = logging.getLogger(__name__)
 
-# The order of the start: a service that reads messages starts before the services that write these
-# messages.
+# The services in the order in which they start. A service that reads messages starts before the
+# services that write these messages.
 SERVICES: list[type[Service]] = [
     NormalizerService,
     ApprovalsService,
@@ -67,7 +67,10 @@ KEYS = ("PENSTOCK_AUTH_JWT_SECRET", "PENSTOCK_AUTH_JWKS_URL")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of the command line; None means the environment's setting or the default."""
+    """The options of the command line.
+
+    An option that is None leaves the setting to the environment or the default.
+    """
 
     data: Path
     config: Path | None = None
@@ -81,7 +84,10 @@ class Options:
 
 
 def up(options: Options) -> int:
-    """Run until SIGTERM or SIGINT; return 0 after a drain, 2 after a failed start, otherwise 1."""
+    """Run until SIGTERM or SIGINT.
+
+    Return 0 after a drain, 2 after a failed start, and 1 after any other failure.
+    """
     failures: list[str] = []
     ready = asyncio.Event()
     try:
@@ -97,7 +103,7 @@ def up(options: Options) -> int:
             runner.run(_run(options, settings, agents, ready))
     except* (ConfigurationError, BusError, BindRefused, StartFailed) as group:
         failures += [str(error) for error in _leaves(group)]
-    except* (ValidationError, SettingsError) as group:  # in the options or the agents
+    except* (ValidationError, SettingsError) as group:  # the options or the agents are wrong
         failures += ["; ".join(explained(error, Settings)) for error in _leaves(group)]
     for failure in failures:
         print(f"penstock: {failure}", file=sys.stderr)
@@ -107,13 +113,16 @@ def up(options: Options) -> int:
 
 
 def url_of(settings: Settings) -> str:
-    """Return the address at which a browser on this machine finds Penstock."""
+    """Return the URL at which a browser on this machine finds Penstock."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
 def _switch_on_the_demo() -> None:
-    """Set the flags that the contracts' examples need, but keep configured authentication."""
+    """Set the flags that the examples in the contracts need.
+
+    Authentication that is configured stays on.
+    """
     for flag in DEMO_FLAGS:
         if flag != OPEN_TO_ALL or not any(map(os.environ.get, KEYS)):
             os.environ.setdefault(flag, "true")
@@ -123,13 +132,15 @@ async def _run(
     options: Options, settings: Settings, agents: list[AgentConfig], ready: asyncio.Event
 ) -> None:
     until = stop_on_signals()
-    async with AsyncExitStack() as stack:  # the services stop first, then NATS, then the demo
+    # at the end, the services stop first, then NATS, then the demo
+    async with AsyncExitStack() as stack:
         demos = [DemoServer(recipe) for recipe in RECIPES] if options.demo else []
         for demo in demos:
             stack.push_async_callback(demo.stop)
             await demo.start(options.data)
         own = options.nats is None
-        # On another NATS server, the rules of the demo would stay after its end.
+        # The demo's rules are only made on the embedded NATS server. On any other server, they
+        # would remain after the demo has ended.
         rules = DemoRules(options.data) if options.demo and own and are_wanted() else None
         if rules is not None:
             stack.push_async_callback(rules.stop)
@@ -156,12 +167,12 @@ async def _run(
 
 
 async def _prepare(settings: Settings, *, forget_demo: bool) -> None:
-    """Make the streams and end the leases of an earlier process, as the NATS user of the operator.
+    """Make the streams, and end the leases of an earlier process. The NATS user is the operator.
 
-    Services have no permission to make streams. This process has the lock on the data folder, so
-    every process that held one of these leases has ended.
+    The users of the services have no permission to make streams. The leases can be ended, because
+    this process has the lock on the data folder, so every process that held a lease has ended.
     """
-    # This connection repairs streams that have lost their end, because no service runs yet.
+    # No service runs yet, so this connection repairs streams that have lost their end.
     wanted = bus_settings(settings, f"penstock-up-{os.getpid()}", OPERATOR, repairs=True)
     bus = await Bus.connect(wanted)
     try:
@@ -221,13 +232,16 @@ async def _greet(
 
 
 async def _warn(agents: list[AgentConfig], ready: asyncio.Event) -> None:
-    """Log which agents of the file cannot work as configured. Services do not wait for this."""
+    """Log which agents of the file cannot work as configured.
+
+    The services start without waiting for these checks.
+    """
     try:
         findings = await check_all(Config(agents=agents).server_agents)
-    except Exception:  # the check only warns; Penstock starts all the same
+    except Exception:  # these checks only warn, so their failure must not stop Penstock
         log.exception("the agents' servers could not be checked")
         return
-    await ready.wait()  # so that the warnings are the last lines of the start
+    await ready.wait()  # so that the warnings are the last lines of the output at the start
     for finding in findings:
         if not finding.is_fine:
             log.warning("agent %s: %s", finding.agent, finding.text)
@@ -252,7 +266,7 @@ def _settings(options: Options) -> Settings:
         "port": options.port,
         "probe_port": options.probe_port,
         "nats_url": options.nats,
-        "nats_wait_s": 0.0,  # fail at once, because a person waits
+        "nats_wait_s": 0.0,  # do not wait for NATS, because a person waits for the result
     }
     return Settings(**{name: value for name, value in given.items() if value is not None})
 

@@ -1,1 +1,1 @@
-"""The tools of an operator. The tools connect to NATS, not to the HTTP API."""
+"""The commands for operators. These commands connect to NATS, not to the HTTP API."""

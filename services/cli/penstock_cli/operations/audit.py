@@ -20,14 +20,14 @@ from penstock_cli.terminal.output import Output
 async def verify(
     bus: Bus, output: Output, key: str | None, run_id: str | None, anchor: str | None
 ) -> int:
-    """Verify the chains of all runs, or of one, and the anchors; return the exit code.
+    """Verify the anchors and the chains of all runs or of one run; return the exit code.
 
     Args:
         bus: the bus with the stream AUDIT.
         output: where the findings are written.
-        key: the value of the setting `audit_key`; None to verify no signatures.
+        key: the value of the setting `audit_key`; with None, signatures are not verified.
         run_id: the only run to verify; None for all runs.
-        anchor: the hash of an anchor that must exist.
+        anchor: the hash of an anchor that the chain of anchors must have; None for any anchor.
     """
     if run_id is not None and not re.fullmatch(r"[\w-]+", run_id, re.ASCII):
         output.notice(f"penstock: {run_id!r} is no run's id")
@@ -37,8 +37,9 @@ async def verify(
         async for stored in direct.replay(bus, AUDIT, ">"):
             _take(verifier, stored)
     else:
-        # The anchors are read first, so that a record which an anchor names is never missing only
-        # because it was read too early.
+        # The anchors are read before the run's records. If they were read later, a new anchor could
+        # name a record that was written after the run's records were read, and the record would
+        # seem to be missing.
         trail = Audit(bus)
         found = await trail.stored(audit(ANCHOR)) + await trail.stored(audit(run_id))
         for stored in sorted(found, key=lambda each: each.sequence):

@@ -17,9 +17,9 @@ from penstock.bus.errors import ApiError
 from penstock_cli.operations.connection import DONE
 from penstock_cli.terminal.output import Output
 
-# This file is written last: a folder without it is no complete backup.
+# The index of a backup. This file is written last, so a folder without it is no complete backup.
 INDEX: Final = "penstock-backup.json"
-DESCRIPTION, CONTENT = "backup.json", "stream.tar.s2"  # in the folder of each stream
+DESCRIPTION, CONTENT = "backup.json", "stream.tar.s2"  # two files in the folder of each stream
 
 
 async def save(bus: Bus, output: Output, folder: Path) -> int:
@@ -51,9 +51,10 @@ async def save(bus: Bus, output: Output, folder: Path) -> int:
 async def put_back(
     bus: Bus, output: Output, folder: Path, lost: int, replicas: int | None = None
 ) -> int:
-    """Make every stream of a backup in a NATS that has none of these streams.
+    """Restore every stream of a backup into a NATS that has none of these streams.
 
-    `replicas`: the number of replicas of each stream; None for the number in the backup.
+    `lost` is the greatest number of events that each EVENTS stream may have got after the backup.
+    `replicas` is the number of replicas of each stream; None for the number in the backup.
 
     Raises:
         StartUpError: the backup is not whole, or this NATS cannot take it.
@@ -84,9 +85,9 @@ async def put_back(
             ) from error
         ends[name] = int(described["state"]["last_seq"])
         _say(output, name, described["state"], (folder / name / CONTENT).stat().st_size)
-    # The backup lacks the leases, and streams that a later version has added. They get as many
-    # replicas as the other streams. If the bucket of leases had one replica, all services would
-    # stop when the replica's server is away.
+    # The backup lacks the leases, and streams that a later version has added. These get as many
+    # replicas as the other streams. If the bucket of leases had only one replica, all services
+    # would stop whenever the server of this replica is away.
     await ensure(bus, replace(bus.settings.retention, replicas=most))
     await backup.leave_out(bus, ends, lost)
     if not output.as_json:
@@ -95,7 +96,10 @@ async def put_back(
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    """Return the list of a backup's streams. Raises StartUpError if the backup is not whole."""
+    """Return the index of a backup.
+
+    Raises StartUpError if the backup is not complete, or has a newer schema.
+    """
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_text())
         parts = [folder / name / file for name in index["streams"] for file in _FILES]

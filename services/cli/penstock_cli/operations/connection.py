@@ -16,7 +16,7 @@ from penstock.settings import ConfigurationError, Settings, read_settings
 from penstock_cli.local import embedded_nats
 from penstock_cli.terminal.output import Output
 
-# Exit codes of an operator's command.
+# The exit codes of operators' commands.
 DONE, FAILED, USAGE = 0, 1, 2
 
 
@@ -31,11 +31,11 @@ def run(
 ) -> int:
     """Connect as the operator, do the work, and return the exit code.
 
-    If NATS cannot be used, `refused` is called with the reason instead of a notice, and returns
-    the exit code.
+    If NATS cannot be used, a notice says why. With `refused`, there is no notice; `refused` then
+    gets the reason and returns the exit code.
 
-    `nats` is the URL of the server. If `nats` is None, the URL is taken from
-    PENSTOCK_NATS_URL, or from the `penstock up` that uses the folder `data`.
+    `nats` is the URL of the server. If `nats` is None, the URL is taken from PENSTOCK_NATS_URL, or
+    from a running `penstock up` that uses the folder `data`.
     """
     try:
         with _only_errors_logged():
@@ -54,7 +54,7 @@ def run(
 
 @contextlib.contextmanager
 def _only_errors_logged() -> Iterator[None]:
-    """Hide the bus's warnings, because the command itself reports failures."""
+    """Hide the warnings of the bus's loggers, because the command itself reports failures."""
     logger = logging.getLogger("penstock")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -23,7 +23,8 @@ MAX_HEX_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The dead letters that a command selects: by number, or all that match the filters."""
+    """The dead letters that a command selects, either by number, or as all that match the
+    filters."""
 
     numbers: Sequence[int] = ()
     service: str | None = None
@@ -31,7 +32,10 @@ class Selection:
     since: datetime | None = None
 
     async def found(self, bus: Bus) -> tuple[list[Letter], list[int]]:
-        """Return the dead letters, and the numbers without a dead letter. Raises BusError."""
+        """Return the selected dead letters, and those given numbers that have no dead letter.
+
+        Raises BusError.
+        """
         if not self.numbers:
             matching = bus_letters.letters(bus, self.service or "*", self.run_id or "*", self.since)
             return [letter async for letter in matching], []
@@ -154,7 +158,8 @@ def _state(one: Letter) -> str:
 
 
 def _source(one: Letter) -> str:
-    """Return the message's original subject, without the run id, and its stream sequence."""
+    """Return the original subject of the message without the run id, and the message's stream
+    sequence."""
     subject = one.letter.subject.removesuffix(f".{one.letter.run_id}")
     return f"{subject.replace(f'.{one.letter.run_id}.', '.…')} #{one.letter.sequence}"
 

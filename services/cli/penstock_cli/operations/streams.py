@@ -15,7 +15,7 @@ from penstock_cli.terminal.output import Output
 
 
 async def show(bus: Bus, output: Output) -> int:
-    """Show every stream with its schema, and its differences from the settings."""
+    """Show every stream with its schema, and with its differences from the settings."""
     changes = await migrate.plan(bus, bus.settings.retention)
     rows = []
     shards = await shards_of(bus)
@@ -46,7 +46,7 @@ async def show(bus: Bus, output: Output) -> int:
 
 
 async def make(bus: Bus, output: Output) -> int:
-    """Make the missing streams and buckets, and the subscriber's durable if it is missing."""
+    """Make the streams, the buckets and the subscriber's durable that are missing."""
     before = [name for name in _names(bus) if await bus.has(name)]
     await ensure(bus, bus.settings.retention)
     made = [name for name in _names(bus) if name not in before]
@@ -68,7 +68,8 @@ def _names(bus: Bus) -> list[str]:
 async def bring_forward(
     bus: Bus, output: Output, partitions: int | None, shards: int | None, dry_run: bool
 ) -> int:
-    """Change the streams to the settings and to this version's schema, and show each change."""
+    """Change the streams so that they have the settings and this version's schema; show each
+    change."""
     retention = bus.settings.retention
     if dry_run:
         _report(output, await migrate.plan(bus, retention), "would change")

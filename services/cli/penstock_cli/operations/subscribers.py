@@ -14,7 +14,8 @@ from penstock_cli.terminal.output import Output
 
 
 async def show(bus: Bus, output: Output) -> int:
-    """Show each durable in each shard: its events, and how many of them wait."""
+    """Show each durable in each shard, with its types of events and the number of events that
+    wait."""
     rows = [
         {
             "durable": info["name"],
@@ -62,7 +63,10 @@ async def make(bus: Bus, output: Output, durable: Durable) -> int:
 
 
 async def delete(bus: Bus, output: Output, name: str) -> int:
-    """Delete a durable in each shard. The durable's place in the stream is lost."""
+    """Delete a durable in each shard.
+
+    Its place in the stream, from which reading would continue, is lost.
+    """
     deleted = await subscribers.delete(bus, name)
     for stream in deleted:
         _say(output, "deleted", f"the durable {name} of {stream}")

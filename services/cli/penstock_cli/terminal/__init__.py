@@ -1,1 +1,4 @@
-"""The client of the HTTP API: requests, streams, and the output in a terminal."""
+"""The client of the HTTP API.
+
+It sends requests, follows streams, and writes the output for a terminal.
+"""

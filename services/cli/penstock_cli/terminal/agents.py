@@ -45,7 +45,10 @@ def show_configured(output: Output, config: Config) -> None:
 
 
 def configured(path: Path) -> Config:
-    """Return the configuration in a file. Raises ConfigurationError, also for a missing file."""
+    """Return the configuration in a file.
+
+    Raises ConfigurationError if the file is missing or invalid.
+    """
     if not path.exists():
         raise ConfigurationError(
             f"there is no {path} here: name your agents' file with --config (PENSTOCK_CONFIG)"
@@ -54,7 +57,10 @@ def configured(path: Path) -> Config:
 
 
 def chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
-    """Return the agents with these ids; all if `ids` is empty. Raises ConfigurationError."""
+    """Return the agents with these ids; all agents if `ids` is empty.
+
+    Raises ConfigurationError for an unknown id.
+    """
     for id in ids:
         if config.agent(id) is None:
             raise ConfigurationError(config.no_agent(id))
@@ -64,7 +70,7 @@ def chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
 def check(output: Output, agents: Sequence[AgentConfig], timeout_s: float) -> int:
     """Check the server of each agent, show the findings, and return the exit code.
 
-    A workflow has no server, so there is nothing to check.
+    An agent that starts a workflow has no server, so it is not checked.
     """
     from penstock_connector.checks import check_all  # noqa: PLC0415 - the client needs no service
 

@@ -21,13 +21,14 @@ from penstock.sse import Frame, Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 REQUEST_TIMEOUT_S = 30.0
-# seconds without bytes after which a stream counts as broken; in this time, the server sends three
-# keep-alive comments
+# A stream counts as broken after this many seconds without bytes. In this time, a healthy server
+# sends three keep-alive comments.
 STREAM_READ_TIMEOUT_S = 45.0
-BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the seconds between tries; the last pause is repeated
+BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the seconds between tries; the last value is repeated
 GIVE_UP_S = 120.0
 CALL_GIVE_UP_S = 10.0
-# The `User-Agent`, by which the approvals service records the channel `cli` for decisions.
+# The header `User-Agent`. By this header, the approvals service recognises decisions from the
+# channel `cli`.
 USER_AGENT = f"penstock-cli/{version('penstock-cli')}"
 _TRY_AGAIN = frozenset({502, 503, 504})
 CONFLICT, GONE = 409, 410
@@ -40,7 +41,10 @@ _ADVICE = {
 
 
 class CallFailed(Exception):
-    """A call failed. The error's text says what is wrong; the command ends with `exit_code`."""
+    """The error for a failed call.
+
+    The text says what is wrong, and the command ends with `exit_code`.
+    """
 
     exit_code = 2
 
@@ -73,7 +77,7 @@ class Api:
                 | ({"authorization": f"Bearer {token}"} if token else {}),
                 trust_env=not _is_loopback(
                     self.url
-                ),  # no proxy for loopback, which a proxy cannot reach
+                ),  # a proxy cannot reach this machine's loopback address
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise Unreachable(f"{url} is no URL: {error}") from error
@@ -85,7 +89,10 @@ class Api:
         self._http.close()
 
     def start(self, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
-        """Start a run and return its record. With its key, a retry starts no second run."""
+        """Start a run and return its record.
+
+        A retry sends the same idempotency key, so it starts no second run.
+        """
         body = {"agent": agent, "message": message, "idempotency_key": str(uuid.uuid4())}
         if session_id is not None:
             body["session_id"] = session_id
@@ -96,8 +103,10 @@ class Api:
         return self.call("GET", f"/v1/runs/{_segment(run_id)}")
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
-        """Return the canonical events that a run has so far, without the events of its steps'
-        runs."""
+        """Return the canonical events that a run has so far.
+
+        The events of the runs of its steps are not included.
+        """
         path = f"/v1/runs/{_segment(run_id)}/events"
         found: list[dict[str, Any]] = []
         cursor: str | None = None
@@ -135,9 +144,11 @@ class Api:
     def decide(
         self, approval: Mapping[str, Any], items: Sequence[Mapping[str, Any]], note: str | None
     ) -> dict[str, Any]:
-        """Decide the items of a record. The service refuses if the request has changed since.
+        """Decide the items of an approval.
 
-        With its key, a retry gets the answer of the first try.
+        The service refuses the decision if the request has changed since `approval` was read.
+
+        A retry sends the same idempotency key, so it gets the answer of the first try.
         """
         body = {
             "items": items,
@@ -149,7 +160,10 @@ class Api:
         return self.call("POST", path, body={k: v for k, v in body.items() if v is not None})
 
     def make_service_token(self, **rights: object) -> dict[str, Any]:
-        """Make a service token and return it. No retries, because each try would make a token."""
+        """Make a service token and return it.
+
+        A failed request is not repeated, because each request may make a token.
+        """
         return self.call("POST", "/v1/service-tokens", body=rights, repeat=False)
 
     def service_tokens(self) -> list[dict[str, Any]]:
@@ -171,7 +185,7 @@ class Api:
     ) -> Generator[Frame, None, None]:
         """Yield a run's frames after a cursor until the run ends, and reconnect as needed.
 
-        With `children`, the stream has the events of the runs of a workflow's steps, too.
+        With `children`, the stream of a workflow's run also has the events of its steps' runs.
 
         Raises ApiError. Raises Unreachable if the first connection fails, or if no later connection
         succeeds within two minutes.
@@ -196,13 +210,13 @@ class Api:
             if not any_frame:
                 patience.spend("the stream ended")
             elif cursor is None:
-                return  # without ids, a new connection would only repeat the frames
+                return  # the frames have no ids, so a new connection would repeat them all
 
     def changes(self) -> Generator[Frame, None, None]:
         """Yield the changes of approvals from now on, and reconnect as needed.
 
-        The first frame of each connection has no change. Raises ApiError. Raises Unreachable if the
-        first connection fails, or if no later connection succeeds within two minutes.
+        The first frame of each connection contains no change. Raises ApiError. Raises Unreachable
+        if the first connection fails, or if no later connection succeeds within two minutes.
         """
         cursor: str | None = None
         patience = _Patience(self.url, self._notice, GIVE_UP_S)
@@ -219,7 +233,7 @@ class Api:
             except ApiError as error:
                 if error.status != GONE or cursor is None:
                     raise
-                cursor = None  # continue from now, because NATS has lost changes
+                cursor = None  # NATS has lost changes, so continue with changes from now on
 
     def _connection(
         self, path: str, params: Mapping[str, str], cursor: str | None, patience: _Patience
@@ -240,7 +254,7 @@ class Api:
                 raise _refusal(response)
             parser = Parser()
             for chunk in response.iter_bytes():
-                patience.renew()  # keep-alive comments count, too
+                patience.renew()  # keep-alive comments also show that the server answers
                 yield from parser.feed(chunk)
 
     def pages(
@@ -252,9 +266,12 @@ class Api:
         filters: Mapping[str, object],
         most: int = MAX_PAGE,
     ) -> tuple[list[dict[str, Any]], bool]:
-        """Read pages of a list. `cursor` is the parameter that gets `next` of the previous page.
+        """Read pages of a list.
 
-        `most` is the number of entries that a page may have.
+        `cursor` is the name of the query parameter that gets the previous page's `next`.
+
+        `most` is the greatest number of entries on a page. Returns up to `limit` entries, and
+        whether there are more.
         """
         found: list[dict[str, Any]] = []
         following: str | None = None
@@ -278,9 +295,10 @@ class Api:
     ) -> dict[str, Any]:
         """Send a request and return the answer. With `repeat`, a failed request is repeated.
 
-        The body is sent as JSON; `yaml` is a body that is sent as it is.
+        `body` is sent as JSON; `yaml` is a document that is sent unchanged.
         """
-        # Without this header, a run's events would come as a stream that ends only with the run.
+        # Without this header, the service would send a run's events as a stream, which ends only
+        # when the run ends.
         kind = {"Accept": "application/json"}
         if yaml is not None:
             kind["Content-Type"] = "application/yaml"
@@ -296,7 +314,7 @@ class Api:
             except httpx.UnsupportedProtocol as error:
                 raise Unreachable(f"{self.url} is no http:// or https:// address") from error
             except httpx.TransportError as error:
-                # Starts and decisions carry a key, so that they may be repeated.
+                # Starts and decisions have an idempotency key, so these requests may be repeated.
                 if not repeat:
                     text = f"{self.url} did not answer ({error}); it is not known what it has done"
                     raise Unreachable(text) from error
@@ -360,7 +378,10 @@ class _Patience:
 
 
 def _refusal(response: httpx.Response) -> ApiError:
-    """Return the response as an error: with RFC 9457's `detail`, or the beginning of the body."""
+    """Return the response as an error.
+
+    Its text is the `detail` of RFC 9457, or the beginning of the body.
+    """
     errors: Sequence[Mapping[str, Any]] = ()
     try:
         problem = response.json()

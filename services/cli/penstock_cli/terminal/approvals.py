@@ -13,7 +13,7 @@ from penstock_cli.terminal.output import MORE, Output
 Record = Mapping[str, Any]
 Item = dict[str, Any]
 
-# Kinds of items whose approval needs a value. All other kinds need only yes or no.
+# The kinds of items whose approval needs a value. Items of other kinds need only yes or no.
 _WANTS_VALUE = frozenset(
     {"input", "external", "feedback", "selection", "credential", "long_running"}
 )
@@ -21,7 +21,7 @@ _WORDS = {"y": "approve", "yes": "approve", "n": "reject", "no": "reject"}
 
 
 def show_list(api: Api, output: Output, filters: Mapping[str, str | None], limit: int) -> None:
-    """Show up to `limit` approvals. A filter with the value None selects all."""
+    """Show up to `limit` approvals. A filter whose value is None is not applied."""
     approvals, more = api.approvals(limit, **filters)
     if more:
         output.notice(MORE)
@@ -49,7 +49,8 @@ def show(output: Output, approval: Record) -> None:
 
 
 def waits(approval: Record) -> str | None:
-    """Return how many of the needed votes a pending approval has; None if it has ended."""
+    """Return a text with the number of votes that a pending approval has and needs; None if the
+    approval has ended."""
     if approval["status"] != "pending":
         return None
     votes = sum(not vote.get("void") for vote in approval.get("votes") or [])
@@ -75,10 +76,12 @@ def decided(
     values: Mapping[str, Any] | None = None,
     rejected: Sequence[str] = (),
 ) -> list[Item]:
-    """Return a decision for every item: a rejection for ids in `rejected`, otherwise `decision`.
+    """Return a decision for every item.
 
-    The keys of `values` are item ids. An id that the approval does not have is kept, so that the
-    service names the id in its refusal.
+    Items in `rejected` are rejected; all other items get `decision`.
+
+    The keys of `values` are item ids. An id that the approval does not have is sent, too, so that
+    the service refuses the request and names the id.
     """
     decisions = dict.fromkeys((item["item_id"] for item in approval["items"]), decision)
     decisions |= dict.fromkeys(values or {}, decision) | dict.fromkeys(rejected, "reject")
@@ -90,7 +93,10 @@ def decided(
 
 
 def parse_values(given: Sequence[str]) -> dict[str, Any]:
-    """Parse texts `ITEM=VALUE` into values by item id. Raises ValueError for a text without `=`."""
+    """Parse texts `ITEM=VALUE`; return a dict from item ids to values.
+
+    Raises ValueError for a text without `=`.
+    """
     values: dict[str, Any] = {}
     for pair in given:
         item_id, equals, text = pair.partition("=")
@@ -101,7 +107,7 @@ def parse_values(given: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value of the text as JSON; the text itself if it is no JSON."""
+    """Return the JSON value in the text; the text itself if it is no JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -109,16 +115,23 @@ def parse_value(text: str) -> Any:
 
 
 def parse_answer(text: str) -> tuple[str | None, str | None]:
-    """Return the decision and the note of an answer such as `n too risky`, or None for each."""
+    """Return the decision and the note of an answer such as `n too risky`.
+
+    A missing or unknown part is None.
+    """
     word, _, note = text.partition(" ")
     return _WORDS.get(word.lower().rstrip(",.:")), note.strip() or None
 
 
 def ask(output: Output, approval: Record) -> list[Item] | None:
-    """Ask the person at the terminal about each item; return None if the person does not answer."""
+    """Ask the person at the terminal about each item, and return the decisions.
+
+    Return None if the person does not answer.
+    """
     items: list[Item] = []
     for item in approval["items"]:
-        if len(approval["items"]) > 1:  # a single item was already shown with the event
+        # a single item was already shown with the event of the request
+        if len(approval["items"]) > 1:
             output.pieces([(f"{render.item(item)}\n", "bold yellow")])
         answered = ask_value(output, item) if wants_value(item) else _ask(output)
         if answered is None:
@@ -143,7 +156,10 @@ def wants_value(item: Record) -> bool:
 
 
 def ask_value(output: Output, item: Record) -> Item | None:
-    """Ask for the value of an item; return its approval, or None if the person does not answer."""
+    """Ask for the value of an item, and return the item's approval.
+
+    Return None if the person does not answer.
+    """
     for name in ("input_schema", "options"):
         if item.get(name):
             output.pieces([(f"{name}: {render.short(item[name], 2000)}\n", "dim")])

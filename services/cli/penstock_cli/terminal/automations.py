@@ -1,4 +1,4 @@
-"""List, show, apply and try the rules of automations, and replay deliveries."""
+"""List, show, apply and test the rules of automations, and replay deliveries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show_list(api: AutomationsApi, output: Output, limit: int) -> None:
 
 
 def show(output: Output, rule: Record) -> None:
-    """Show one rule, and the secrets that the server has just made for it."""
+    """Show one rule, and the secrets that the service has just made for this rule."""
     if output.as_json:
         output.json_line(rule)
         return
@@ -43,7 +43,7 @@ def show(output: Output, rule: Record) -> None:
 def apply(api: AutomationsApi, output: Output, name: str, rules: Sequence[FileRule]) -> int:
     """Make or change the rules of a file, and return the exit code.
 
-    If a rule is refused, the other rules are applied all the same. A repeat changes nothing.
+    If the service refuses one rule, the other rules are still applied. A repeat changes nothing.
     """
     code = DONE
     for rule in rules:
@@ -185,7 +185,10 @@ def _found(api: AutomationsApi, rule_id: str) -> dict[str, Any] | None:
 
 
 def _refusals(rule: FileRule, error: ApiError) -> list[str]:
-    """Return a line for each mistake in a rule: place, id, field and reason."""
+    """Return a line for each mistake in a rule.
+
+    The line has the place, the rule's id, the field and the reason.
+    """
     if not error.errors:
         return [f"{rule.place('id')}: {rule.id}: {error}"]
     return [

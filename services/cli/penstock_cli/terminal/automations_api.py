@@ -15,7 +15,7 @@ Json = dict[str, Any]
 class AutomationsApi:
     """The routes below /v1/automations.
 
-    After a lost connection, a request is repeated only if its repetition has no further effect.
+    If the connection is lost, a request is sent again only if the repetition has no further effect.
     """
 
     def __init__(self, api: Api) -> None:
@@ -50,11 +50,14 @@ class AutomationsApi:
         return self._api.call("POST", _path(rule_id, "resume"))
 
     def rotate(self, rule_id: str, of: str) -> Json:
-        """Make a new secret beside the current secret; return the rule with the new secret."""
+        """Make a new secret, and return the rule with this secret.
+
+        The current secret also stays valid.
+        """
         return self._api.call("POST", _path(rule_id, "secrets"), body={"of": of}, repeat=False)
 
     def end_rotation(self, rule_id: str, of: str) -> Json:
-        """Remove the previous secret, and return the rule."""
+        """Remove the previous secret of a rotation, and return the rule."""
         return self._api.call("DELETE", _path(rule_id, "secrets", "previous"), {"of": of})
 
     def test(self, rule_id: str, type_: str | None) -> Json:
@@ -88,7 +91,10 @@ class AutomationsApi:
         return self._api.call("POST", path, repeat=False)
 
     def replay_some(self, rule_id: str | None, selection: Mapping[str, Any]) -> Json:
-        """Replay deliveries; return their number, and the cursor from which to continue."""
+        """Replay some of the selected deliveries.
+
+        Return their number, and the cursor for the next call.
+        """
         body = {name: value for name, value in selection.items() if value is not None}
         path = _path("replay") if rule_id is None else _path(rule_id, "replay")
         return self._api.call("POST", path, body=body, repeat=False)

@@ -11,8 +11,8 @@ _ENDS: Final = frozenset({"step_completed", "step_failed"})
 def open_steps(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the data of `workflow.step_started` of each step that has not ended.
 
-    A step that is tried again has the data of the event of its last attempt. A step that contains
-    other open steps, such as the items of `for_each`, is left out.
+    If a step was tried several times, the result has the data of the last attempt. The result
+    leaves out a step that contains other open steps, such as a `for_each` with open items.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for event in events:

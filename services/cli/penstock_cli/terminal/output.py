@@ -31,7 +31,7 @@ class Output:
 
     @property
     def interactive(self) -> bool:
-        """Whether a person at the terminal can be asked."""
+        """True if a person at the terminal can be asked."""
         return not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
     def json_line(self, value: Mapping[str, Any]) -> None:
@@ -50,7 +50,10 @@ class Output:
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[object]], whole: str = ""
     ) -> None:
-        """Write a table for people; long cells are cut, except in the column `whole`."""
+        """Write a table for people.
+
+        Long cells are cut, except in the column with the name `whole`.
+        """
         table = Table(box=None, pad_edge=False)
         for column in columns:
             table.add_column(column, no_wrap=column != whole)
@@ -61,7 +64,7 @@ class Output:
                     for column, cell in zip(columns, row, strict=True)
                 )
             )
-        # A pipe has no width. With 200 columns, ids are complete also in a pipe.
+        # A pipe has no width of its own. 200 columns are enough to write ids without cuts.
         Console(highlight=False, width=None if self._console.is_terminal else 200).print(table)
 
     def notice(self, text: str) -> None:
@@ -71,7 +74,8 @@ class Output:
     def ask(self, question: str) -> str | None:
         """Ask the person a question and return the answer; None at the end of the input.
 
-        Text that was typed before the question is discarded, because it cannot be the answer.
+        Text that was typed before the question is discarded, because it cannot be meant as the
+        answer.
         """
         if sys.stdin.isatty():
             termios.tcflush(sys.stdin, termios.TCIFLUSH)
@@ -82,7 +86,7 @@ class Output:
 
 
 def command(url: str, *words: str) -> str:
-    """Return a command line that works in this folder, for the Penstock at `url`."""
+    """Return a command line that the user can enter in this folder, for the Penstock at `url`."""
     called = Path(sys.argv[0])
     found = shutil.which("penstock")
     here = called.name == "penstock" and not (found and Path(found).samefile(called))

@@ -19,7 +19,10 @@ _DIGEST_SHOWN = 19  # the number of shown characters of a digest, including `sha
 
 
 class InvalidFile(Exception):
-    """A file is no valid policy or case. The text names the file, and the line of each mistake."""
+    """The error for a file that is no valid policy or case.
+
+    The text names the file and the line of each mistake.
+    """
 
 
 def read_policy(path: Path) -> tuple[Policy, Any]:
@@ -147,5 +150,5 @@ def _text(path: Path) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a YAML value with the types of JSON, in which dates are texts."""
+    """Return a YAML value with only the types of JSON. Dates become texts."""
     return json.loads(json.dumps(value, default=str))

@@ -1,8 +1,8 @@
 """Render canonical events as text for a terminal. Pure.
 
-A piece is a text with a style of the library rich (`dim`, `bold red`, or empty). Control characters
-are removed from all texts of agents and users, because an escape sequence in an agent's answer must
-not reach the terminal.
+A piece is a text with a style of the library rich (`dim`, `bold red`, or empty). All texts of
+agents and users are shown without control characters, because an escape sequence in an agent's
+answer must not reach the terminal.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ _CONTROLS = {
 
 
 def clean(text: object) -> str:
-    """Return the text without control characters, except line ends and tabs."""
+    """Return the text without control characters; line ends and tabs are kept."""
     return str(text).replace("\r\n", "\n").replace("\x85", "\n").translate(_CONTROLS)
 
 
 def short(value: object, max_chars: int = MAX_VALUE_CHARS) -> str:
-    """Return a value on one line, cut to `max_chars`. A value that is no string becomes JSON."""
+    """Return a value as text on one line, cut to `max_chars`.
+
+    A value that is no string is written as JSON.
+    """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(clean(text).split())
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
@@ -56,20 +59,21 @@ def item(asked: Data) -> str:
 
 @dataclass(slots=True)
 class _Text:
-    """A streamed text: its author, and its part that is not shown yet."""
+    """A streamed text, with its author and the part that was not shown yet."""
 
     key: str
-    run: str | None  # the run of a step or worker; None for the run that is followed
+    run: str | None  # the id of a step's or worker's run; None for the followed run itself
     who: str | None
     style: str
     held: str = ""
 
 
 class View:
-    """The view of one run in the terminal. Streamed pieces of one text are joined.
+    """The view of one run in the terminal. The streamed pieces of a text are shown as one text.
 
-    When several steps or workers speak at the same time, the text of the first one is shown as it
-    comes. The texts of the others are held until that line ends, so that no line is cut into words.
+    When several steps or workers write at the same time, the first text is shown as it arrives. All
+    other texts are held until the line of the first text ends. Otherwise words of different texts
+    would be mixed on one line.
     """
 
     def __init__(self) -> None:
@@ -107,7 +111,8 @@ class View:
         return self._line(_LINES.get(name, _unknown(name))(data), who)
 
     def end(self) -> list[Piece]:
-        """Return the pieces that end all lines; an empty list if no line is open."""
+        """Return the pieces that show all held texts and end the open line; an empty list if no
+        line is open."""
         pieces = self._released()
         if self._open is not None:
             pieces.append(("\n", ""))
@@ -115,7 +120,8 @@ class View:
         return pieces
 
     def _is_news(self, summary: str | None) -> bool:
-        """Return whether a run's summary says more than the texts that were shown."""
+        """Return whether a run's summary must be shown, because no text of the run shows the
+        same."""
         return bool(
             summary and not self._has_spoken and clean(summary).strip() != self._latest.strip()
         )
@@ -140,7 +146,10 @@ class View:
         return [*name, (more, text.style)]
 
     def _released(self) -> list[Piece]:
-        """Return the pieces of all held texts, each on its line. The last line stays open."""
+        """Return the pieces of all held texts, each on a line of its own.
+
+        The last line stays open.
+        """
         pieces: list[Piece] = []
         for text in self._held.values():
             pieces += [("\n", ""), *self._begin(text, text.held)]
@@ -234,7 +243,8 @@ def _message(style: str) -> Callable[[Data], Piece]:
 
 
 def _custom(data: Data) -> Piece | None:
-    # A custom event that the protocol itself defines (`agno.ModelRequestStarted`) is not shown.
+    # Custom events that a protocol itself defines, such as `agno.ModelRequestStarted`, are not
+    # shown.
     own = short(data["name"]).startswith(f"{data['protocol']}.")
     return None if own else (f"· {short(data['name'])} {short(data['value'])}", "dim")
 
@@ -243,7 +253,8 @@ def _unknown(name: str) -> Callable[[Data], Piece]:
     return lambda data: (f"· {name} {short(data)}", "dim")
 
 
-# One line for each event that is not streamed text. An unknown event is shown as JSON.
+# Maps an event that is not streamed text to the function that makes its line. An unknown event is
+# shown as JSON.
 _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "lifecycle.paused": _nothing,  # the approval was shown before
     "lifecycle.resumed": lambda _: ("▶ resumed", "dim"),
@@ -270,7 +281,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "workflow.step_failed": _step("failed:"),
     "workflow.transition": _nothing,  # the start of the next step follows
     "workflow.completed": _nothing,  # the run's own end follows
-    "workflow.failed": _nothing,  # likewise, with the same error
+    "workflow.failed": _nothing,  # the run's own end follows, with the same error
     "retrieval.started": lambda d: (f"→ search: {short(d['query'])}", "cyan"),
     "retrieval.result": lambda d: (f"← {len(d['documents'])} documents", "green"),
     "approval.requested": _requested,

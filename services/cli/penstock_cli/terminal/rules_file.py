@@ -1,6 +1,6 @@
-"""Reads a YAML file of rules, and remembers the line of each field. Pure.
+"""Reads a YAML file of rules, and finds the line of each field. Pure.
 
-`${NAME}` is replaced by an environment variable, so that the file needs no secrets.
+The value of the environment variable NAME replaces `${NAME}`, so that the file needs no secrets.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ Path = tuple[str, ...]
 
 
 class InvalidFile(ValueError):
-    """A text is no valid file of rules. The error's text names the line."""
+    """The error for a text that is no valid file of rules. The error's text names the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """The line of a field, and the place where its text begins. Lines and columns count from 1.
 
-    `text` is None if YAML has folded the lines of the text, so that places in it are not known.
+    `text` is None if YAML has folded the lines of the text. Places within the text are then not
+    known.
     """
 
     line: int
@@ -33,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class FileRule:
-    """A rule of a file: its value, and the place of each of its fields."""
+    """A rule in a file, with its value and the place of each field."""
 
     value: dict[str, Any]
     places: Mapping[Path, Place]
@@ -46,7 +47,7 @@ class FileRule:
     def place(self, field: str, line: int | None = None, column: int | None = None) -> str:
         """Return `LINE` or `LINE:COLUMN` of a field such as `action.webhook.url`.
 
-        `line` and `column` are a place within the field's text, for example within a condition.
+        `line` and `column` give a place within the field's text, for example within a condition.
         """
         path = tuple(field.split("."))
         while path and path not in self.places:

@@ -15,8 +15,8 @@ from penstock_cli.terminal.approvals import Item
 from penstock_cli.terminal.open_steps import line, open_steps
 from penstock_cli.terminal.output import MORE, Output, command
 
-WAITS = 4  # the exit code if the run waits for an approval that was not answered here
-INTERRUPTED = 130  # the exit code of shells for Ctrl-C
+WAITS = 4  # the exit code if the run waits for an approval that this command has not answered
+INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
 _ENDED = frozenset({"completed", "failed", "cancelled"})
 _APPROVAL_TIMEOUT_S = 10.0
@@ -40,9 +40,9 @@ class Follower:
     ) -> None:
         """Prepare to follow a run.
 
-        `answer` decides approvals; None leaves decisions to other people. `wait`: whether to
-        follow the run further while other people decide. `children`: whether to show the events of
-        the runs of a workflow's steps, too.
+        `answer` decides approvals; None leaves decisions to other people. With `wait`, the run is
+        followed further while other people decide. With `children`, the events of the runs of a
+        workflow's steps are shown, too.
         """
         self._api = api
         self._output = output
@@ -53,7 +53,7 @@ class Follower:
         self._cursor: str | None = None
 
     def follow(self, run_id: str, after: str | None = None) -> int:
-        """Follow until the run ends; return the exit code for the way in which the run ended."""
+        """Follow a run until it ends. Return the exit code, which says how the run ended."""
         self._cursor = after
         try:
             frames = self._api.follow(run_id, after=after, children=self._children)
@@ -70,7 +70,7 @@ class Follower:
                 f"Stop it: {command(self._api.url, 'cancel', run_id)}"
             )
             return INTERRUPTED
-        # the stream had no frame left, because the cursor was at the end
+        # The stream had no frames, because the cursor was at the run's end.
         return EXIT_CODES.get(self._api.run(run_id)["status"], 1)
 
     def _on_event(self, run_id: str, event: dict[str, Any]) -> int | None:
@@ -88,7 +88,7 @@ class Follower:
     def _on_pause(self, approval_id: str) -> int | None:
         approval = self._approval(approval_id)
         if approval["status"] != "pending":
-            return None  # this earlier request has been decided since
+            return None  # the event is old, and the request is not open any more
         if self._answered(approval):
             return None
         url = self._api.url
@@ -108,7 +108,7 @@ class Follower:
                 if error.status == CONFLICT:
                     return True  # another person has decided
                 if not self._output.interactive:
-                    self._wait = False  # --yes or --no does not fit this request
+                    self._wait = False  # the answer of --yes or --no does not fit this request
                     return False
         return False
 
@@ -118,8 +118,8 @@ class Follower:
             try:
                 return self._api.approval(approval_id)
             except ApiError as error:
-                # The event may arrive before the approval's record is written, so a 404 is tried
-                # again.
+                # The event may arrive before the approval's record is written. So after a 404, the
+                # request is tried again.
                 if error.status != 404 or time.monotonic() > deadline:
                     raise
                 time.sleep(_POLL_S)
@@ -130,7 +130,10 @@ class Follower:
 
 
 def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str | None) -> None:
-    """Write a run's frames of any dialect unchanged; with `--json` only the data of each frame."""
+    """Write a run's frames in any dialect unchanged.
+
+    With `--json`, write only the data of each frame.
+    """
     with closing(api.follow(run_id, dialect=dialect, after=after)) as frames:
         for frame in frames:
             encoded = (
@@ -142,8 +145,10 @@ def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str 
 
 
 def show_list(api: Api, output: Output, limit: int, **wanted: str | None) -> None:
-    """Show up to `limit` runs, the newest first. If a run belongs to a step of a workflow, a column
-    has the steps."""
+    """Show up to `limit` runs, the newest first.
+
+    If a run belongs to a step of a workflow, an additional column shows the step.
+    """
     runs, more = api.runs(limit, **wanted)
     if more:
         output.notice(MORE)

@@ -83,6 +83,6 @@ def _no_secret(config: AuthConfig) -> str:
 
 
 def _nested(path: str, value: object) -> dict[str, Any]:
-    """Return claims that have the value at this path, such as `realm_access.roles`."""
+    """Return claims with the value at a path, such as `realm_access.roles`."""
     name, _, rest = path.partition(".")
     return {name: _nested(rest, value) if rest else value}

@@ -22,7 +22,10 @@ def rights(
 
 
 def show_made(output: Output, made: Mapping[str, Any]) -> None:
-    """Show a new token: the token alone on stdout, and all else on stderr."""
+    """Show a new token.
+
+    Only the token itself is written to stdout; its rights are written to stderr.
+    """
     if output.as_json:
         output.json_line(made)
         return

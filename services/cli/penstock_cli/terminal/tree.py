@@ -1,4 +1,4 @@
-"""Write JSON as lines for a terminal: keys sorted, nothing left out, nothing hidden. Pure."""
+"""Write a JSON value completely, as lines for a terminal with sorted keys. Pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ MAX_CHARS: Final = 100_000
 
 
 class TooLarge(ValueError):
-    """The value is too large to be shown completely, so a person must not decide in a terminal."""
+    """The error for a value that is too large to be shown completely.
+
+    A person must then not decide in a terminal.
+    """
 
 
 def visible(text: str) -> str:
-    """Return the text on one line, with each character that cannot be seen as `\\u{202e}`.
+    """Return the text on one line. A code such as `\\u{202e}` replaces each invisible character.
 
-    A space character other than U+0020 is written in the same way, because people cannot tell it
-    from a space.
+    A code also replaces each space character other than U+0020, because these characters look
+    alike.
     """
     return "".join(map(_shown, text))
 

@@ -1,4 +1,5 @@
-"""Ask the person at the terminal about one approval after another, as they come."""
+"""Ask the person at the terminal about each approval that waits for a decision, one after
+another."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from penstock_cli.terminal.render import Piece
 from penstock_cli.terminal.tree import TooLarge, lines, visible
 
 Record = Mapping[str, Any]
-Edits = dict[str, dict[str, Any]]  # the edited arguments of items, by item id
+Edits = dict[str, dict[str, Any]]  # maps an item's id to the item's edited arguments
 
 INTERRUPTED: Final = 130
 USAGE: Final = 2
@@ -25,7 +26,7 @@ _BATCH: Final = 20
 class Step(Enum):
     """The next step after an answer."""
 
-    DONE = auto()  # the approval is decided or voted on; ask about the next approval
+    DONE = auto()  # the decision or vote was sent; ask about the next approval
     AGAIN = auto()  # ask about the same approval again
     SKIP = auto()  # do not ask about the approval again until it changes
     QUIT = auto()
@@ -46,7 +47,10 @@ _WORDS: Final = {
 
 
 def parse_answer(text: str) -> tuple[str | None, str | None]:
-    """Return the letter and the note of an answer such as `r too risky`, or None for each."""
+    """Return the letter and the note of an answer such as `r too risky`.
+
+    A missing or unknown part is None.
+    """
     word, _, note = text.strip().partition(" ")
     return _WORDS.get(word.lower().rstrip(",.:")), note.strip() or None
 
@@ -107,7 +111,7 @@ class Watch:
         self._api = api
         self._output = output
         self._now = now
-        # by approval id: when a skipped approval was last changed
+        # Maps the id of a skipped approval to the time of its last change.
         self._skipped: dict[str, str] = {}
 
     def run(self) -> int:
@@ -201,7 +205,10 @@ class Watch:
         return self._decide(approval, decided, note) if decided is not None else Step.AGAIN
 
     def _approved(self, approval: Record, edits: Edits) -> list[dict[str, Any]] | None:
-        """Ask for the needed values; return the approval of all items, or None without them."""
+        """Ask for the needed values, and return the approval of all items.
+
+        Return None if the person does not give a value.
+        """
         values = {}
         for item in approval["items"]:
             if not approvals.wants_value(item):
@@ -217,7 +224,10 @@ class Watch:
         ]
 
     def _edit(self, approval: Record, edits: Edits) -> None:
-        """Ask for new values of arguments. The service refuses what the policy does not allow."""
+        """Ask for new values of arguments.
+
+        Later, the service refuses changes that the policy does not allow.
+        """
         for item in approval["items"]:
             if not item.get("editable"):
                 continue
@@ -236,7 +246,8 @@ class Watch:
             after = self._api.decide(approval, items, note)
         except ApiError as error:
             self._output.notice(f"penstock: {error}")
-            # The decision does not fit (422); any other refusal means that the approval changed.
+            # Status 422 means that the decision does not fit. Any other refusal means that the
+            # approval has changed.
             return Step.AGAIN if error.status == 422 else Step.SKIP
         decision = after.get("decision")
         if decision is not None:

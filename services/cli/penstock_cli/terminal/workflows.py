@@ -18,7 +18,10 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A file with a definition: its value, or its mistakes as the service shows them."""
+    """A file with a definition.
+
+    It has either the definition's value or its mistakes, in the form that the service uses.
+    """
 
     path: Path
     value: dict[str, Any]
@@ -41,13 +44,16 @@ def checked(output: Output, files: Sequence[Checked]) -> int:
 
 
 def apply(api: WorkflowsApi, output: Output, files: Sequence[Checked]) -> int:
-    """Store definitions; return the exit code. The first refusal ends the command."""
+    """Store definitions; return the exit code.
+
+    If the service refuses a definition, the command ends.
+    """
     for each in files:
         name, version = each.value["name"], each.value["version"]
         try:
             stored = api.put(name, version, each.content)
         except ApiError as error:
-            for problem in error.errors:  # these problems are the text of the error
+            for problem in error.errors:  # the error's text is made of these problems
                 output.notice(_line(each.path, problem))
             if not error.errors:
                 output.notice(f"penstock: {each.path}: {error}")
@@ -106,7 +112,7 @@ def show_versions(output: Output, found: Sequence[Json]) -> None:
 
 
 def show(output: Output, record: Json) -> None:
-    """Show a version: its definition as YAML, or with `--json` its whole record."""
+    """Show the definition of a version as YAML. With `--json`, show the version's whole record."""
     if output.as_json:
         output.json_line(record)
         return

@@ -34,11 +34,17 @@ class WorkflowsApi:
         return found
 
     def put(self, name: str, version: str, document: bytes) -> Json:
-        """Store a version, a document in YAML or JSON; return it. A repeat changes nothing."""
+        """Store a document in YAML or JSON as a version, and return the version.
+
+        A repeat changes nothing.
+        """
         return self._api.call("PUT", _path(name, "versions", version), yaml=document)
 
     def start(self, name: str, body: Mapping[str, Any]) -> Json:
-        """Start a run and return its record. With its key, a retry starts no second run."""
+        """Start a run and return its record.
+
+        A retry sends the same idempotency key, so it starts no second run.
+        """
         keyed = {**body, "idempotency_key": str(uuid.uuid4())}
         return self._api.call("POST", _path(name, "runs"), body=keyed)
 

@@ -1,4 +1,4 @@
-"""Judge the facts about a deployment. Pure: a table of checks, each with what to do."""
+"""Judge the facts about a deployment by a table of checks. Each check says what to do. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from penstock_cli.operations.doctor.facts import AnswerFact, Facts, PartitionFac
 
 Verdict = Literal["ok", "wrong", "not_checked"]
 
-# From each of these values on, the check reports a problem.
-FULL: Final = 0.8  # the used part of a limit for stored bytes
-WAITING: Final = 10_000  # the number of messages that a durable consumer has not delivered
-BEHIND: Final = 5_000  # source frames; the alert for the normalizer's lag has the same number
-# seconds between the clocks of this machine and NATS; services stop at PENSTOCK_CLOCK_LIMIT_S
+# The limits of checks. A check reports a problem when its value reaches the limit.
+FULL: Final = 0.8  # stored bytes as a part of the greatest number of bytes that may be stored
+WAITING: Final = 10_000  # messages that a durable consumer has not delivered yet
+# source frames after the checkpoint; the alert for the normalizer's lag has the same limit
+BEHIND: Final = 5_000
+# seconds between the clocks of this machine and of NATS; a service stops at PENSTOCK_CLOCK_LIMIT_S
 CLOCK_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check about one thing."""
+    """The result of one check for one part of the deployment."""
 
     check: str
     verdict: Verdict
@@ -30,10 +31,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check. `wrong` yields a text for each problem, or None if it cannot check."""
+    """A check.
+
+    `wrong` returns a text for each problem; None if the facts for the check are missing.
+    """
 
     name: str
-    how: str  # what the check looks at
+    how: str  # what the check looks at, as a text for people
     to_do: str
     wrong: Callable[[Facts], Sequence[str] | None]
 
@@ -110,7 +114,10 @@ def _unheld(facts: Facts) -> list[str]:
 
 
 def _installed(facts: Facts) -> list[str] | None:
-    """Return how the streams differ from the values. Invalid values are the check `values`."""
+    """Return how the streams differ from the chart's values.
+
+    The check `values` reports invalid values.
+    """
     if facts.values is None:
         return None
     return [] if facts.wanted is None else [*_differ(facts, facts.wanted)]
@@ -289,7 +296,8 @@ CHECKS: Final = (
         _installed,
     ),
 )
-# Maps the name of a check to what the person must set or name, so that the check can be made.
+# Maps the name of a check to what the person must set or name. Without it, the check cannot be
+# made.
 NEEDED: Final = {
     "files": "set PENSTOCK_NATS_PASSWORDS",
     "users": "set PENSTOCK_NATS_PASSWORDS",
@@ -305,7 +313,10 @@ _WITHOUT_NATS: Final = ("nats", "files", "auth", "agents", "probes", "notices", 
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """Return the findings of all checks, in the order of the table; at least one for each."""
+    """Return the findings of all checks, in the order of the table.
+
+    Each check has at least one finding.
+    """
     found = []
     for check in CHECKS:
         wrong = check.wrong(facts)

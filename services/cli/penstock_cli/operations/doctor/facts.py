@@ -1,4 +1,4 @@
-"""What `gather` learns about a deployment. Plain data: no I/O happens here."""
+"""Defines the facts about a deployment, which `gather` collects. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StreamFact:
-    """One stream that should exist. `bytes` and `max_bytes` are its size and limit (-1: none)."""
+    """One stream that should exist.
+
+    `bytes` is the stream's size, and `max_bytes` its limit; -1 means no limit.
+    """
 
     name: str
     exists: bool = True
@@ -16,7 +19,7 @@ class StreamFact:
     bytes: int = 0
     max_bytes: int = -1
     replicas: int = 1
-    max_age_s: float = 0.0  # 0: messages are kept for any time
+    max_age_s: float = 0.0  # 0 means that messages have no age limit
     differs: Sequence[str] = ()
 
 
@@ -33,17 +36,20 @@ class ConsumerFact:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFact:
-    """One partition of RAW. `behind` is the distance from its checkpoint to its newest frame."""
+    """One partition of RAW.
+
+    `behind` is the number of sequences from the partition's checkpoint to its newest frame.
+    """
 
     stream: str
     number: int
     behind: int
-    held: bool  # whether a normalizer has its lease
+    held: bool  # whether a normalizer has the partition's lease
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the chart's values say about the streams."""
+    """The settings of streams that the chart's values contain."""
 
     shards: int
     replicas: int
@@ -53,7 +59,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFact:
-    """Whether the thing with this name is `ok`, and the reasons if it is not."""
+    """Says whether one checked part of the deployment is `ok`, and if not, why."""
 
     name: str
     ok: bool
@@ -63,11 +69,12 @@ class AnswerFact:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts. A fact is None if the command was not told where to look for it."""
+    """All facts. A fact is None if the user did not say where the command can find it."""
 
-    refusal: str = ""  # why NATS cannot be used; then all facts about its content are missing
-    stored_bytes: int = 0  # of the account
-    max_stored_bytes: int = -1  # of the account; -1 for no limit
+    refusal: str = ""  # why NATS cannot be used; all facts from NATS are then missing
+    stored_bytes: int = 0  # the bytes that the account has stored
+    # the greatest number of bytes that the account may store; -1 means no limit
+    max_stored_bytes: int = -1
     clock_ahead_s: float = 0.0  # how far this machine's clock is ahead of NATS's clock
     schema: int = 0  # the schema of this version of `penstock`
     shards: int = 1
@@ -75,12 +82,12 @@ class Facts:
     consumers: Sequence[ConsumerFact] = ()
     partitions: Sequence[PartitionFact] = ()
     dead_letters: int = 0
-    users: Sequence[AnswerFact] | None = None  # the logins of the services' users
-    # whether these users' permissions agree with the table
+    users: Sequence[AnswerFact] | None = None  # whether the services' users can log in
+    # whether the permissions of the services' users agree with the table of permissions
     permissions: Sequence[AnswerFact] | None = None
-    files: Sequence[AnswerFact] | None = None  # the files of passwords
-    auth: Sequence[AnswerFact] | None = None  # the keys with which tokens are checked
+    files: Sequence[AnswerFact] | None = None  # whether the files of passwords are right
+    auth: Sequence[AnswerFact] | None = None  # whether the keys that check tokens can be used
     agents: Sequence[AnswerFact] | None = None
     probes: Sequence[AnswerFact] | None = None
-    values: Sequence[str] | None = None  # what is wrong with the chart's values
-    wanted: Wanted | None = None  # what these values say
+    values: Sequence[str] | None = None  # the problems of the chart's values
+    wanted: Wanted | None = None  # what the chart's values say about the streams

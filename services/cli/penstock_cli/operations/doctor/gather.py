@@ -33,15 +33,16 @@ from penstock_cli.operations.doctor.facts import (
     StreamFact,
 )
 
-# a reader that has taken nothing for this time counts as absent
+# A reader of a consumer counts as absent if it has taken no message for this time.
 IDLE: timedelta = timedelta(minutes=1)
 TIMEOUT_S = 5.0
-PERMISSIONS_S = 2.0  # seconds to wait: NATS answers at once, or never if the user may not ask
+# seconds to wait for an answer; NATS answers at once, or never if the user may not ask
+PERMISSIONS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places to check besides NATS. A place that is None is not checked."""
+    """The files and URLs to check besides NATS. None means that there is nothing to check."""
 
     config: Path | None = None
     probes: Sequence[str] = ()
@@ -50,7 +51,7 @@ class Places:
 
 
 async def in_nats(bus: Bus) -> Facts:
-    """Return what NATS knows. Raises BusError."""
+    """Return the facts that NATS itself shows. Raises BusError."""
     retention = bus.settings.retention
     shards = 1
     differs: dict[str, list[str]] = {}
@@ -107,13 +108,14 @@ async def in_nats(bus: Bus) -> Facts:
 
 
 async def _partitions(bus: Bus, shard: int) -> list[PartitionFact]:
-    """Return the partitions of a shard's RAW, each with its distance to the checkpoint."""
+    """Return the partitions of a shard's RAW stream, each with its distance from the checkpoint to
+    the newest frame."""
     group, raw = group_of(shard), streams.raw_of(shard)
     leases = {each.key for each in await bus.bucket("leases").entries(f"{group}.part.*")}
     found = []
     for number in range(await repartition.partitions(bus, shard)):
-        # The checkpoint is read last. Otherwise frames that arrive between the two reads would
-        # count as a distance.
+        # The checkpoint is read last. If it was read first, frames that arrive between the two
+        # reads would wrongly count as unread.
         last = await bus.tail(raw, subjects.raw_of_partition(number))
         checkpoint = await bus.bucket("checkpoints").get(f"{group}.{number}")
         done = int(checkpoint.value) if checkpoint and checkpoint.value.isdigit() else 0
@@ -152,7 +154,7 @@ def _time(stamp: str) -> datetime:
 
 
 async def elsewhere(facts: Facts, settings: Settings, places: Places) -> Facts:
-    """Return the facts, with the facts about users, files, agents, probes and values added.
+    """Return the given facts together with the facts about users, files, agents, probes and values.
 
     Raises:
         ConfigurationError: a named file cannot be read.
@@ -187,7 +189,8 @@ async def _auth(config: AuthConfig) -> list[AnswerFact]:
         said = "every caller is `anonymous`, whatever token they have"
         found.append(AnswerFact("ALLOW_UNAUTHENTICATED_SSE", False, [said]))
     if config.jwt_secret is not None:
-        found.append(AnswerFact("PENSTOCK_AUTH_JWT_SECRET", True))  # the settings check its length
+        # the settings already check the secret's length
+        found.append(AnswerFact("PENSTOCK_AUTH_JWT_SECRET", True))
     if config.jwks_url is None:
         return found
     reasons = []
@@ -218,9 +221,10 @@ def _file(path: Path, name: str) -> AnswerFact:
 
 
 async def _users(settings: Settings, shards: int) -> tuple[list[AnswerFact], list[AnswerFact]]:
-    """Log in as every service's user, and ask for its permissions.
+    """Log in as the user of every service, and ask NATS for the user's permissions.
 
-    Returns which users can log in, and how the permissions of these users differ from the table.
+    Returns which users can log in, and how these users' permissions differ from the table of
+    permissions.
     """
     plain = settings.model_copy(
         update={"nats_user": None, "nats_password": None, "nats_credentials": None}

@@ -1,4 +1,4 @@
-"""Compare what NATS says about a user's permissions with the table of permissions. Pure."""
+"""Compare the permissions that NATS reports for a user with the table of permissions. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _WAYS: Final = {"publish": "publish to", "subscribe": "subscribe to"}
 def differences(user: User, shards: int, info: Mapping[str, Any]) -> list[str]:
     """Return how the permissions of a user differ from the table.
 
-    `info` is the member `data` of the answer to `$SYS.REQ.USER.INFO`. Permissions for further
-    shards are no difference.
+    `info` is the member `data` of the answer to `$SYS.REQ.USER.INFO`. Permissions for additional
+    shards do not count as a difference.
     """
     granted = info.get("permissions")
     if not granted:

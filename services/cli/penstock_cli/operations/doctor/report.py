@@ -12,7 +12,7 @@ from penstock_cli.terminal.render import clean
 
 
 def show(output: Output, findings: Sequence[Finding]) -> int:
-    """Show each finding; return exit code 1 if something is wrong, else 0."""
+    """Show each finding. Return the exit code: 1 if something is wrong, else 0."""
     for each in findings:
         if output.as_json:
             output.json_line(asdict(each))

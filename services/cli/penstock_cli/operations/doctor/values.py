@@ -1,4 +1,5 @@
-"""Read the chart's values: check them with its schema, and return what they say about streams."""
+"""Read the chart's values, check them with the chart's schema, and return the settings of streams
+in them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from penstock_cli.operations.doctor.facts import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The problems of the values. If there are none, `wanted` has the settings of the values."""
+    """The result of reading the chart's values: their problems.
+
+    If there are none, `wanted` has the settings of streams.
+    """
 
     wrong: list[str]
     wanted: Wanted | None = None
@@ -54,7 +58,10 @@ def read(chart: Path, values: Path) -> Values:
 
 
 def _merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the values as Helm merges them; null removes a default."""
+    """Return the values merged into the defaults, as Helm does.
+
+    A value that is null removes the default.
+    """
     merged = copy.deepcopy(defaults)
     for key, value in given.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
