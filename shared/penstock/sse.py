@@ -1,8 +1,8 @@
 """Parses and writes `text/event-stream` (WHATWG HTML, section 9.2).
 
-This module does no I/O. Only CR, LF and CRLF end a line. U+2028, U+2029 and U+0085 inside `data`
-are data: Agno and ADK servers send these characters unescaped. Python's `splitlines` would wrongly
-split the line at each of these characters.
+This module does no I/O. Only CR, LF and CRLF end a line. Agno and ADK servers send the characters
+U+2028, U+2029 and U+0085 unescaped inside `data`. These characters are data, but Python's
+`splitlines` would wrongly split the line at each of them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _EVENT_LINES: dict[str, bytes] = {}  # maps names of events to their lines
 
 
 class FrameTooLarge(ValueError):
-    """A frame exceeded the limit before its blank line arrived.
+    """The error for a frame that exceeded the limit before its blank line arrived.
 
     `frames` are the complete frames that the same chunk contained before the large frame. The
-    caller must use these frames. Otherwise, the result would depend on how the bytes were chunked.
+    caller must use these frames. Otherwise the result would depend on how the bytes are divided
+    into chunks.
     """
 
     def __init__(self, limit_bytes: int, frames: list[Frame]) -> None:
@@ -38,7 +39,10 @@ class FrameTooLarge(ValueError):
 
 @dataclass(slots=True)
 class Frame:
-    """One dispatched event. `data` is the UTF-8 text of the data lines, joined by LF."""
+    """One complete event of the stream.
+
+    `data` has the contents of its data lines, in UTF-8 and joined by LF.
+    """
 
     data: bytes
     event: str | None = None
@@ -66,12 +70,13 @@ class Parser:
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        # `_tail` is a bytearray, because a list of single-byte chunks would take many times the
-        # memory of the bytes.
+        # `_tail` is a bytearray. If the chunks were kept in a list and each had a single byte, the
+        # list would take many times the memory of the bytes.
         self._tail = bytearray()  # the current, incomplete line
-        self._after_cr = False  # the last chunk ended in CR, so an LF at the start is part of CRLF
+        # the last chunk ended in CR, so an LF at the start of the next chunk belongs to this CR
+        self._after_cr = False
         self._at_start = True  # the stream may still begin with a byte order mark
-        self._size = 0  # bytes of the current frame
+        self._size = 0  # the number of bytes of the current frame
         self._data: bytes | bytearray | None = None
         self._event: str | None = None
         self._id: str | None = None
@@ -79,12 +84,12 @@ class Parser:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether the parser has read no byte after the last complete frame."""
+        """True if the parser has read no byte after the last complete frame."""
         return not self._size
 
     @property
     def pending_bytes(self) -> int:
-        """The number of bytes read so far of the incomplete frame."""
+        """The number of bytes of the incomplete frame that the parser has read so far."""
         return self._size
 
     def feed(self, chunk: bytes) -> list[Frame]:
@@ -146,7 +151,8 @@ class Parser:
 
     def _field(self, line: bytes) -> None:
         if self._data is None and line[:6] == b"data: ":
-            self._data = line[6:]  # a fast path for most lines; the code below takes twice the time
+            # a fast path for most lines, because the code below takes twice the time
+            self._data = line[6:]
             return
         colon = line.find(b":")
         if not colon:
@@ -154,7 +160,7 @@ class Parser:
         if colon < 0:
             name, value = line, b""
         else:
-            # The value is copied only once, because the value may be nearly all of a large frame.
+            # This slice copies the value only once. The value may be nearly all of a large frame.
             name, value = line[:colon], line[colon + 1 + (line[colon + 1 : colon + 2] == b" ") :]
         if name == b"data":
             if self._data is None:
@@ -183,16 +189,16 @@ class Parser:
 def encode(
     data: bytes, *, event: str | None = None, id: str | None = None, id_first: bool = False
 ) -> bytes:
-    """Writes one frame: `event`, `data`, `id`, blank line, with LF as line end.
+    """Writes one frame, which has `event`, `data`, `id` and a blank line, with LF as line end.
 
     Each line of `data` becomes a data line, so a parser reads CR and CRLF in the data as LF. The id
-    comes last, because some clients store the id as soon as they read its line (n8n's SSE trigger
-    does). If the id came first and the connection broke within the frame, such a client would
-    continue after the frame and lose the frame's data. With `id_first` the id comes first, because
-    agent-runs-sse.md prescribes this order.
+    comes last, because some clients, such as n8n's SSE trigger, store the id as soon as they read
+    its line. If the id came first and the connection broke within the frame, such a client would
+    continue after the frame and lose the frame's data. With `id_first`, the id comes first, as
+    agent-runs-sse.md requires.
 
     Raises:
-        ValueError: `event` or `id` contains a line end or a NUL. A line end would begin another
+        ValueError: `event` or `id` contains a line end or a NUL. A line end would begin a new
             field.
     """
     head = b"" if event is None else event_line(event)
@@ -204,12 +210,14 @@ def encode(
         tail = b"\nid: %b\n\n" % _line(id)
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(_LINE_END.split(data))
-    return b"".join((head, b"data: ", data, tail))  # `+` would copy a large frame several times
+    # `join` copies a large frame once; `+` would copy it several times
+    return b"".join((head, b"data: ", data, tail))
 
 
 def event_line(event: str) -> bytes:
-    """Returns the line of an event's name, and keeps the line, because the same few names occur
-    again and again.
+    """Returns the line with an event's name.
+
+    The line is kept for later calls, because the same few names occur again and again.
 
     Raises:
         ValueError: The name contains a line end or a NUL.
@@ -232,7 +240,7 @@ def comment(text: str) -> bytes:
 
 
 def at(id: str) -> bytes:
-    """Returns an id line without data. A client stores the id as its cursor and gets no event.
+    """Returns a frame with only an id line. A client stores the id as its cursor and gets no event.
 
     Raises:
         ValueError: The id contains a line end or a NUL.
@@ -241,7 +249,9 @@ def at(id: str) -> bytes:
 
 
 def retry(ms: int) -> bytes:
-    """Returns a retry line, which sets how many milliseconds a client waits before it reconnects.
+    """Returns a frame with only a retry line.
+
+    The line sets how many milliseconds a client waits before it reconnects.
 
     The client gets no event.
     """

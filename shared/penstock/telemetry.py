@@ -1,4 +1,4 @@
-"""Configures logs (structured lines with the run and its trace), and defines the metrics."""
+"""Configures structured logs, whose lines have the run and its trace, and defines the metrics."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from penstock import log_fields
 
 LogFormat = Literal["text", "json"]
 
-# How many agents have their own value of the label `agent`. Each value costs some 20 time series in
-# each process.
+# The greatest number of agents with a value of their own for the label `agent`. Each value adds
+# about 20 time series to each process.
 MAX_AGENT_LABELS: Final = 200
-OTHER: Final = "other"  # the value of a label for all names without a separate value
+OTHER: Final = "other"  # the label's value for all names that have no value of their own
 
 _agent_labels: set[str] = set()
 
@@ -233,8 +233,8 @@ FOLD_SECONDS = Histogram(
 def name_agents(ids: Iterable[str]) -> None:
     """Give each of these configured agents a separate value of the label `agent`.
 
-    Only the first `MAX_AGENT_LABELS` agents get their own value. Clients choose the names of agents
-    in requests, so without this limit clients could make any number of time series.
+    Only the first `MAX_AGENT_LABELS` agents get a value of their own. Clients choose the names of
+    agents in requests. If each name got a value, clients could create any number of time series.
     """
     for id_ in ids:
         if len(_agent_labels) >= MAX_AGENT_LABELS:
@@ -243,15 +243,16 @@ def name_agents(ids: Iterable[str]) -> None:
 
 
 def agent_label(id: str) -> str:
-    """Return the agent's value of the label `agent`; `other` if the agent is not configured."""
+    """Return the value of the label `agent` for this agent; `other` if the agent has no value of
+    its own."""
     return id if id in _agent_labels else OTHER
 
 
 def count_runs_from_zero(outcomes: Iterable[str]) -> None:
-    """Make the counters of runs for each named agent.
+    """Create the counters of runs for each named agent, with the value 0.
 
-    `increase` of Prometheus does not see the step from no counter to 1, so the first failure of an
-    agent would not be seen.
+    The function `increase` of Prometheus does not notice a counter that appears with the value 1.
+    Without a counter at 0, it would miss an agent's first failure.
     """
     for agent in (*_agent_labels, OTHER):
         for outcome in outcomes:
@@ -264,16 +265,19 @@ def name_process(agents: Iterable[str]) -> None:
     BUILD.labels(version("penstock"), platform.python_version()).set(1)
 
 
-# Control characters and the line separators of Unicode, as escapes. A tab is harmless.
+# Maps control characters and Unicode's line separators to escapes. A tab is harmless and is not
+# escaped.
 _ESCAPES: Final = {
     code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
 } | {9: "\t"}
 
 
 def _on_one_line(_logger: Any, _method: str, line: structlog.types.EventDict) -> Any:
-    """Escape control characters in the text of a line for people; a processor of structlog.
+    """Escape control characters in the text of a log line.
 
-    Without this, a client could add a line to the log, or colours, by a path with `%0A`.
+    This function is a processor of structlog.
+
+    Otherwise a client could add lines or colours to the log with a path that contains `%0A`.
     """
     line["event"] = str(line["event"]).translate(_ESCAPES)
     return line
@@ -296,8 +300,7 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
         else structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
             pad_event_to=0,
-            # The default formatter would print local variables, such as payloads and headers with
-            # tokens.
+            # The default formatter would print local variables, such as payloads and tokens.
             exception_formatter=structlog.dev.plain_traceback,
         )
     )

@@ -1,9 +1,10 @@
 """Compiles, checks and evaluates expressions in CEL. No other module of Penstock uses CEL.
 
-Rules of automations and of the approvals policy have conditions in CEL. A condition is refused when
-it is compiled if it could take much time or memory; see `limits`. The module `template` fills texts
-with values from data; its placeholders are paths, not CEL. Steps of workflows have expressions that
-give values; `value` compiles these with CEL, and `evaluation` evaluates them within a budget.
+Rules of automations and rules of the approvals policy have conditions in CEL. If a condition could
+take much time or memory, the condition is refused when it is compiled; see `limits`. Steps of
+workflows have expressions that give values. The module `value` compiles such expressions with CEL,
+and `evaluation` evaluates them within a budget. The module `template` fills texts with values from
+data. The placeholders of templates are paths, not CEL.
 """
 
 from penstock.expressions.condition import (

@@ -1,4 +1,4 @@
-"""Compiles conditions, which are expressions that give true or false, and evaluates them."""
+"""Compiles and evaluates conditions, which are expressions that give true or false."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TYPES: Final[Mapping[VariableType, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Data that conditions are evaluated on. Several conditions may share it."""
+    """The data on which conditions are evaluated. Several conditions may use the same data."""
 
     data: Mapping[str, Any]
     activation: Any
@@ -105,8 +105,8 @@ class Condition:
                 f"the data has {bound.size_bytes} bytes; this condition is evaluated on at most "
                 f"{self._max_data_bytes}, since it could take long on more"
             )
-        # Most conditions compare a text, such as the name of a tool, and this costs a fifth of an
-        # evaluation.
+        # Most conditions require a certain text, such as the name of a tool. This check finds most
+        # data for which a condition does not hold, in a fifth of the time of an evaluation.
         for path, text in self._required:
             if has_other_text(bound.data, path, text):
                 return False
@@ -125,8 +125,8 @@ class Condition:
 def is_found(pattern: str, text: str) -> bool | None:
     """Return whether a text has a part that a pattern of RE2 matches.
 
-    The result is None for a pattern that RE2 does not know, and for one that would take long. In
-    contrast to Python's, a pattern of RE2 takes time proportional to the text.
+    The result is None if RE2 does not know the pattern, or if the search would take long. RE2 takes
+    time proportional to the text; Python's own regular expressions can take exponential time.
     """
     if not limits.is_quick(pattern, text):
         return None
@@ -142,7 +142,7 @@ _FOUND: Final = _TEXTS.compile("text.matches(pattern)")
 
 
 def compile_error(text: str) -> ExpressionError:
-    """Return the error that a text of the compiler describes, with its position."""
+    """Return the error that a message of the compiler describes, with the error's position."""
     if "recursion" in text:
         return ExpressionError("it is nested too deep, or has too many operators in a row (32)")
     found = _WHERE.search(text)
@@ -159,5 +159,6 @@ def _not_boolean(found: str) -> str:
 
 
 def plain_reason(text: str) -> str:
-    """Return a text of the runtime without its status, such as `NOT_FOUND: `."""
+    """Return a message of the runtime without the status at its beginning, such as `NOT_FOUND:
+    `."""
     return _STATUS.sub("", _STATUS.sub("", text)).strip()

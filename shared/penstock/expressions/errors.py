@@ -1,4 +1,7 @@
-"""The errors of expressions, with the reason and the position in the expression's text. Pure."""
+"""Defines the errors of expressions, with the reason and the position in the expression's text.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ class Position:
 
 
 class ExpressionError(ValueError):
-    """An expression cannot be compiled or evaluated. `position` is None if it is not known."""
+    """The error for an expression that cannot be compiled or evaluated.
+
+    `position` is None if the place is not known.
+    """
 
     def __init__(self, reason: str, position: Position | None = None) -> None:
         super().__init__(f"{position}: {reason}" if position is not None else reason)
@@ -26,4 +32,4 @@ class ExpressionError(ValueError):
 
 
 class MissingField(ExpressionError):
-    """An expression reads a field or an element that the data does not have."""
+    """The error for an expression that reads a field or an element which the data does not have."""

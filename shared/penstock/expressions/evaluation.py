@@ -1,9 +1,9 @@
 """Evaluates the syntax tree of an expression that gives a value, within a budget. Pure.
 
-The CEL runtime cannot be interrupted, and it copies lists and data without a limit: `a.map(i, i)`
-takes two seconds for a list of 9,000 numbers. So the runtime only parses and checks an expression
-that may make values. This module evaluates the tree, and counts each step and each new text. Tests
-compare the results with those of the runtime.
+The CEL runtime cannot be interrupted, and it copies lists and data without a limit. For example,
+`a.map(i, i)` takes two seconds for a list of 9,000 numbers. So the runtime only parses and checks
+the expressions that may make values. This module evaluates their trees, and counts each step and
+each new text. Tests compare this module's results with the results of the runtime.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Evaluation:
 
         Raises:
             ExpressionError: an operation fails.
-            TooMuch: the budget does not suffice.
+            TooMuch: the evaluation needs more than the budget.
         """
         self.budget.take()
         return _BY_TYPE[type(node)](self, node)
@@ -100,7 +100,7 @@ class Evaluation:
 def _decided(conditions: Iterable[tuple[Evaluation, Node]], wanted: bool) -> bool:
     """Return whether a condition gives `wanted`.
 
-    As in CEL, the error of a condition counts only if no other condition gives `wanted`.
+    As in CEL, an error in one condition is ignored if another condition gives `wanted`.
     """
     failure: ExpressionError | None = None
     for evaluation, condition in conditions:

@@ -1,17 +1,18 @@
 """Refuses conditions that could take much time or memory, before they are compiled. Pure.
 
-The CEL runtime cannot be interrupted, and its own limit counts iterations only. For example, the
-runtime needs one second to apply `.map(a, [a, a])` 23 times to `["ab"]` and to compare the result
-with itself, and each further `map` doubles the time. In the same way, each `.map(a, a + a)` doubles
-the memory. Such conditions build large values from smaller values. So a condition may have no `+`,
-no macro `map`, and no map or message literal, and a list literal may have only constants. An
-allowed condition therefore never makes a value that is larger than the data.
+The CEL runtime cannot be interrupted, and its own limit counts iterations only. For example, apply
+`.map(a, [a, a])` 23 times to `["ab"]`, and compare the result with itself. The runtime needs one
+second for this, and each further `map` doubles the time. In the same way, each `.map(a, a + a)`
+doubles the memory. Such conditions build large values from smaller values. So a condition may have
+no `+`, no macro `map`, and no map or message literal, and a list literal may have only constants.
+An allowed condition therefore never makes a value that is larger than the data.
 
-An operation takes time proportional to its operands: `event.l.all(a, event.l == event.l)` takes two
-minutes on 1 MB of data. So each condition gets a limit for the size of its data, with which an
-evaluation takes about one second at most. If the body of a macro reads only its own element, all
-evaluations of the body together read at most the whole data once. Other data in the body is read
-again for each element, so such reads lower the limit much more.
+The time of an operation is proportional to the size of its operands, and a macro repeats its
+operations. For example, `event.l.all(a, event.l == event.l)` takes two minutes on 1 MB of data. So
+each condition gets a limit for the size of its data. Within this limit, an evaluation takes about
+one second at most. If the body of a macro reads only the macro's own element, all evaluations of
+the body together read the whole data at most once. If the body reads other data, it reads this data
+again for each element. So such reads lower the limit much more.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from penstock.expressions.errors import ExpressionError, Position
 from penstock.expressions.patterns import pattern_of, size_of
 
 MAX_CHARACTERS = 2000
-# The greatest size of the data in bytes for conditions without macros, and with macros nested one,
-# two and three deep. Each further level can multiply the time by the size of the data.
+# The greatest size of the data in bytes: first for conditions without macros, then for conditions
+# whose macros are nested one, two and three deep. Each further level can multiply the time by the
+# size of the data.
 MAX_DATA_BYTES = (1024 * 1024, 1024 * 1024, 64 * 1024, 8 * 1024)
 MAX_NESTED = len(MAX_DATA_BYTES) - 1
 
@@ -36,7 +38,7 @@ MACROS = frozenset({"all", "exists", "exists_one", "filter"})
 # The sizes of data with which an evaluation takes about one second, as measured. Each size is
 # divided by a number that depends on the condition.
 _READ_BYTES: Final = 100 * 1024 * 1024  # divided by the number of reads of data
-_PATTERN_BYTES: Final = 150 * 1024 * 1024  # divided by the size of its patterns
+_PATTERN_BYTES: Final = 150 * 1024 * 1024  # divided by the size of the condition's patterns
 # divided by the square root of the number of searches for texts from the data
 _SEARCH_BYTES: Final = 600 * 1024
 # divided by the square root of the number of reads for each element
@@ -62,18 +64,24 @@ class _Token:
 
 @dataclass(slots=True)
 class _Weights:
-    """Counts what a condition reads, by how much time the reads may take."""
+    """Counts what a condition reads and searches.
+
+    The counts determine how much time an evaluation may take.
+    """
 
     nested: int = 0  # how deeply macros are nested
     reads: int = 0
-    # the reads of other data in the body of a macro, which are repeated for each element
+    # the number of reads, in the body of a macro, of data other than the macro's element; these
+    # reads are repeated for each element
     again: int = 0
     searches: int = 0  # the number of `contains` whose argument is no literal text
     patterns: int = 0  # the sum of the sizes of all patterns
-    names: list[str] = field(default_factory=list)  # the elements' names in the open macros
+    # the names of the elements in the macros that are open
+    names: list[str] = field(default_factory=list)
 
     def max_data_bytes(self) -> int:
-        """Return the greatest size of the data with which an evaluation takes at most about 1 s."""
+        """Return the greatest size of the data, in bytes, with which an evaluation takes about 1 s
+        at most."""
         again = self.again + (self.patterns + self.searches if self.again else 0)
         return min(
             MAX_DATA_BYTES[self.nested],
@@ -85,7 +93,8 @@ class _Weights:
 
 
 def max_data_bytes(text: str) -> int:
-    """Return the size of the data, in bytes of JSON, on which the condition may be evaluated.
+    """Return the greatest size of the data, in bytes of JSON, for which the condition may be
+    evaluated.
 
     Raises:
         ExpressionError: the condition is too long, or has a part that conditions may not have.
@@ -118,14 +127,17 @@ def max_data_bytes(text: str) -> int:
 
 
 def is_quick(pattern: str, text: str) -> bool:
-    """Return whether a search for the pattern takes about a second at most."""
+    """Return whether a search for the pattern in the text takes about one second at most."""
     if len(pattern) > MAX_CHARACTERS:
         return False
     return len(text) * size_of(pattern) <= _PATTERN_BYTES // 4  # a character has up to 4 bytes
 
 
 def _weigh(weights: _Weights, tokens: Sequence[_Token], at: int) -> None:
-    """Count the reads of the name at a place: a variable, a function or a field."""
+    """Count the reads and searches that the name at this place causes.
+
+    The name is a variable, a function or a field.
+    """
     name = tokens[at].text
     argument = _argument(tokens, at)
     if argument is None:
@@ -157,7 +169,7 @@ def _weigh(weights: _Weights, tokens: Sequence[_Token], at: int) -> None:
 def _argument(tokens: Sequence[_Token], at: int) -> str | None:
     """Return the literal text that is the only argument of the function at a place.
 
-    The result is "" for other arguments, and None for a name that is no function.
+    The result is "" if the arguments are not one literal text, and None if the name is no function.
     """
     after = tokens[at + 1 : at + 4]
     if not after or after[0].text != "(":
@@ -167,7 +179,10 @@ def _argument(tokens: Sequence[_Token], at: int) -> str | None:
 
 
 def _is_variable(tokens: Sequence[_Token], at: int) -> bool:
-    """Return whether a name is a variable, such as `event` and `.event`, but not `x.event`."""
+    """Return whether a name is a variable.
+
+    In `event` and `.event` it is; in `x.event` it is not.
+    """
     return not _is_field(tokens, at)
 
 

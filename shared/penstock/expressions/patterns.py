@@ -1,7 +1,7 @@
-"""Estimates how large a regular expression is when its counted repetitions are written out. Pure.
+"""Estimates the size of a regular expression after its counted repetitions were written out. Pure.
 
-RE2 takes time proportional to the size of the text and to the size of the expression. For example,
-`(a|aa){1,500}` written twice takes 20 µs for each byte of the text.
+The time that RE2 takes is proportional to the size of the text and to this size. For example, the
+expression `(a|aa){1,500}(a|aa){1,500}` takes 20 µs for each byte of the text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.expressions.errors import ExpressionError
 
-_PROPERTY_SIZE: Final = 50  # the size of a class such as \pL, which has many ranges
+_PROPERTY_SIZE: Final = 50  # the size of a class of characters such as \pL, which has many ranges
 _COUNT: Final = re.compile(r"\{([0-9]{1,6})(?:(,)([0-9]{0,6}))?\}")
 _PROPERTY: Final = re.compile(r"\\[pP](?:\{\^?[A-Za-z_]+\}|.)")
 _CLASS: Final = re.compile(r"\[\^?\]?(?:\\.|\[:\^?[a-z]+:\]|[^\]\\])*\]?", re.DOTALL)
@@ -38,7 +38,8 @@ def pattern_of(literal: str) -> str:
 
 def size_of(pattern: str) -> int:
     """Return the approximate number of RE2's instructions for the pattern."""
-    groups, last, at = [0], 0, 0  # the sizes of the open groups, and of the last part
+    # `groups` has the sizes of the open groups, and `last` the size of the last part
+    groups, last, at = [0], 0, 0
     while at < len(pattern):
         sign = pattern[at]
         if count := _COUNT.match(pattern, at):

@@ -1,7 +1,7 @@
-"""Finds the texts that a condition requires, so that most evaluations can be left out. Pure.
+"""Finds the texts that a condition requires. With them, most evaluations can be skipped. Pure.
 
-`event.data.tool == "delete_file" && …` cannot hold for an event with another tool, whatever the
-rest of the condition is: in CEL, `false && x` is false even if `x` fails.
+For example, `event.data.tool == "delete_file" && …` cannot hold for an event with another tool. The
+rest of the condition does not matter, because in CEL `false && x` is false even if `x` fails.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from typing import Any, TypeAlias
 from penstock.expressions.errors import ExpressionError
 from penstock.expressions.syntax import Call, Constant, Name, Node, Select, read_tree
 
-# The path of a field, beginning with the variable, and the text that it must have.
+# The path of a field, beginning with the variable, and the text that the field must have.
 RequiredText: TypeAlias = tuple[tuple[str, ...], str]
 
 
 def required_texts(serialized: bytes, text: str) -> tuple[RequiredText, ...]:
-    """Return the texts without which the condition does not hold; empty if none can be found."""
+    """Return the texts that fields must have for the condition to hold; empty if no such texts are
+    found."""
     try:
         root = read_tree(serialized, text).root
     except ExpressionError:
-        return ()  # conditions may have parts that `read_tree` refuses
+        return ()  # a condition may have parts that `read_tree` refuses
     return tuple(_required(root))
 
 
 def has_other_text(data: Mapping[str, Any], path: tuple[str, ...], text: str) -> bool:
-    """Return whether the field exists, and is a text that differs from `text`."""
+    """Return whether the field exists and has a text other than `text`."""
     value: Any = data
     for name in path:
         if type(value) is not dict or name not in value:

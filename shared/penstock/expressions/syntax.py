@@ -1,7 +1,8 @@
 """Reads the syntax tree of a compiled expression. Pure.
 
-The CEL runtime gives the tree as bytes: a `cel.expr.CheckedExpr` of protobuf. So this module sees
-the same tree that the runtime evaluates. It reads the few fields that it needs without a library.
+The CEL runtime serializes the tree as a protobuf message, `cel.expr.CheckedExpr`. So this module
+reads the same tree that the runtime evaluates. The module needs only a few fields, and reads them
+without a protobuf library.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """A field of an object, or with `is_test` whether the object has the field."""
+    """An access to a field of an object.
+
+    With `is_test`, the expression only tests whether the object has the field.
+    """
 
     id: int
     operand: Node
@@ -48,7 +52,10 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function or an operator, whose first argument may be the target of a method."""
+    """A call of a function or an operator.
+
+    In the call of a method, the first argument is the method's target.
+    """
 
     id: int
     function: str
@@ -73,9 +80,12 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A macro. `each` is evaluated for each element of `range`: conditions, and for `map` a value.
+    """A macro.
 
-    The macro `filter` is a `map` whose value is the variable.
+    The expressions in `each` are evaluated for each element of `range`. They are conditions; the
+    last one of a `map` is a value.
+
+    The macro `filter` becomes a `map` whose value is the variable.
     """
 
     id: int
@@ -98,12 +108,12 @@ class Tree:
     positions: Mapping[int, Position]
 
     def position(self, node: Node) -> Position | None:
-        """Return where the node is in the text; None if this is not known."""
+        """Return the position of the node in the text; None if the position is not known."""
         return self.positions.get(node.id)
 
 
 def read_tree(serialized: bytes, text: str) -> Tree:
-    """Return the tree of an expression that `serialize` of the runtime has written.
+    """Return the tree of an expression from the bytes that the runtime's `serialize` has written.
 
     Raises:
         ExpressionError: the expression has a part that values may not have, or too many parts.
@@ -202,7 +212,8 @@ _KINDS: Final[Mapping[int, Callable[[_Reader, int, bytes], Node]]] = {
 
 
 def _body(step: Node, accumulator: str) -> tuple[Macro, tuple[Node, ...]] | None:
-    """Return the macro that CEL has expanded to this step, and what it evaluates each time."""
+    """Return the macro that CEL has expanded into this step, and the expressions that the macro
+    evaluates for each element."""
     match step:
         case Call(_, "_&&_", (Name(_, name), condition)) if name == accumulator:
             return "all", (condition,)
@@ -219,7 +230,7 @@ def _body(step: Node, accumulator: str) -> tuple[Macro, tuple[Node, ...]] | None
 
 
 def _fields(data: bytes) -> _Fields:
-    """Return the fields of a protobuf message: numbers as int, all else as bytes."""
+    """Return the fields of a protobuf message. Numbers are int, and all other values are bytes."""
     found: _Fields = []
     at, end = 0, len(data)
     while at < end:
@@ -237,7 +248,7 @@ def _fields(data: bytes) -> _Fields:
                 found.append((tag >> 3, value))
                 continue
             size = value
-        else:  # fixed64 (1) and fixed32 (5)
+        else:  # the wire types fixed64 (1) and fixed32 (5)
             size = 8 if kind == 1 else 4
         found.append((tag >> 3, data[at : at + size]))
         at += size
@@ -264,7 +275,10 @@ def _text(fields: _Fields, wanted: int) -> str:
 
 
 def _positions(source: bytes, text: str) -> dict[int, Position]:
-    """Return the position of each node; the source has offsets in characters."""
+    """Return the position of each node by its id.
+
+    The source information contains the nodes' offsets in characters.
+    """
     starts = [0, *(at + 1 for at, sign in enumerate(text) if sign == "\n")]
     found = {}
     for number, value in _fields(source):

@@ -1,9 +1,11 @@
-"""Compiles and fills templates: texts with placeholders such as `{{ event.data.tool }}`. Pure.
+"""Compiles and fills templates, which are texts with placeholders such as `{{ event.data.tool }}`.
+
+Pure.
 
 A placeholder is a path into the data, or a text in double quotes. A template that must contain the
 characters `{{` writes them as `{{ "{{" }}`. Templates have no operators and no functions. So the
-time and the memory for filling a template are proportional to the template's text and to the values
-that the placeholders name.
+time and the memory for filling a template are proportional to the size of the template and of the
+inserted values.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ _STEP = re.compile(
 class Path:
     """A path into the data.
 
-    `text` is the path as written, for error messages. `steps` are names and list indexes; the first
-    step is the name of a variable.
+    `text` is the path as it was written, for error messages. `steps` has names of fields and
+    indexes of lists; the first step is the name of a variable.
     """
 
     text: str
@@ -63,7 +65,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A compiled template: its plain texts and its paths, in the order of the template."""
+    """A compiled template, which has plain texts and paths in the order of the template."""
 
     parts: tuple[str | Path, ...]
 
@@ -107,7 +109,9 @@ class Template:
         return "".join(filled)
 
     def value(self, data: Mapping[str, Any], max_bytes: int = MAX_RESULT_BYTES) -> Any:
-        """Return the placeholder's value if the template is one placeholder; else the filled text.
+        """Return the filled text.
+
+        If the template is only one placeholder, return the placeholder's value instead.
 
         For example, `"{{ event.sequence }}"` gives a number, not a text.
 
@@ -117,14 +121,14 @@ class Template:
         """
         match self.parts:
             case (Path() as path,):
-                self.fill(data, max_bytes)  # checks the size
+                self.fill(data, max_bytes)  # raises an error if the value is too large
                 return path.value(data)
             case _:
                 return self.fill(data, max_bytes)
 
 
 def _placeholder(text: str, opened: int, variables: Collection[str]) -> tuple[str | Path, int]:
-    """Return the placeholder that begins at `opened`, and the position after it."""
+    """Return the placeholder that begins at `opened`, and the position after the placeholder."""
     begin = at = _after_blank(text, opened + len(_OPEN))
     part: str | Path
     if quoted := _TEXT.match(text, at):

@@ -30,11 +30,12 @@ from penstock.expressions.syntax import (
 
 MAX_CHARACTERS: Final = 2000
 
-# The JSON type that an expression must give.
+# The JSON types that an expression can be required to give.
 ValueType = Literal["any", "boolean", "text", "object", "list"]
-# The type of a variable: any JSON value, or a time.
+# The types of variables. "any" stands for any JSON value.
 ScopeType = Literal["any", "time"]
-# A path that an expression reads, such as ("input", "files"); it ends before an index.
+# A path that an expression reads, such as ("input", "files"). If the expression uses an index, the
+# path ends before the index.
 ReadPath = tuple[str, ...]
 
 _GIVES: Final[Mapping[ValueType, tuple[str, type, str]]] = {
@@ -64,7 +65,7 @@ _OWN: Final = [
 
 
 class Scope:
-    """Compiles expressions that see the variables of the given names and types."""
+    """Compiles expressions that may use variables with these names and types."""
 
     def __init__(self, variables: Mapping[str, ScopeType]) -> None:
         types = {name: _TYPES[type_] for name, type_ in variables.items()}
@@ -75,8 +76,8 @@ class Scope:
         """Return the compiled expression.
 
         Raises:
-            ExpressionError: the text is no expression or too long, uses an unknown variable or
-                function, or gives another type.
+            ExpressionError: the text is no expression, is too long, uses an unknown variable or
+                function, or gives another type than `gives`.
         """
         if len(text) > MAX_CHARACTERS:
             raise ExpressionError(
@@ -99,7 +100,7 @@ class Scope:
 class ValueExpression:
     """A compiled expression that gives a JSON value.
 
-    `reads` are the paths of the variables that it reads.
+    `reads` has the paths that the expression reads.
     """
 
     def __init__(
@@ -119,14 +120,15 @@ class ValueExpression:
     def evaluate(self, scope: Mapping[str, Any]) -> Any:
         """Return the expression's value: None, a boolean, a number, a text, a list or an object.
 
-        `scope` has the JSON value of each variable that the expression reads. A variable that is a
-        time has a text such as `2026-11-22T17:00:00Z`. Parts of the scope may be parts of the
-        result, so neither may be changed.
+        `scope` has the JSON value of each variable that the expression reads. The value of a
+        variable of the type "time" is a text such as `2026-11-22T17:00:00Z`. The result may contain
+        parts of the scope itself, not copies. So the caller must change neither the scope nor the
+        result.
 
         Raises:
             MissingField: the expression reads a field that the data does not have.
-            ExpressionError: an operation fails, takes too much time or memory, or the result has
-                another type than it must have or is larger than `MAX_RESULT_BYTES`.
+            ExpressionError: an operation fails or takes too much time or memory; or the result has
+                the wrong type or is larger than `MAX_RESULT_BYTES`.
         """
         data = dict(scope)
         budget = Budget()
@@ -155,7 +157,7 @@ def _check(tree: Tree, variables: Mapping[str, Any]) -> Iterator[ReadPath]:
     while open_:
         node, inner = open_.pop()
         if (path := _path(node)) is not None and path[0] not in inner:
-            if path[0] not in variables:  # the name of a type, such as `string`
+            if path[0] not in variables:  # the path is the name of a type, such as `string`
                 raise ExpressionError(f"{path[0]} is no variable", tree.position(node))
             yield path
             continue
@@ -178,7 +180,8 @@ def _check(tree: Tree, variables: Mapping[str, Any]) -> Iterator[ReadPath]:
 
 
 def _path(node: Node) -> ReadPath | None:
-    """Return the path of a chain of names such as `input.diff`; None for another node."""
+    """Return the path of a node that is a chain of names such as `input.diff`; None for any other
+    node."""
     fields: list[str] = []
     while isinstance(node, Select):
         fields.append(node.field)

@@ -1,4 +1,4 @@
 """Starts runs and decides approvals on behalf of users. Several services use this package.
 
-The functions raise `Problem` for a refusal, with the HTTP status and a text for people.
+If a request is refused, the functions raise `Problem` with the HTTP status and a text for people.
 """

@@ -1,8 +1,8 @@
-"""Has the automations service call webhooks for workflows, and defines the answer that comes back.
+"""Sends the calls of workflows to the automations service, and defines the outcome that comes back.
 
-A workflow publishes a `CallJob` with `publish_call`. The automations service makes the attempts,
-with its guard, signatures, retries, limits and circuit breakers, and publishes one `Called` to
-`command.workflows.called.<run>` when the call has its outcome.
+A workflow publishes a `CallJob` with `publish_call`. The automations service makes the attempts.
+Its guard against private addresses, its signatures, retries, limits and circuit breakers apply.
+When the call has an outcome, the service publishes a `Called` to `command.workflows.called.<run>`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.bus import Bus, FenceConflict, Message, subjects
 from penstock.bus.records import Record
 from penstock.bus.write import fence
 
-# This takes the place of a rule's id in subjects and keys of calls. No rule can have this id.
+# The text that replaces a rule's id in the subjects and keys of calls. No rule can have this id.
 CALLS: Final = "_call"
 WORKFLOWS: Final = "workflows"
 MAX_BODY_BYTES: Final = 256 * 1024
@@ -71,12 +71,12 @@ class CallJob(Record):
 
     @property
     def token(self) -> str:
-        """The call's part of subjects and keys, which the run's id begins."""
+        """The call's part of subjects and keys. It begins with the run's id."""
         return f"{self.run_id}-{hashlib.sha256(self.call_id.encode()).hexdigest()[:16]}"
 
     @property
     def webhook_id(self) -> str:
-        """The call's id that receivers see, the same for all attempts."""
+        """The id that receivers see. All attempts of the call have the same id."""
         return f"call.{self.run_id}.{self.call_id}"
 
 
@@ -106,9 +106,9 @@ class Called(Record):
 
 
 async def publish_call(bus: Bus, job: CallJob) -> None:
-    """Store a call for the automations service. A repeated call is harmless.
+    """Store a call for the automations service. This function may be called again for the same job.
 
-    A call that has its outcome is not made again: its outcome is published again.
+    If the call already has an outcome, it is not made again. Its outcome is then published again.
 
     Raises:
         BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.
@@ -117,13 +117,13 @@ async def publish_call(bus: Bus, job: CallJob) -> None:
     payload = orjson.dumps({"source": "call", "call": job.model_dump(exclude_none=True)})
     message = Message(subject, payload, {"Nats-Msg-Id": job.webhook_id})
     try:
-        # The fence refuses a second job while the first one waits, also after the server's window
-        # for repeated messages.
+        # While the first job waits, the fence refuses a second job for the same call, even after
+        # the server has forgotten the first job's message id.
         await fence.append(bus, subject, [message], 0)
     except FenceConflict:
         return
 
 
 def called_subject(run_id: str) -> str:
-    """Return the subject of the outcomes of a run's calls."""
+    """Return the subject to which the outcomes of a run's calls are published."""
     return subjects.command(WORKFLOWS, "called", run_id)

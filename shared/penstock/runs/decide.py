@@ -18,16 +18,19 @@ async def forward_decision(
 ) -> ApprovalRecord | None:
     """Send a decision to the approvals service, and return the approval's new record.
 
-    The record's status is pending if the decision counts as a vote and further votes are needed.
-    The result is None if the approvals service has an older version, which sends no record. If
-    there is no reply, this function sends the decision once more.
+    If the decision counts as a vote and further votes are needed, the record's status is still
+    pending. The result is None if the approvals service has an older version, which sends no
+    record.
 
-    The approvals service may be killed after it has written the decision and before it replies. The
-    idempotency key makes the second request safe. A request without a key gets one.
+    If there is no reply, this function sends the decision once more.
+
+    The reason is that the approvals service may be killed after it has written the decision and
+    before it replies. The second request has the same idempotency key, so the decision counts only
+    once. A request without a key gets a new key.
 
     Raises:
         Problem: 404, 409 or 422, as the approvals service answers; 503 if the approvals service
-            answers neither request, so that it is not known whether the decision was accepted.
+            answers neither request. It is then not known whether the decision was accepted.
         BusError: the request was not sent.
     """
     key = request.idempotency_key or uuid4().hex

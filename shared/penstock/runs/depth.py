@@ -1,8 +1,8 @@
-"""Limits how many rules of automations may lead to a run, one after another. Pure.
+"""Limits the number of automation rules that may lead to a run, one after another. Pure.
 
 Without a limit, rules that trigger each other would never end. Rules can also trigger each other
-through another system. So Penstock's webhooks carry the number of rules in a header. If the other
-system sends the header back with its request, Penstock can count all rules of the circle.
+through another system. So Penstock's webhooks have a header with the number of rules so far. If the
+other system copies this header into its own request to Penstock, Penstock can count all rules.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 
 from penstock.web.problems import Problem
 
-MAX_DEPTH: Final = 4  # an event triggers nothing if this many rules led to the event
+MAX_DEPTH: Final = 4  # an event to which this many rules have led triggers no rule
 HEADER: Final = "penstock-depth"
 
 
 def depth_of_header(value: str | None) -> int:
-    """Return how many rules led to a request with this header; 0 without the header.
+    """Return the number of rules that led to a request with this header; 0 without the header.
 
     The number in the header does not include the rule that sent the webhook, so the result is the
     number plus one.

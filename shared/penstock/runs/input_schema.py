@@ -1,8 +1,8 @@
 """Checks the input of a workflow against the JSON Schema of its definition. Pure.
 
-The schema comes from a client, so this module supports only keywords whose time is bounded. It
-supports no references, and only patterns of RE2. A check takes at most `MAX_STEPS` steps of about a
-microsecond each.
+The schema comes from a client, so this module supports only keywords that can be checked in a
+limited time. It supports no references, and evaluates patterns with RE2. A check takes at most
+`MAX_STEPS` steps of about a microsecond each.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from penstock.expressions import is_found
 from penstock.expressions.patterns import size_of
 from penstock.settings.agents import did_you_mean
 
-MAX_DEPTH: Final = 12  # MAX_DEPTH: Final = 12  # levels of nested schemas
-MAX_SCHEMAS: Final = 500  # The number of schemas in one schema; the schema itself is counted, too.
+MAX_DEPTH: Final = 12  # levels of nested schemas
+# the greatest number of schemas in a definition's schema, which is counted, too
+MAX_SCHEMAS: Final = 500
 MAX_STEPS: Final = 300_000
 MAX_MISFITS: Final = 10
-SHOWN: Final = 60  # how many characters of a value an error shows
-# The number of (bytes of text times instructions of the pattern) that take one microsecond, a step.
+SHOWN: Final = 60  # the number of characters of a value that an error text shows
+# Matching a text takes one step for this many units of work. The units are the bytes of the text,
+# multiplied by the instructions of the pattern.
 _PATTERN_PER_STEP: Final = 100
 
 
@@ -74,7 +76,7 @@ class Misfit(NamedTuple):
 
 
 class TooMuchWork(ValueError):
-    """The check of a value against a schema would take more than `MAX_STEPS` steps."""
+    """The error for a check that would take more than `MAX_STEPS` steps."""
 
 
 def shown_path(path: Path, root: str = "input") -> str:
@@ -155,7 +157,8 @@ def _keyword_mistake(name: str, value: Any) -> str | None:
 
 
 def misfits(schema: Mapping[str, Any], value: Any) -> list[Misfit]:
-    """Return why a value does not fit the schema, at most `MAX_MISFITS`; an empty list if it fits.
+    """Return the mistakes of a value, at most `MAX_MISFITS`; an empty list if the value fits the
+    schema.
 
     The schema must have passed `schema_mistakes`.
 
@@ -265,7 +268,7 @@ def _is_texts(value: Any) -> bool:
 def _equal(one: Any, other: Any) -> bool:
     """Return whether two JSON values are equal; unlike in Python, true is not equal to 1.
 
-    At least one of the values must be neither an object nor a list.
+    At least one of the values must be a simple value, which is neither an object nor a list.
     """
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other

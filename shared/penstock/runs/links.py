@@ -14,8 +14,8 @@ ANSWER_S: Final = 3.0
 async def request_link(bus: Bus, approval_id: str, request: LinkRequest) -> LinkReply:
     """Ask for a link. The reply has the link, or the reason why no link was made.
 
-    A repeated request makes another link. If the reply to the first request was lost, nobody knows
-    the first link, and it expires.
+    A repeated request makes another link. If the reply to an earlier request was lost, nobody knows
+    the earlier link, and that link expires unused.
 
     Raises:
         BusError: the approvals service does not reply.

@@ -1,11 +1,13 @@
-"""Counts the open and queued runs of each user, over the whole installation.
+"""Counts the open and queued runs of each user in the whole installation.
 
 Every process that starts runs reads the stream of KV `runs` and counts the runs there. The
 normalizer records the end of each run in the same bucket. A process counts a run before it writes
-the run's record, so that many concurrent starts cannot exceed the limit. If a user is at the limit,
-the process looks up the user's oldest runs before it refuses a start. A run that has ended is no
-longer counted. A run is also no longer counted if its start was interrupted between the record and
-the command, because such a run never begins.
+the run's record, so that many concurrent starts cannot exceed the limit.
+
+If a user is at the limit, the process reads the records of the user's oldest runs before it refuses
+a start. The process stops counting runs that have ended. It also stops counting runs whose start
+was interrupted after the record was written and before the command was published, because such runs
+never begin.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ log = logging.getLogger(__name__)
 
 RUNS: Final = "KV_runs"
 PREFIX: Final = "$KV.runs."
-# The age in seconds from which a counted run is looked up, because the run may be lost. The time
-# between a start's record and the start's command is shorter.
+# A counted run that is older than this many seconds is looked up, because its start may have been
+# interrupted. A start that was not interrupted publishes its command in less time.
 LOST_S: Final = 30.0
-LOOK_S: Final = 1.0  # the least time between two look-ups of one user's runs
+LOOK_S: Final = 1.0  # the least number of seconds between two look-ups of one user's runs
 LOOKED_UP: Final = 20  # the greatest number of runs in one look-up
 RETRY_AFTER_S: Final = 5
 
@@ -67,7 +69,8 @@ class _User:
 
 
 class OpenRuns:
-    """Counts the open runs of each user, and checks two limits; a limit of 0 means no limit.
+    """Counts the open runs of each user, and checks the limits for open and for queued runs. 0
+    means no limit.
 
     Runs of the user `anonymous` are not counted.
     """
@@ -89,7 +92,7 @@ class OpenRuns:
         return bool(self._max_open or self._max_queued)
 
     def count(self, user_id: str) -> tuple[int, int]:
-        """Return the number of the user's open runs, and the number of queued runs among them."""
+        """Return the number of the user's open runs, and how many of these are queued."""
         user = self._users.get(user_id)
         return (len(user.runs), user.queued) if user else (0, 0)
 
@@ -131,7 +134,7 @@ class OpenRuns:
     def forget(self, run_id: str) -> None:
         """Stop counting a run whose record was not written.
 
-        If the run's record was written, the run is still counted.
+        A run whose record was written is still counted.
         """
         user = self._users.get(self._owners.get(run_id, ""))
         if user is not None and user.runs[run_id].status == "starting":
@@ -190,18 +193,19 @@ class OpenRuns:
         if entry is None or await self._is_lost(run_id, entry.value):
             self._drop(run_id)
         else:
-            # The run now counts as new, so the next look-up reads the records of other runs.
+            # The run now has a new age, so the next look-up reads the records of other runs.
             self._note(run_id, entry.value)
 
     async def _is_lost(self, run_id: str, value: bytes) -> bool:
         """Return whether the run can never begin, because its command was not published.
 
-        The result is also True if the record cannot be read.
+        The result is also True if the run's record cannot be read.
         """
         try:
             record = RunRecord.model_validate_json(value)
         except ValidationError as error:
-            # If such runs counted, bad records could make the edge refuse all starts of a user.
+            # If runs with unreadable records were counted, such records could make the edge refuse
+            # all starts of a user.
             log.warning("the record of run %s cannot be read; it is not counted: %s", run_id, error)
             return True
         if record.status != "queued":
@@ -209,7 +213,7 @@ class OpenRuns:
         start = subjects.command(record.target or "connector", "start", record.run_id)
         if await self._bus.tail(COMMANDS, start) is not None:
             return False
-        # A connector that has claimed the run has written to RAW, or is about to write.
+        # If a connector has claimed the run, it has written to RAW or is about to write.
         if (
             await self._bus.tail(raw_for(record.run_id), subjects.raw_of_run(record.run_id))
             is not None

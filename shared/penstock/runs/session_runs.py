@@ -1,4 +1,4 @@
-"""Lists runs in the record of their session, in KV `sessions`."""
+"""Lists each run in the record of its session, in KV `sessions`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from penstock.bus import Bus
 from penstock.bus.records import SessionRecord, StartCommand
 from penstock.bus.subjects import session_key
 
-# The number of runs that a session's record keeps; the oldest ones are dropped.
+# The greatest number of runs in a session's record. When there are more, the oldest runs are
+# dropped.
 LISTED: Final = 1000
 
 
@@ -25,7 +26,8 @@ async def list_run(bus: Bus, command: StartCommand) -> None:
         record = (
             SessionRecord.model_validate_json(entry.value)
             if entry is not None
-            # A connector sets the id at the agent server when it claims a run.
+            # The thread id is the session's id at the agent server. A connector sets it when it
+            # claims a run.
             else SessionRecord(agent=agent, session_id=session_id, thread_id="")
         )
         if command.run_id in record.runs:

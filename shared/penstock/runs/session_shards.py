@@ -1,7 +1,7 @@
-"""Finds the shard of a session's runs.
+"""Finds the shard in which a session's runs are stored.
 
-All runs of a session are in one shard, and this shard never changes. So a cursor of the session's
-stream is a single stream sequence, and the runs of the session have one order.
+All runs of a session are in one shard, and this shard never changes. So one stream sequence is
+enough as a cursor of the session's stream, and the runs of the session have one order.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class SessionShards:
     """Reads and records the shards of sessions, in KV `aliases`.
 
     While the installation has only one shard, nothing is read or written. A session that is older
-    than the second shard has no entry in KV `aliases`. The shard of such a session comes from the
-    ids of its runs, which contain the shard.
+    than the second shard has no entry in KV `aliases`. The shard of such a session is read from the
+    ids of its runs.
     """
 
     def __init__(self, bus: Bus, agents: tuple[str, ...]) -> None:
@@ -30,7 +30,7 @@ class SessionShards:
         self._known: dict[str, int] = {}
 
     async def of(self, user_id: str, session_id: str) -> int:
-        """Return the shard of a session; a session without runs gets a shard now.
+        """Return the shard of a session. If the session has no runs, choose a shard.
 
         Raises:
             BusError: KV cannot be read or written now.
@@ -70,7 +70,8 @@ class SessionShards:
                 shard = self.of_new_session()
             if await bucket.create(key, b"%d" % shard) is not None:
                 return shard
-            entry = await bucket.get(key)  # another process has written the shard first
+            # another process was first, so read the shard that it has written
+            entry = await bucket.get(key)
         if entry is None:
             raise BusUnavailable("the shard of the session has just expired; try again")
         return int(entry.value)

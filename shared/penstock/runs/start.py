@@ -1,4 +1,7 @@
-"""Starts runs: writes a run's record and its command. A repeated request gets the first run."""
+"""Starts a run by writing the run's record and its command.
+
+A repeated request gets the run of the first request.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +36,21 @@ from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.tracing.requests import traceparent
 from penstock.web.problems import Problem
 
-SHOWN_CHARACTERS = 200  # the number of the message's characters that the run's record keeps
+SHOWN_CHARACTERS = 200  # the run's record keeps this many characters of the message
 TRIES = 3
 RETRY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What led to a run that no person started.
+    """Describes what led to a run that no person started.
 
     `parent_run_id` is the run whose event led to this run. `automations` has the ids of the rules
     that led to this run, beginning with the earliest rule. `depth` is the number of these rules.
-    `depth` is greater than the length of `automations` if the ids of some rules are not known.
-    A step of a workflow's run has `step_id`, `workflow_depth`, which is the number of workflows
-    that the run is inside of, and `workflow_places`, which is the number of runs below the run that
-    may be under way at once.
+    `depth` is greater than the length of `automations` if the ids of some rules are not known. The
+    run of a workflow's step has a `step_id`. Its `workflow_depth` is the number of workflows around
+    the run. Its `workflow_places` is the greatest number of runs that the run itself may have under
+    way at once.
     """
 
     parent_run_id: str | None = None
@@ -62,10 +65,12 @@ class Origin:
 class Start:
     """A request for a run.
 
-    `key` is the idempotency key. `request` has the bytes of the request, which must be the same
-    each time the key is used. Instead of a key, a caller can give `run_id`, an id from
-    `Starter.new_run_id` that the caller has stored. Each repetition with this id gets the same run,
-    for as long as the run's record is kept. The bucket of the idempotency keys is not used then.
+    `key` is the idempotency key. `request` has the bytes of the request. Each request with the same
+    key must have the same bytes.
+
+    Instead of a key, a caller can give `run_id`, which is an id from `Starter.new_run_id` that the
+    caller has stored. Each request with this id gets the same run, as long as the run's record is
+    kept. The bucket of idempotency keys is then not used.
     """
 
     agent: AgentConfig
@@ -77,12 +82,14 @@ class Start:
     body: str | None = None
     key: str | None = None
     request: bytes = b""
-    prepare: Callable[[str], Awaitable[object]] | None = None  # called with the run's id
-    # The shard of the session, from `Starter.shard_for`. None: the starter looks up the shard.
+    # called with the run's id before the command is published
+    prepare: Callable[[str], Awaitable[object]] | None = None
+    # The shard of the session, from `Starter.shard_for`. If it is None, the starter looks up the
+    # shard.
     shard: int | None = None
     run_id: str | None = None
     origin: Origin = Origin()
-    # The W3C trace context. None: the trace context of the request that is handled now.
+    # The W3C trace context. None stands for the trace context of the request that is handled now.
     traceparent: str | None = None
 
 
@@ -124,17 +131,17 @@ class Starter:
         Raises:
             BusError: KV cannot be read or written now.
         """
-        # Lists sort runs by id, and the id contains the time. So the time comes from the clock of
-        # the bus, which is the same for all processes.
+        # Lists sort runs by their ids, and an id contains the time. So the time comes from the
+        # clock of the NATS server, which is the same for all processes.
         return new_run_id(await self.shard_for(user_id, session_id), self._bus.clock.time())
 
     async def start(self, start: Start) -> Started:
         """Start a new run, or return the run of an earlier request with the same key.
 
         Raises:
-            Problem: 409 if the key was used with another request before; 422 if the agent server
-                has no path for the session id or the user id, or the input does not fit the
-                workflow; 404 if there is no such workflow; 429 if the user has too many runs.
+            Problem: 409 if the key was used with another request before; 422 if an id cannot be
+                part of a path of the agent server, or the input does not fit the workflow; 404 if
+                there is no such workflow; 429 if the user has too many runs.
             BusError: the run was not started.
             OutcomeUnknown: the run may have been started.
         """
@@ -143,7 +150,8 @@ class Starter:
             try:
                 start = await checked_workflow(self._bus, start)
             except Problem:
-                # The latest version may have changed after the first request.
+                # A repeated request must get the first run, even if a new version of the workflow
+                # has come since and the input does not fit it.
                 if await self._earlier(start) is None:
                     raise
         if start.run_id is not None:
@@ -152,13 +160,13 @@ class Starter:
             run_id = new_run_id(start.shard, self._bus.clock.time())
         else:
             run_id = await self.new_run_id(start.user_id, start.session_id)
-        # The runs of a workflow's steps are never refused: the limits of the workflow's definition
-        # bound their number.
+        # The runs of a workflow's steps are never refused, because the workflow's definition
+        # already limits their number.
         has_room = start.origin.step_id is not None or await self._open_runs.has_room(start.user_id)
         if not has_room and await self._earlier(start) is None:
             self._open_runs.refuse(start.user_id)
-        # If there were an `await` between the check and this line, many concurrent starts could
-        # all pass the check.
+        # No `await` may come between the check and this line. Otherwise many concurrent starts
+        # could all pass the check.
         self._open_runs.begin(start.user_id, run_id)
         try:
             started = await self._start(start, run_id)
@@ -166,7 +174,7 @@ class Starter:
             self._open_runs.forget(run_id)
             raise
         if started.record.run_id != run_id:
-            self._open_runs.forget(run_id)  # the request was a repeat
+            self._open_runs.forget(run_id)  # the request was a repeat, and no new run was made
         return started
 
     async def _start(self, start: Start, run_id: str) -> Started:
@@ -177,7 +185,8 @@ class Starter:
             update={"callers_known": self._callers_known}
         )
         if start.session_id is None or start.origin.step_id is not None:
-            # A step's run is in the shard of its parent, and so is the step's own session.
+            # A step's run is in the shard of its parent run, so the step's own session must be in
+            # this shard, too.
             await self._shards.record(
                 command.user_id, command.session_id, subjects.shard_of(run_id)
             )
@@ -185,7 +194,7 @@ class Starter:
         if start.run_id is not None:
             new = revision is not None
         # An earlier attempt may have failed before it published the command. So a repeated request
-        # publishes the command again. Two commands for one run are harmless, because a run is
+        # publishes the command again. A second command for one run does no harm, because a run is
         # claimed only once.
         is_checked = command.workflow is None or command.version is not None
         if record.status == "queued" and is_checked:
@@ -196,15 +205,15 @@ class Starter:
         """Prepare the run, and publish its command.
 
         `revision` is the record's revision if this request created the record, else None. If the
-        command was certainly not published, a record that this request created is deleted. Without
-        this, lists would show a run that never begins. A record of an earlier request is not
+        command was certainly not published, a record that this request created is deleted.
+        Otherwise lists would show a run that never begins. A record of an earlier request is not
         deleted, because the earlier request may have published the command.
         """
         try:
             if start.prepare is not None:
                 await start.prepare(command.run_id)
             if command.workflow is not None:
-                # The connector lists the run of any other agent in its session.
+                # The runs of other agents are listed in their sessions by the connector.
                 await list_run(self._bus, command)
         except BaseException:
             await self._delete_record(command.run_id, revision)
@@ -225,7 +234,8 @@ class Starter:
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
-        """Return the id of the first run with the key, and whether this id is `run_id`.
+        """Return the id of the run that the key's first request started, and whether this id is
+        `run_id`.
 
         Raises:
             Problem: 409 if the key was used with another request before, 503 if the key has
@@ -246,7 +256,7 @@ class Starter:
         return str(first["run_id"]), False
 
     async def _record(self, command: StartCommand, start: Start) -> tuple[RunRecord, int | None]:
-        """Create the run's record, if there is none.
+        """Create the run's record, unless there is one already.
 
         Returns:
             The record, and the record's revision if this request created the record, else None.
@@ -293,8 +303,8 @@ class Starter:
             except OutcomeUnknown as error:
                 failure = error
             except (BusUnavailable, StreamFull) as error:
-                # If the outcome of an earlier try is unknown, the command may have been published.
-                # So the unknown outcome is kept as the failure.
+                # If the outcome of an earlier try is unknown, that try may have published the
+                # command. So `failure` then stays `OutcomeUnknown`.
                 if not isinstance(failure, OutcomeUnknown):
                     failure = error
             await asyncio.sleep(RETRY_S)
@@ -304,7 +314,7 @@ class Starter:
     async def _delete_record(self, run_id: str, revision: int | None) -> None:
         """Delete the record of a run that has not begun.
 
-        The record is not deleted if it has changed, or if KV does not answer.
+        If the record has changed, or if KV does not answer, the record is not deleted.
         """
         if revision is None:
             return
@@ -342,7 +352,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
     return StartCommand(
         run_id=run_id,
         agent=start.agent.id,
-        # A new session's id is derived from the run's id, so that a repeated request has the same
+        # A new session's id is derived from the run's id, so that a repeated request gets the same
         # session.
         session_id=start.session_id or str(uuid.uuid5(uuid.UUID(run_id), "session")),
         user_id=start.user_id,
@@ -360,7 +370,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
 
 
 def _for_workflow(agent: WorkflowAgent, start: Start) -> dict[str, Any]:
-    """Return the fields of a start command that the service `workflows` needs besides."""
+    """Return the additional fields of a start command for the service `workflows`."""
     return {
         "workflow": agent.agent,
         "version": agent.version,
@@ -372,7 +382,8 @@ def _for_workflow(agent: WorkflowAgent, start: Start) -> dict[str, Any]:
 
 
 async def checked_workflow(bus: Bus, start: Start) -> Start:
-    """Return the start of a workflow with the version and the whole input of the run.
+    """Return the start of a workflow's run, completed with the workflow's version and the whole
+    input.
 
     Raises:
         Problem: 404 if there is no such workflow or version, 422 if the input does not fit.

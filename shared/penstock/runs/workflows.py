@@ -1,4 +1,4 @@
-"""Checks that a workflow can be started with an input, before anything is started."""
+"""Checks before a start that a workflow can be started with an input."""
 
 from __future__ import annotations
 
@@ -36,28 +36,30 @@ async def check_start(
     input: Mapping[str, Any] | None,
     message: str = "",
 ) -> WorkflowRecord:
-    """Return the definition that a start takes: the version, or the latest one.
+    """Check a start of a workflow, and return the definition's record.
 
-    The start's command must name the version of this record, because another version may become the
-    latest before the command is handled.
+    Without a version, the latest version is used.
+
+    The start's command must name the version of this record. Otherwise another version could become
+    the latest version before the command is handled.
 
     Raises:
         Problem: 404 if there is no such workflow or version, or the workflow is retired; 422 if the
             input does not fit the definition's schema. The problem lists each wrong field.
         BusError: the bucket cannot be read.
     """
-    latest = await _latest_version(bus, name)  # also refuses a workflow that is retired
+    latest = await _latest_version(bus, name)  # raises Problem if the workflow is retired
     record = await find_workflow(bus, name, version or latest)
     check_input(record, input, message)
     return record
 
 
 async def find_workflow(bus: Bus, name: str, version: str | None) -> WorkflowRecord:
-    """Return a version of a workflow; without a version, the latest one.
+    """Return a version of a workflow. Without `version`, return the latest version.
 
     Raises:
         Problem: 404 if there is no such workflow or version. A retired workflow has no latest
-            version, but its versions are found.
+            version, but each of its versions can be found.
         BusError: the bucket cannot be read.
     """
     if version is None:
@@ -108,10 +110,10 @@ def check_input(record: WorkflowRecord, input: Mapping[str, Any] | None, message
 def input_of(
     schema: Mapping[str, Any], input: Mapping[str, Any] | None, message: str
 ) -> dict[str, Any]:
-    """Return what the expressions of a workflow see as `input`.
+    """Return the variable `input` of a workflow's expressions.
 
-    The result has the fields of the start's input. The message, if there is one, is the field
-    `message`, unless the input has this field, or the schema forbids the field.
+    The result has the fields of the start's input. If there is a message, it becomes the field
+    `message`, unless the input already has this field or the schema forbids it.
     """
     given = dict(input or {})
     allows = "message" in schema.get("properties", {}) or schema.get("additionalProperties", True)

@@ -1,6 +1,6 @@
-"""Provides the base of every service: the class, the connection to the bus, and the process.
+"""Provides what every service needs: the base class, the connection to the bus, and the process.
 
-`python -m penstock_<name>` calls `main` with the class of the service.
+The command `python -m penstock_<name>` calls `main` with the service's class.
 """
 
 from penstock.service.connecting import bus_settings, connect, pod_name

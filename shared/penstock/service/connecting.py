@@ -27,15 +27,16 @@ CONNECT_AGAIN_S = 5.0
 
 
 def pod_name(service: str) -> str:
-    """Return a name that no other instance of a service has or had."""
+    """Return a name for an instance of a service. No other instance has or had this name."""
     host = socket.gethostname().replace(".", "-")[:40]
     return f"{service}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = False) -> BusSettings:
-    """Return the settings of a bus. `name` is the name of the connection on the server.
+    """Return the settings of a bus connection. `name` is the connection's name at the NATS server.
 
-    The password and the inbox prefix of the NATS user `user` are used.
+    `user` is the NATS user, whose password and inbox prefix the connection uses. With `repairs`,
+    the connection repairs streams that have lost their end.
 
     Raises:
         ConfigurationError: the password of the user cannot be read.
@@ -63,7 +64,7 @@ def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = Fa
 
 @dataclass(slots=True)
 class Waiting:
-    """Answers probes in place of a service while the service waits for NATS."""
+    """Answers probes for a service while the service waits for NATS."""
 
     name: str
     not_ready: list[str] = field(default_factory=lambda: ["it connects to NATS"])
@@ -76,9 +77,9 @@ async def connect(
     config: Config,
     waiting: Waiting | None = None,
 ) -> Context:
-    """Connect to NATS, and return a context with the new connection.
+    """Connect to NATS, and return the service's context with the new connection.
 
-    Waits up to `nats_wait_s` seconds for NATS.
+    This function waits up to `nats_wait_s` seconds for NATS.
 
     Raises:
         StartUpError: NATS cannot be used, or did not become reachable in time.
@@ -100,16 +101,17 @@ async def connect(
                 waiting.not_ready = [str(error)]
             await asyncio.sleep(CONNECT_AGAIN_S)
     _measure(service_type.name, bus)
-    # The common settings are the values that the caller passed. Only the service's own settings are
-    # read from the environment.
+    # The caller has passed the common settings. Only the service's own settings are read from the
+    # environment.
     own = service_type.settings_type(**settings.model_dump())
     return Context(config, own, bus, pod)
 
 
 def _measure(service: str, bus: Bus) -> None:
-    telemetry.DEADLETTERS.labels(service)  # from 0 on, so that the first one is an increase
+    # the counter begins at 0, so that the first dead letter is an increase
+    telemetry.DEADLETTERS.labels(service)
     telemetry.NATS_CONNECTED.labels(service).set_function(lambda: bus.ready)
-    # The shards that are made later are not measured until the next start.
+    # Shards that are made later are not measured before the next start of this process.
     for stream in losses.watched(bus.shards.made):
         telemetry.NATS_LOST.labels(service, stream).set_function(
             partial(bus.continuity.count, stream)

@@ -11,8 +11,8 @@ def decider_of(who: Identity, channel: Channel, acts_for: str | None = None) -> 
 
     Args:
         who: the caller.
-        channel: the way by which the decision came.
-        acts_for: the user for whom the caller decides, which may be the caller.
+        channel: the channel by which the decision came.
+        acts_for: the user for whom the caller decides; this may be the caller.
     """
     return Decider(
         name=who.user_id,

@@ -1,4 +1,5 @@
-"""Measure what only NATS knows: what waits for readers, and the size of streams."""
+"""Measure values that only NATS knows: how many messages wait for each reader, and the sizes of
+streams."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ MEASURE_S = 15.0  # seconds between two measurements
 
 
 async def measure(services: Sequence[Service]) -> None:
-    """Set these metrics every `MEASURE_S` seconds, until cancelled.
+    """Set the metrics of readers, streams and repaired gaps every `MEASURE_S` seconds, until
+    cancelled.
 
-    The requests cost NATS one answer for each stream and each durable consumer of the process.
+    Each measurement makes one request for each durable consumer of the process. Normalizers also
+    make one request for each stream.
     """
     gaps = 0
     while True:
@@ -38,14 +41,14 @@ async def measure(services: Sequence[Service]) -> None:
 async def _measure_bus(service: Service) -> None:
     try:
         await _measure_readers(service.bus)
-        # Every process would measure the same, so only normalizers do.
+        # The sizes of streams are the same for every process, so only normalizers measure them.
         if service.repairs_streams:
             await _measure_streams(service.bus)
     except BusError as error:
         log.debug("%s: NATS is not measured now: %s", service.name, error)
     except Exception:
-        # Without this, an unexpected answer would end the loop, and the metrics would keep their
-        # last values without a sign of it.
+        # If an unexpected answer ended the loop, the metrics would keep their last values, and
+        # nobody would notice.
         log.exception("%s: NATS cannot be measured, it is tried again", service.name)
 
 
@@ -65,5 +68,5 @@ async def _measure_streams(bus: Bus) -> None:
         if (limit := info["config"].get("max_bytes", -1)) > 0:
             telemetry.STREAM_LIMIT.labels(stream).set(limit)
         else:
-            with suppress(KeyError):  # the stream had no limit before, either
+            with suppress(KeyError):  # raised if the stream had no limit before
                 telemetry.STREAM_LIMIT.remove(stream)

@@ -1,9 +1,11 @@
-"""Runs the process of services: starts services, serves their routes, drains and stops services.
+"""Runs a process with services.
 
-After SIGTERM or SIGINT the services report at once that they are not ready, and drain concurrently
-for up to `PENSTOCK_DRAIN_S`. Then the services stop in the reverse order of their start, each
-within a time limit. A second signal ends the drain and begins the stop. A third signal ends the
-process at once.
+The process starts the services, serves their routes, and drains and stops them.
+
+After SIGTERM or SIGINT, the services report at once that they are not ready. They then drain
+concurrently for up to `PENSTOCK_DRAIN_S` seconds. Then the services stop in the reverse order of
+their start, each within a time limit. A second signal ends the drain, so that the services stop. A
+third signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# After how many new objects the collector of cycles looks at the young objects, and how many times
-# it does so before it looks at older objects, and at all objects.
+# The thresholds of Python's garbage collector. The first is the number of new objects after which
+# the young objects are collected. The second is the number of such collections before older objects
+# are collected, too. The third is the same for all objects.
 COLLECT_AFTER = (20_000, 20, 10)
-CANCEL_S = 2.0  # how long a task may take to end after its cancellation
+CANCEL_S = 2.0  # seconds that a task may take to end after it was cancelled
 
 
 async def serve(
@@ -54,9 +57,10 @@ async def serve(
     on_ready: Callable[[], None] = lambda: None,
     alone: bool = False,
 ) -> None:
-    """Run these services in this process, with their routes under one port, until asked to stop.
+    """Run these services in this process until `until` is set, with the routes of all services
+    under one port.
 
-    The services start in this order and stop in the reverse order. `alone`: see `Context`.
+    The services start in this order and stop in the reverse order. `Context` describes `alone`.
 
     Raises:
         StartUpError: NATS cannot be used, or did not become reachable in time.
@@ -73,12 +77,13 @@ async def serve(
     waiting = [Waiting(service_type.name) for service_type in service_types]
     probed: list[Probed] = [*waiting]
     try:
-        # Probes need no authentication. If the other port requires authentication, the operator has
-        # configured a server for other machines. Then other machines may reach the probes, too.
+        # Probes need no authentication. If the API's port requires authentication, the operator
+        # wants other machines to reach this process. Then other machines may reach the probes, too.
         reachable = insecure or auth_config.asks
         # A kubelet uses the pod's address, and a metrics scraper may use any host name. So every
-        # host name is allowed if the other port requires authentication. If the other port requires
-        # none, a page of a foreign host name (DNS rebinding) must not be able to read the probes.
+        # host name is allowed if the API's port requires authentication. Without authentication,
+        # the process is for this machine only, and only configured host names are allowed.
+        # Otherwise a web page could read the probes by DNS rebinding.
         names = ("*",) if auth_config.asks else auth_config.hosts
         probes = Server(
             probe_routes(probed),
@@ -101,8 +106,8 @@ async def serve(
             await service.run()
         routes = [route for service in services for route in service.routes]
         if routes:
-            # Use the bus of a service with routes: the NATS users of other services may not read
-            # the bucket `tokens`.
+            # The bus must be the bus of a service with routes, because the NATS users of all other
+            # services may not read the bucket `tokens`.
             bus = [service.bus for service in services if service.routes][-1]
             store = TokenIndex(bus)
             background.append(asyncio.create_task(store.index.run(), name="list-tokens"))
@@ -134,7 +139,7 @@ async def serve(
 
 
 def _observe(service_types: Sequence[type[Service]], config: Config) -> tracing.Exporter | None:
-    """Name this process in the metrics. Switch tracing on, if OTEL_… variables name a collector.
+    """Name this process in the metrics. If OTEL_… variables name a collector, switch tracing on.
 
     Raises:
         ConfigurationError: the variables are wrong.
@@ -156,7 +161,7 @@ async def _close(services: Sequence[Service], exporter: tracing.Exporter | None)
 
 
 def _auth(config: AuthConfig, bus: Bus, store: TokenIndex) -> Auth:
-    """Return the authentication that keeps its tokens on this bus."""
+    """Return the authentication whose tokens are stored on this bus."""
     return Auth(
         config,
         StreamTokens(store, BusError, bus.clock.time),
@@ -165,11 +170,11 @@ def _auth(config: AuthConfig, bus: Bus, store: TokenIndex) -> Auth:
 
 
 def _closes_port(settings: Settings, *, alone: bool) -> bool:
-    """Return whether a drain begins by refusing connections, so that clients reconnect elsewhere.
+    """Return whether a drain first closes the port, so that clients reconnect to another process.
 
-    By default only a process that works alone refuses connections. Any other process may be behind
-    a load balancer, which sends requests until the load balancer notices the drain. If the process
-    refused these requests, the clients would get errors.
+    By default, only a process that works alone closes its port. Any other process may be behind a
+    load balancer, which sends requests until it notices the drain. If the port was closed, the
+    clients would get errors for these requests.
     """
     if settings.draining_port is None:
         return alone
@@ -177,7 +182,7 @@ def _closes_port(settings: Settings, *, alone: bool) -> bool:
 
 
 async def _unless(asked: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of `work`; cancel `work` and return None when `asked` is set first."""
+    """Return the result of `work`. If `asked` is set first, cancel `work` and return None."""
     working = asyncio.create_task(work)
     waiter = asyncio.create_task(asked.wait())
     try:
@@ -190,12 +195,13 @@ async def _unless(asked: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | Non
 
 
 def tune_collector() -> None:
-    """Let Python look for cycles of garbage less often.
+    """Make Python's garbage collector look for cycles less often.
 
-    A full collection looks at every object, and stops the process meanwhile. With Python's own
-    thresholds (700, 10, 10), 10,000 open runs made the normalizer stop for up to 1.3 s at a time,
-    and their starts took 3.1 s of CPU instead of 1.9 s. Garbage without a cycle, which is nearly
-    all garbage here, is freed at once anyway.
+    A full collection looks at every object, and meanwhile the process does nothing else. With
+    Python's own thresholds (700, 10, 10) and 10,000 open runs, the normalizer stood still for up to
+    1.3 s at a time, and the starts of these runs took 3.1 s of CPU instead of 1.9 s. Garbage
+    without a cycle is freed at once without the collector, and nearly all garbage here has no
+    cycle.
     """
     gc.set_threshold(*COLLECT_AFTER)
 
@@ -204,7 +210,7 @@ def main(service_type: type[Service]) -> None:
     """Run the process of one service.
 
     Raises:
-        SystemExit: with 2 and one line on stderr when the service cannot start.
+        SystemExit: the service cannot start. The exit code is 2, and one line on stderr says why.
     """
 
     tune_collector()

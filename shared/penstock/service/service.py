@@ -30,8 +30,9 @@ CANCEL_AGAIN_S = 5.0
 class Context:
     """The configuration, settings and bus of a service.
 
-    `pod` is the name of this instance of the service in leases and claims. With `alone`, no other
-    process works on this bus, so every other holder of a lease has ended.
+    `pod` names this instance of the service in leases and claims. With `alone`, no other process
+    works on this bus. So a lease that this process does not hold belongs to a process that has
+    ended.
     """
 
     config: Config
@@ -42,16 +43,17 @@ class Context:
 
 
 class Service(ABC):
-    """The base of a service. Subclasses define what they start, and in which order they stop.
+    """The base of a service. Subclasses define what they start, drain and stop.
 
-    A service starts its consumers last and drains its consumers first. Otherwise the service could
-    take a message that it cannot process yet, or can no longer process.
+    A service must start its consumers last and drain them first. Otherwise the service could take a
+    message before it can process messages, or when it can no longer process them.
     """
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Settings]] = Settings
     operations: ClassVar[Sequence[Operation]] = ()  # the declarations of the service's routes
-    repairs_streams: ClassVar[bool] = False  # whether it repairs streams that have lost their end
+    # whether the service repairs streams that have lost their end
+    repairs_streams: ClassVar[bool] = False
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -64,13 +66,13 @@ class Service(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Start the service; return when the service takes messages and requests."""
+        """Start the service, and wait until it takes messages and requests."""
 
     async def drain(self, grace_s: float) -> None:
         """Take no new work, and finish the present work, for up to `grace_s` seconds.
 
-        Other services of the process continue meanwhile. The drain may be cancelled; `stop` is
-        called in any case.
+        Other services of the process may continue to work meanwhile. The drain may be cancelled.
+        `stop` is called after the drain in any case.
         """
         return
 
@@ -86,17 +88,24 @@ class Service(ABC):
 
     @property
     def not_ready(self) -> list[str]:
-        """The reasons, for operators, why the service takes no work; empty while it takes work."""
+        """The reasons why the service takes no work, as texts for operators; empty while the
+        service takes work."""
         reasons = [] if self._started else ["it has not started yet"]
         return reasons + [DRAINING] * self.draining + self.bus.not_ready
 
     @property
     def notices(self) -> list[str]:
-        """The notices for operators about lost data of NATS; the service works nevertheless."""
+        """Texts for operators about data that NATS has lost.
+
+        The service works in spite of these losses.
+        """
         return self.bus.continuity.notices
 
     def spawn(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run `loop` in a task until `cancel`. A failure is logged, and the loop is restarted."""
+        """Run `loop` in a task until `cancel` is called.
+
+        If the loop fails, the failure is logged and the loop is restarted.
+        """
 
         async def forever() -> None:
             while True:
@@ -110,7 +119,7 @@ class Service(ABC):
         self._loops[name] = asyncio.create_task(forever(), name=f"{self.name}:{name}")
 
     def spawned(self, name: str) -> bool:
-        """Return whether the loop of this name was spawned and has not been cancelled."""
+        """Return whether a loop with this name was spawned and has not been cancelled."""
         return name in self._loops
 
     async def give_up(self, stored: Stored, error: Exception) -> None:
@@ -120,8 +129,8 @@ class Service(ABC):
     async def bury(self, service: str, stored: Stored, error: Exception) -> None:
         """Log, count and store a dead letter for a message that `service` cannot process.
 
-        A service may call this for another service that failed to do so. Repeated calls store one
-        dead letter.
+        A service may call this method for another service that could not store the dead letter.
+        Repeated calls store only one dead letter.
         """
         letter = deadletters.letter_about(service, self.context.pod, stored, error)
         log.error(
@@ -139,7 +148,10 @@ class Service(ABC):
                 await asyncio.sleep(RESTART_S)
 
     def replays(self, handle: Callable[[Stored], Awaitable[None]]) -> WorkQueue:
-        """Return the work queue of messages that this service gave up and an operator replays."""
+        """Return the work queue of replays.
+
+        A replay is a message that this service gave up and that an operator has sent again.
+        """
 
         async def again(stored: Stored) -> None:
             letter = await objects.unwrap(self.bus, stored.payload)
@@ -160,5 +172,6 @@ class Service(ABC):
             task = self._loops.pop(name, None)
             if task is not None:
                 while not task.done():
-                    task.cancel()  # repeated, since a library may have swallowed the cancellation
+                    # repeated, because a library may have swallowed the first cancellation
+                    task.cancel()
                     await asyncio.wait([task], timeout=CANCEL_AGAIN_S)

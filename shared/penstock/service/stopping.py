@@ -14,8 +14,8 @@ from penstock.web.server import Server
 
 log = logging.getLogger(__name__)
 
-LATE_S = 1.0  # how many seconds after the grace time a drain may still end by itself
-STOP_S = 15.0  # how many seconds one service may take to stop
+LATE_S = 1.0  # seconds after the grace time in which a drain may still end without being cancelled
+STOP_S = 15.0  # the seconds that one service may take to stop
 
 
 async def drain(
@@ -26,7 +26,8 @@ async def drain(
 ) -> None:
     """Drain all services and servers concurrently.
 
-    Returns when all are drained, when `grace_s` and `LATE_S` have passed, or when `at_once` is set.
+    This function ends when all are drained, when `at_once` is set, or after `grace_s` plus `LATE_S`
+    seconds.
     """
     for service in services:
         service.draining = True

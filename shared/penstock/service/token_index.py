@@ -1,4 +1,4 @@
-"""The store of stream tokens: KV `tokens`, with an index in memory for lists."""
+"""Stores stream tokens in KV `tokens`, and lists them from an index in memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from penstock.bus.state.index_rows import IndexRows, number_of
 log = logging.getLogger(__name__)
 
 BUCKET: Final = "tokens"
-# How many seconds a token's row outlives the token. The row is not listed then; the time only has
-# to be longer than the difference between two clocks.
+# The seconds for which the row of an expired token is kept. Expired tokens are not listed. This
+# time must be longer than the difference between the clocks of two machines, so that no valid token
+# loses its row.
 EXPIRED_S: Final = 86_400.0
 _PUT: Final = (
     "INSERT INTO tokens VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET"
@@ -40,7 +41,7 @@ class TokenRows(IndexRows):
         self._clock = bus.clock
 
     def put(self, changes: Sequence[Change]) -> None:
-        """Take over the changes; report values that are no records of tokens."""
+        """Apply the changes to the rows; log values that are no records of tokens."""
         rows, gone = [], []
         for change in changes:
             row = _row(change) if change.value is not None else None
@@ -52,11 +53,11 @@ class TokenRows(IndexRows):
         self.write(_PUT, rows)
 
     def drop(self, key: str, sequence: int) -> None:
-        """Drop the row of a token, unless the row is of a later sequence."""
+        """Drop the row of a token, unless the row has a later sequence."""
         self.write("DELETE FROM tokens WHERE key = ? AND seq < ?", [(key, sequence)])
 
     def forget_before(self, sequence: int, limit: int) -> bool:
-        """Drop rows of expired tokens; otherwise the same as `IndexRows.forget_before`."""
+        """Drop the rows of expired tokens, and then do the same as `IndexRows.forget_before`."""
         self.write("DELETE FROM tokens WHERE expires < ?", [(self._clock.time() - EXPIRED_S,)])
         return super().forget_before(sequence, limit)
 
@@ -77,7 +78,7 @@ class TokenRows(IndexRows):
 
 
 class TokenIndex:
-    """KV `tokens`, as `penstock.web.auth.stream_tokens.TokenStore` describes it."""
+    """The `TokenStore` of `penstock.web.auth.stream_tokens`, on KV `tokens`."""
 
     def __init__(self, bus: Bus) -> None:
         self._bucket = bus.bucket(BUCKET)

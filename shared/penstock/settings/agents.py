@@ -1,4 +1,4 @@
-"""Reads the configuration file, which contains the agents and is the same for every service."""
+"""Reads the configuration file. The file contains the agents and is the same for every service."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ class AgentOfServer(AgentBase):
     @classmethod
     def _is_url(cls, value: str, info: ValidationInfo) -> str:
         TypeAdapter(HttpUrl).validate_python(value)
-        # For AG-UI the value is the exact URL of the requests, since some servers redirect a URL
+        # For AG-UI, requests are sent to exactly this URL, because some servers redirect a URL
         # without its trailing slash.
         return value if info.data.get("protocol") == "agui" else value.rstrip("/")
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The host name of the server, which error texts for clients must not contain."""
+        """The host name of the server. Error texts for clients must not contain this name."""
         host = urlsplit(self.url).hostname
         return (host,) if host else ()
 
@@ -190,7 +190,7 @@ class WorkflowAgent(AgentBase):
 
     @property
     def accepts(self) -> Sequence[str]:
-        """Nothing: the schema of the workflow says which input it takes."""
+        """An empty list, because the schema of the workflow says which input the workflow takes."""
         return ()
 
 
@@ -210,7 +210,7 @@ _MODELS: Final[dict[str, type[AgentBase]]] = {
 
 
 def agent_config(fields: Mapping[str, Any]) -> AgentConfig:
-    """Return the agent with these fields; `protocol` decides the type of the agent.
+    """Return the agent with these fields. The field `protocol` determines the type of the result.
 
     Raises:
         ValidationError: a field is wrong, or is a field of another protocol.
@@ -221,13 +221,13 @@ def agent_config(fields: Mapping[str, Any]) -> AgentConfig:
 def _own_fields(model: type[AgentBase], value: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the agent's own protocol.
 
-    A field of another protocol is dropped if it has its default value. Earlier releases accepted
-    the fields of all protocols for every agent and ignored the fields of other protocols, so a file
-    may have such fields.
+    A field of another protocol is dropped if it has its default value. The reason is that earlier
+    releases accepted the fields of all protocols for every agent, so existing files may have such
+    fields.
 
     Raises:
-        ValueError: a field is unknown, or is a field of another protocol and has another value than
-            its default value.
+        ValueError: a field is unknown, or belongs to another protocol and does not have its default
+            value.
     """
     own = {name: each for name, each in value.items() if name in model.model_fields}
     wrong = []
@@ -266,11 +266,11 @@ class Config(BaseModel):
         return self
 
     def agent(self, id: str) -> AgentConfig | None:
-        """Return the agent with this id; None when no agent has this id."""
+        """Return the agent with this id; None if no agent has this id."""
         return next((agent for agent in self.agents if agent.id == id), None)
 
     def server_agent(self, id: str) -> ServerAgent | None:
-        """Return the agent with this id; None when no agent of an agent server has this id."""
+        """Return the agent of an agent server with this id; None if no such agent has this id."""
         agent = self.agent(id)
         return None if isinstance(agent, WorkflowAgent) else agent
 
@@ -280,14 +280,17 @@ class Config(BaseModel):
         return [agent for agent in self.agents if not isinstance(agent, WorkflowAgent)]
 
     def no_agent(self, id: str) -> str:
-        """Return the error text for an unknown agent id, which lists the configured agents."""
+        """Return the error text for an unknown agent id. The text lists the configured agents."""
         ids = [agent.id for agent in self.agents]
         more = f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else ""
         listed = ", ".join(ids[:MAX_NAMED]) + more if ids else "none is configured"
         return f"there is no agent {id[:128]}{did_you_mean(id, ids)} (agents: {listed})"
 
     def by_topology(self, topology_id: int) -> AgentConfig | None:
-        """Return the agent with this number in the executions contract; None if there is none."""
+        """Return the agent with this `topology_id`; None if there is none.
+
+        The executions contract names agents by these numbers.
+        """
         return next((a for a in self.agents if a.topology_id == topology_id), None)
 
     def by_app_name(self, app_name: str) -> AgentConfig | None:
@@ -316,7 +319,8 @@ def load_config(path: Path) -> Config:
 
 
 def _line(problem: ErrorDetails) -> str:
-    """Return the place of a problem, without the union's tag, and the text of the problem."""
+    """Return one line with the place and the text of a problem. pydantic's tag of the union is
+    removed from the place."""
     place, text = problem["loc"], reason_of(problem)
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
         place, text = (*place, "protocol"), f"must be one of {', '.join(_MODELS)}"

@@ -26,7 +26,8 @@ def _flag(value: Any) -> bool:
 
 
 _YES = frozenset({"true", "1", "yes", "on"})
-# The shortest secret, in bytes. RFC 7518 section 3.2 requires a secret as long as the hash.
+# The least length of a secret, in bytes. RFC 7518 section 3.2 requires a secret that is at least as
+# long as the hash.
 _MIN_SECRET_BYTES = 32
 _BY_SECRET = frozenset({"HS256", "HS384", "HS512"})
 _BY_PUBLIC_KEY = frozenset(
@@ -48,7 +49,8 @@ class AuthSettings(BaseSettings):
         env_prefix="PENSTOCK_AUTH_",
         extra="ignore",
         populate_by_name=True,
-        hide_input_in_errors=True,  # an error must not show the value, which may be a secret
+        # an error text must not show the wrong value, because the value may be a secret
+        hide_input_in_errors=True,
     )
 
     jwt_secret: str | None = Field(
@@ -162,7 +164,7 @@ class AuthSettings(BaseSettings):
     @field_validator("jwt_secret", "jwks_url", "issuer", "audience", "csrf_secret")
     @classmethod
     def _empty_is_unset(cls, value: str | None) -> str | None:
-        return value or None  # Compose and charts write an unset variable as an empty text
+        return value or None  # Compose files and charts write an unset variable as an empty text
 
     @field_validator("jwt_secret", "csrf_secret")
     @classmethod
@@ -208,8 +210,8 @@ class AuthSettings(BaseSettings):
     def _consistent(self) -> AuthSettings:
         if self.jwt_secret is not None and self.jwks_url is not None:
             raise ValueError("PENSTOCK_AUTH_JWT_SECRET and PENSTOCK_AUTH_JWKS_URL: set one of them")
-        # Algorithms of the two kinds are never accepted together. Otherwise an attacker could use a
-        # public key as an HMAC secret.
+        # Algorithms with a secret and algorithms with a public key are never accepted together.
+        # Otherwise an attacker could use the public key as an HMAC secret.
         accepted = _BY_SECRET if self.jwt_secret is not None else _BY_PUBLIC_KEY
         if strangers := set(self.algorithms) - accepted:
             raise ValueError(

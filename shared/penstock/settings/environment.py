@@ -1,4 +1,4 @@
-"""Reads settings from the environment, with errors that name the variable."""
+"""Reads settings from the environment. Errors name the environment variable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def read_settings(settings_type: type[SettingsT]) -> SettingsT:
 def explained(
     error: ValidationError | SettingsError, settings_type: type[BaseSettings]
 ) -> list[str]:
-    """Return one line for each problem of these settings; each line names its variable."""
+    """Return one line for each problem of these settings.
+
+    Each line names the environment variable.
+    """
     if isinstance(error, SettingsError):
         return [str(error)]
     # A group of settings (such as AuthSettings) reads its own variables. So the error of a group
@@ -59,15 +62,16 @@ def _settings_types(settings_type: type[BaseSettings]) -> Iterable[type[BaseSett
 
 
 def _variable_of(settings_type: type[BaseSettings], place: tuple[int | str, ...]) -> str:
-    """Return `PENSTOCK_<NAME>: ` for a problem of one variable; else an empty text.
+    """Return `PENSTOCK_<NAME>: ` for a problem of one variable, and an empty text for any other
+    problem.
 
-    The message of a problem of several variables already names these variables.
+    If a problem concerns several variables, its message already names them.
     """
     if not place:
         return ""
     name = str(place[0])
     field = settings_type.model_fields.get(name)
-    if field is None:  # an alias is the complete name of a variable
+    if field is None:  # `name` is an alias, which is the complete name of the variable
         return f"{name}: "
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseSettings):
         return _variable_of(field.annotation, place[1:])

@@ -2,4 +2,7 @@
 
 
 class ConfigurationError(Exception):
-    """The configuration cannot be used. The text names the file or variable, and the field."""
+    """The error for a configuration that cannot be used.
+
+    The text names the file or variable, and the field.
+    """

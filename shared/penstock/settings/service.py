@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     )
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
-        return value or None  # Compose and charts write an unset variable as an empty text
+        return value or None  # Compose files and charts write an unset variable as an empty text
 
     @model_validator(mode="after")
     def _password_has_user(self) -> Settings:
@@ -133,8 +133,8 @@ def nats_login(
 ) -> tuple[str | None, str | Callable[[], str] | None]:
     """Return the NATS user and password of a service; None for a value that is not set.
 
-    A password in a file is returned as a function that reads the file again, for each connection:
-    the password can then be changed at the server and in the file without a restart.
+    If the password is in a file, a function is returned, which reads the file for each new
+    connection. So the password can be changed at the server and in the file without a restart.
 
     Raises:
         ConfigurationError: the service has no readable password file in the configured folder.
@@ -158,7 +158,8 @@ def nats_login(
 
     def present() -> str:
         nonlocal password
-        # The file may be about to be replaced. A UnicodeError would end the reconnecting.
+        # The file may be about to be replaced. If it cannot be read now, the last password is used,
+        # because an error would end the reconnecting.
         with suppress(OSError, UnicodeError):
             password = file.read_text().strip() or password
         return password

@@ -1,4 +1,5 @@
-"""Makes the requests of a subscriber: for its consumers, the number of shards, and large events."""
+"""Makes the requests that a subscriber needs: for its consumers, for the number of shards, and for
+large events."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ LARGE_AGAIN_S: Final = 1.0  # seconds before an unanswered request for a large e
 
 
 class Account:
-    """A connection to NATS, with the rights of the subscriber's NATS user."""
+    """A subscriber's connection to NATS.
+
+    The connection has the rights of the subscriber's NATS user.
+    """
 
     def __init__(self, nats: Nats, name: str) -> None:
         self._settings = nats.bus_settings(name)
@@ -38,7 +42,8 @@ class Account:
         self.connection = Connection()
         self.connection.on_refused = self._refused
         self._jetstream = JetStream(self.connection, Health(), nats.request_timeout_s)
-        self._denied: set[str] = set()  # the refused subjects, in lower case
+        # the subjects that NATS has refused to this user, in lower case
+        self._denied: set[str] = set()
 
     @property
     def inbox_prefix(self) -> str:
@@ -46,7 +51,7 @@ class Account:
         return self._settings.inbox_prefix
 
     async def connect(self) -> None:
-        """Connect. After a break, the connection reconnects by itself.
+        """Connect to NATS. If the connection breaks later, it reconnects without a new call.
 
         Raises:
             NotThereYet: no server took the connection in time.
@@ -75,7 +80,7 @@ class Account:
         await self.connection.close()
 
     async def shards(self) -> int:
-        """Return how many shards the stream of events has.
+        """Return the number of shards of EVENTS.
 
         Raises:
             StartUpError: the user may not read the number.
@@ -116,11 +121,13 @@ class Account:
         await self._api(call, {"stream_name": stream, "config": config})
 
     async def large_event(self, reference: bytes) -> bytes:
-        """Return the large event to which a message refers; ask until an edge answers.
+        """Return the large event to which a message refers.
+
+        The request is repeated until an edge answers.
 
         Raises:
             ObjectGone: the event is no longer stored.
-            InvalidEvent: the message does not refer to an event.
+            InvalidEvent: the message contains no reference to an event.
         """
         match = _REFERENCE.fullmatch(reference)
         if match is None or not is_run_id(run_id := match[1].decode()):
@@ -160,7 +167,10 @@ class Account:
         return content
 
     async def _request(self, subject: str, payload: bytes) -> Any:
-        """Make a request. Raises BusError; StartUpError if the user may not make this request."""
+        """Make a request.
+
+        Raises BusError if it fails, and StartUpError if the user may not make this request.
+        """
         try:
             return await self._jetstream.request(subject, payload)
         except BusError as error:

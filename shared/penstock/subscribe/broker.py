@@ -12,14 +12,15 @@ from faststream.nats import JStream, NatsBroker, PullSub
 from penstock.bus import Msg, NatsError
 from penstock.subscribe.account import Account
 
-POLL_S: Final = 1.0  # seconds that a request for one event stays open
+POLL_S: Final = 1.0  # seconds that a request for one event waits at the server
 PAUSE_S: Final = 1.0  # seconds that a subscriber waits after a failed request
 
 
 class EventBroker(NatsBroker):
-    """A broker that finds its subscribers when it starts.
+    """A FastStream broker whose subscribers are added when the broker starts, because only NATS
+    knows the number of shards.
 
-    `begin` is called when the connection is up, and `end` before the connection is closed.
+    The broker calls `begin` after it has connected, and `end` before it closes the connection.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class EventBroker(NatsBroker):
         grace_s: float,
         domain: str | None,
     ) -> None:
-        # FastStream's own log lines would contain payloads.
+        # FastStream's logger is switched off, because its lines would contain payloads.
         options: Any = {"domain": domain} if domain else {}
         super().__init__(
             apply_types=False, logger=None, graceful_timeout=grace_s, js_options=options
@@ -69,7 +70,8 @@ class EventBroker(NatsBroker):
             raise
 
     async def stop(self, *error: Any) -> None:
-        """Take no more events, finish those that are being handled, and close the connection."""
+        """Take no more events, finish the events that are being handled, and close the
+        connection."""
         await asyncio.gather(*(requests.end() for requests in self._requests))
         self._requests.clear()
         account, self._account = self._account, None
@@ -87,7 +89,8 @@ class EventBroker(NatsBroker):
         """Call `take` with each message of the durable, one after another.
 
         Messages are fetched one by one. A request for several messages would return only when all
-        have come or its time is over, so each event in a quiet time would be delayed.
+        of them have come or when its time is over. So when events are rare, each event would be
+        delayed.
         """
         subscriber = self.subscriber(
             subject,
@@ -101,7 +104,7 @@ class EventBroker(NatsBroker):
         subscriber(take)
         await subscriber.start()
         # `_Requests` waits after a failed request. FastStream itself repeats a failed request at
-        # once, and would use a whole core when the durable has been deleted.
+        # once. If the durable was deleted, FastStream would use a whole core for these requests.
         requests: Any = _Requests(subscriber.subscription)
         subscriber.subscription = requests
         self._requests.append(requests)
@@ -120,9 +123,12 @@ class _Requests:
         return getattr(self._subscription, name)
 
     async def fetch(self, batch: int, timeout: float) -> Any:
-        """Return messages as nats-py's subscription does. After `end`, never return."""
+        """Return messages as nats-py's subscription does.
+
+        After `end` was called, wait until cancelled.
+        """
         if self._ended:
-            await asyncio.Event().wait()  # until FastStream cancels its task
+            await asyncio.Event().wait()  # wait until FastStream cancels this task
         self._idle.clear()
         try:
             return await self._subscription.fetch(batch=batch, timeout=timeout)
@@ -135,11 +141,11 @@ class _Requests:
             self._idle.set()
 
     async def end(self) -> None:
-        """Make no more requests, and wait until the current request has ended.
+        """Make no more requests, and wait for the end of the current request.
 
-        If the current request were cancelled instead, the server would still answer the request
-        with the next message. Nobody would handle this message until the durable's `ack_wait` is
-        over.
+        If the current request were cancelled instead, the server would still answer it with the
+        next message. Nobody would handle this message, and the server would deliver it again only
+        after the durable's `ack_wait`.
         """
         self._ended = True
         await self._idle.wait()

@@ -1,4 +1,4 @@
-"""Reads from a handler's annotation which events the handler wants, and in which form. Pure."""
+"""Finds out from a handler's annotation which events the handler wants, and in which form. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A handler, the events that the handler wants, and the form of its argument.
+    """A handler, with the events that it wants and the form of its argument.
 
-    `events` are types such as `llm.tool_call`, in which each part may be `*`. `models` are the
-    models of `data` that the handler accepts; if `models` is empty, the data are not checked.
+    `events` are types such as `llm.tool_call`, in which each part may be `*`. `models` has the
+    models of `data` that the handler accepts. If `models` is empty, the handler accepts any data.
     """
 
     call: Callable[[Any], Awaitable[object]]
@@ -42,14 +42,15 @@ class Handler:
         return any(subjects.covers(each, subject) for each in subjects.of_events(self.events))
 
     def argument(self, event: Event, delivered: int, stored_at: datetime) -> Any:
-        """Return the event in the handler's form.
+        """Return the event in the form that the handler takes.
 
         Raises:
-            InvalidEvent: the event's data are not what its type requires.
+            InvalidEvent: the event's `data` does not fit the event's type.
         """
         if self.form is Event:
             return event
-        # An event of a type that this version does not know has no model: `Data` keeps all fields.
+        # If this version does not know the event's type, there is no model. `Data` then keeps all
+        # fields.
         data = event.data_model() or Data.model_validate(event.data)
         if self.form is Received:
             return Received(event, data, delivered, stored_at)
@@ -63,8 +64,9 @@ def handler_of(call: Callable[[Any], Awaitable[object]], events: Sequence[str]) 
     wants.
 
     Raises:
-        TypeError: the function cannot be called with one event, its annotation is missing or not
-            known, or it does not accept each of `events`. The text says what to write.
+        TypeError: the function cannot be called with one event, its annotation is missing or
+            unknown, or it does not accept one of the types in `events`. The text says what to
+            write.
     """
     name = getattr(call, "__qualname__", repr(call))
     if not inspect.iscoroutinefunction(call):

@@ -1,4 +1,4 @@
-"""Defines what a handler gets, and the exceptions by which a handler answers."""
+"""Defines the argument of a handler, and the exceptions with which a handler answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ D_co = TypeVar("D_co", bound=Data, covariant=True)
 class Received(Generic[D_co]):
     """An event with the facts of its delivery.
 
-    `event` is the canonical event, and `data` its typed data. `delivered` is 1 at the first
-    delivery, and larger when the event is delivered again. `stored_at` is when NATS stored the
+    `event` is the canonical event, and `data` is the event's typed data. `delivered` counts the
+    deliveries of the event, beginning with 1. `stored_at` is the time at which NATS stored the
     event.
     """
 
@@ -46,8 +46,8 @@ class Reject(Exception):
 class Later(Exception):
     """A handler raises `Later` to have the event delivered again after `delay_s` seconds.
 
-    The durable has a limit of deliveries, and each delivery counts. After the last delivery, the
-    event is given up.
+    The durable has a limit for the deliveries of an event, and this delivery counts, too. After the
+    last delivery, the event is given up.
     """
 
     def __init__(self, delay_s: float) -> None:

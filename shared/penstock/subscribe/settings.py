@@ -33,10 +33,10 @@ class Nats:
     request_timeout_s: float = 5.0
 
     def bus_settings(self, name: str) -> BusSettings:
-        """Return the settings of the connection. `name` is shown by NATS's monitoring.
+        """Return the settings of the connection. NATS's monitoring shows `name`.
 
         Raises:
-            OSError: the password's file cannot be read.
+            OSError: the password file cannot be read.
         """
         password = self.password
         if self.password_file is not None:
@@ -61,9 +61,9 @@ class Limits:
 
     `concurrency` is the number of events that are handled at once; events of one run are always
     handled one after another. `retry_delays_s` has the seconds to wait after each failure of a
-    handler. With n delays, the event is given up after n + 1 failures. `grace_s` is the number of
-    seconds that handlers have to finish when the subscriber stops. `look_s` is the number of
-    seconds between two looks for new shards.
+    handler. With n delays, the event is given up after n + 1 failures. When the subscriber stops,
+    handlers have `grace_s` seconds to finish. `look_s` is the number of seconds between two checks
+    for new shards.
     """
 
     concurrency: int = 1

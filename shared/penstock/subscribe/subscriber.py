@@ -20,7 +20,7 @@ from penstock.subscribe.work import Delivery, Work
 
 log = logging.getLogger("penstock.subscribe")
 
-# how many times in `ack_wait` the server is told that an event is still being handled
+# during each `ack_wait`, the server gets this many signs that an event is still being handled
 BEATS: Final = 3
 NANO: Final = 1_000_000_000
 
@@ -34,27 +34,27 @@ class On(Protocol):
     def __call__(
         self, call: Callable[[Form], Coroutine[Any, Any, Result]], /
     ) -> Callable[[Form], Coroutine[Any, Any, Result]]:
-        """Register the handler. Raises TypeError if it cannot be called with the events."""
+        """Register the handler.
+
+        Raises TypeError if the handler cannot be called with the events.
+        """
         ...
 
 
 class Subscriber:
     """Calls handlers with events, at least once for each event.
 
-    ```python
-    subscriber = Subscriber("subscriber", Nats(user="subscriber", password_file="…"))
+    ```python subscriber = Subscriber("subscriber", Nats(user="subscriber", password_file="…"))
 
-    @subscriber.on()
-    async def tool_called(event: ToolCall) -> None: ...
+    @subscriber.on() async def tool_called(event: ToolCall) -> None: ...
 
-    asyncio.run(subscriber.run())
-    ```
+    asyncio.run(subscriber.run()) ```
 
-    `durable` is the name of the durable consumer, which keeps the place in the stream. Without
-    `start`, the durable must exist: the operator makes it with `penstock subscribers make`. With
-    `start`, the subscriber makes a missing durable, which begins at `start`. For this, the NATS
-    user must be allowed to make consumers. Several processes with the same durable share its
-    events.
+    `durable` is the name of the durable consumer, which remembers how far the events were handled.
+    Without `start`, the durable must exist. The operator makes it with `penstock subscribers make`.
+    With `start`, the subscriber makes a missing durable, which begins at `start`. The NATS user
+    must then be allowed to make consumers. Several processes can use one durable; each event then
+    goes to one of the processes.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Subscriber:
         self._followed = 0  # the number of shards that are followed
         self._work: Work | None = None
         self._looking: asyncio.Task[None] | None = None
-        # The FastStream broker. An application with hooks of its own runs the broker with
+        # The FastStream broker. An application that has hooks of its own can run it with
         # `FastStream(subscriber.broker)`.
         self.broker = EventBroker(
             lambda: Account(nats, f"penstock-subscriber-{durable}"),
@@ -86,9 +86,9 @@ class Subscriber:
     def on(self, *events: str) -> On:
         """Register the decorated handler for events.
 
-        `events` are types such as `llm.tool_call`, in which each part may be `*`, or
-        `*.*.<run id>`. Without `events`, the annotation of the handler's parameter says which
-        events the handler wants: the models of `penstock.events`.
+        `events` are types such as `llm.tool_call`, in which each part may be `*`, or `*.*.<run
+        id>`. Without `events`, the annotation of the handler's parameter says which events the
+        handler wants. The annotation names models of `penstock.events`.
 
         The decorator raises TypeError for a handler that cannot be called with these events.
         """
@@ -102,11 +102,13 @@ class Subscriber:
         return register
 
     async def run(self) -> None:
-        """Handle events until SIGTERM or SIGINT; then finish the events that are being handled.
+        """Handle events until SIGTERM or SIGINT.
+
+        Then finish the events that are being handled, and return.
 
         Raises:
-            StartUpError: the server refuses the user, or the durable is missing. The text says
-                what to do.
+            StartUpError: the server refuses the user, or the durable is missing. The text says what
+                to do.
         """
         await app_of(self.broker).run()
 
@@ -139,7 +141,7 @@ class Subscriber:
                 log.error("%s", error)
 
     async def _follow_shards(self) -> None:
-        """Begin to follow each shard that is not followed yet.
+        """Follow each shard that is not followed yet.
 
         Raises:
             StartUpError: a durable is missing, or cannot deliver what a handler wants.
@@ -210,5 +212,6 @@ def _filters(config: dict[str, Any]) -> Sequence[str]:
 
 
 def _any_of(config: dict[str, Any]) -> str:
-    """Return a subject of the durable. nats-py requires a subject, but ignores it for a durable."""
+    """Return one of the durable's subjects. nats-py requires a subject, but does not use it for a
+    durable."""
     return next(iter(_filters(config)), "*.*.*")

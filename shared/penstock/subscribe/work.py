@@ -28,7 +28,7 @@ MAX_REASON_CHARACTERS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message of a durable. The methods send the server an answer about the message."""
+    """A message of a durable. The methods send answers about the message to the server."""
 
     connection: Connection
     subject: str
@@ -64,11 +64,14 @@ class Delivery:
         self._answer(b"+WPI")
 
     def again(self, delay_s: float) -> None:
-        """Have the server deliver the event again after this many seconds."""
+        """Ask the server to deliver the event again after this many seconds."""
         self._answer(b"-NAK " + orjson.dumps({"delay": round(delay_s * 1e9)}))
 
     def give_up(self, reason: str) -> None:
-        """End the deliveries of the event. Penstock makes a dead letter with this reason."""
+        """Ask the server not to deliver the event again.
+
+        Penstock makes a dead letter with this reason.
+        """
         plain = reason.encode("ascii", "backslashreplace").replace(b"\r", b" ").replace(b"\n", b" ")
         self._answer(b"+TERM " + plain[:MAX_REASON_CHARACTERS])
 
@@ -76,7 +79,7 @@ class Delivery:
         try:
             self.connection.send(self.reply, answer)
         except NatsError as error:
-            # Without an answer, the server delivers the event again.
+            # The answer is lost, so the server delivers the event again.
             log.warning("run %s: %s comes again: %s", self.run_id, self.subject, error)
 
 
@@ -88,10 +91,12 @@ class Work:
         self._handlers = handlers
         self._limits = limits
         self._room = asyncio.Semaphore(limits.concurrency)
-        self._last: dict[str, asyncio.Task[None]] = {}  # by run: the task of the newest event
+        # maps a run's id to the task of the run's newest event
+        self._last: dict[str, asyncio.Task[None]] = {}
 
     async def take(self, delivery: Delivery, heartbeat_s: float) -> None:
-        """Wait until a place is free, and begin to handle the event."""
+        """Wait until fewer than `concurrency` events are being handled; then begin to handle the
+        event."""
         try:
             await self._room.acquire()
         except asyncio.CancelledError:  # the subscriber stops
@@ -103,7 +108,10 @@ class Work:
         task.add_done_callback(lambda done: self._forget(run_id, done))
 
     async def finish(self, grace_s: float) -> None:
-        """Wait for the running handlers; after `grace_s`, give their events back to the server."""
+        """Wait for the running handlers.
+
+        After `grace_s` seconds, return the events of the others to the server.
+        """
         if tasks := set(self._last.values()):
             await asyncio.wait(tasks, timeout=grace_s)
         while tasks := {task for task in self._last.values() if not task.done()}:
@@ -111,7 +119,8 @@ class Work:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            await asyncio.sleep(0)  # lets the callbacks of the tasks run, which update `_last`
+            # lets the callbacks of these tasks run, because they update `_last`
+            await asyncio.sleep(0)
 
     def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
         self._room.release()

@@ -1,6 +1,7 @@
 """Records the spans of traces.
 
-`spans` is the interface, `context` has the W3C trace context, and `otlp` uses the SDK.
+`spans` is the interface for services, `context` has the W3C trace context, and `otlp` uses the SDK
+of OpenTelemetry.
 
-The modules of OpenTelemetry are imported only by `otlp`, and only if tracing is on.
+Only `otlp` imports modules of OpenTelemetry, and `otlp` is imported only if tracing is on.
 """

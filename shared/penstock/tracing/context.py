@@ -1,8 +1,8 @@
-"""Derives W3C trace contexts, in the form of the header `traceparent`. Pure but for random ids.
+"""Derives W3C trace contexts, in the form of the header `traceparent`. Pure, except for random ids.
 
-The id of a span is derived from what the span is about, such as a run's id. So every process knows
-the id of the parent of its spans, and a process that repeats the work of a killed process records
-the same span.
+The id of a span is derived from the things that the span is about, such as a run's id. So every
+process can compute the ids of parent spans that another process records. And if a process repeats
+the work of a killed process, it records the same span.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _VALID: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A span's identity: the ids of the trace and of the span, in hexadecimal, and the flags."""
+    """Identifies a span by the ids of the trace and the span, in hexadecimal.
+
+    The flags say whether the span is sampled.
+    """
 
     trace_id: str
     span_id: str
@@ -34,20 +37,23 @@ class TraceContext:
 
 
 def parse(traceparent: str | None) -> TraceContext | None:
-    """Return the context of a `traceparent`; None if it is missing or invalid."""
+    """Parse a `traceparent`; return None if it is missing or invalid."""
     found = _VALID.fullmatch(traceparent) if traceparent is not None else None
     return TraceContext(found[1], found[2], int(found[3], 16)) if found is not None else None
 
 
 def child(traceparent: str, *about: object) -> str:
-    """Return the context of the span about these things, in the trace of a valid `traceparent`."""
+    """Return the `traceparent` of the span about these things.
+
+    The span is in the same trace as the valid `traceparent`.
+    """
     context = parse(traceparent)
     assert context is not None, "the caller has checked the traceparent"
     return str(TraceContext(context.trace_id, _hex(about, 8), context.flags))
 
 
 def derived_trace_id(*about: object) -> str:
-    """Return the id of the trace that begins with these things."""
+    """Return the id of the trace whose first span is about these things."""
     return _hex(about, 16)
 
 
@@ -57,6 +63,9 @@ def random_context(flags: int) -> TraceContext:
 
 
 def _hex(about: tuple[object, ...], size: int) -> str:
-    """Return a digest of `size` bytes in hexadecimal; never zeros, which are no valid id."""
+    """Return a digest of `size` bytes in hexadecimal.
+
+    The digest is never all zeros, because zeros are no valid id.
+    """
     digest = hashlib.sha256("\0".join(map(str, about)).encode()).digest()
     return (digest[:size] if any(digest[:size]) else b"\1" * size).hex()

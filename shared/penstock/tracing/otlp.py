@@ -1,7 +1,9 @@
-"""Exports spans by the OpenTelemetry SDK with OTLP over HTTP. The variables OTEL_… configure it.
+"""Exports spans with the OpenTelemetry SDK, by OTLP over HTTP.
 
-A thread of the SDK exports batches of spans. A collector that is away or hangs delays this thread
-and nothing else: when its queue is full, the oldest spans are dropped.
+The variables OTEL_… configure the SDK.
+
+A thread of the SDK exports batches of spans. A collector that is away or hangs delays only this
+thread. If the thread's queue is full, the oldest spans are dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from penstock.tracing.spans import Span
 
 log = logging.getLogger(__name__)
 
-STOP_S: Final = 3.0  # how long a process that stops waits for the collector to take the last spans
+# seconds that a process waits at its end until the collector has taken the last spans
+STOP_S: Final = 3.0
 _KINDS: Final = {
     "internal": SpanKind.INTERNAL,
     "server": SpanKind.SERVER,
@@ -38,7 +41,7 @@ _KINDS: Final = {
 
 
 class _GivenIds(IdGenerator):
-    """Gives the next span the ids of a given context."""
+    """Generates the ids for the next span, which are the ids of the context `next`."""
 
     def __init__(self) -> None:
         self.next = context.random_context(0)
@@ -51,11 +54,14 @@ class _GivenIds(IdGenerator):
 
 
 class _Reporting(SpanExporter):
-    """Counts the spans that another exporter exports, and logs failures ever more rarely."""
+    """Counts the spans that another exporter exports.
+
+    Failures in a row are logged at growing intervals.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
-        self._failures = 0  # batches in a row that were not exported
+        self._failures = 0  # the number of batches in a row that were not exported
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export a batch of spans."""
@@ -85,7 +91,7 @@ class Otlp:
     """Records spans, and exports them to an OTLP collector."""
 
     def __init__(self, service: str, instance: str, version: str) -> None:
-        # The exporter logs each failed request; `_Reporting` logs ever fewer of them.
+        # The SDK's exporter would log each failed request. `_Reporting` logs failures more rarely.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         names = {"service.instance.id": instance, "service.version": version}
         resource = Resource.create(names)
@@ -124,12 +130,12 @@ class Otlp:
         recorded.end(max(span.began_ns, span.ended_ns))
 
     async def stop(self) -> None:
-        """Export the spans that wait, for up to `STOP_S` seconds."""
+        """Export the spans that are still in the queue, for up to `STOP_S` seconds."""
         await _in_thread(self._provider.shutdown, STOP_S)
 
 
 def _below(parent: TraceContext | None) -> Context:
-    """Return the SDK's context for a span below this parent."""
+    """Return the SDK's context for a child span of this parent."""
     if parent is None:
         return Context()
     above = SpanContext(
@@ -139,9 +145,10 @@ def _below(parent: TraceContext | None) -> Context:
 
 
 async def _in_thread(work: Callable[[], object], timeout_s: float) -> None:
-    """Do this in a thread, and wait for up to `timeout_s` seconds.
+    """Call `work` in a new thread, and wait for up to `timeout_s` seconds.
 
-    A thread of asyncio's executor would keep the process from ending as long as the work hangs.
+    A thread of asyncio's executor is not used, because the process could not end while `work`
+    hangs.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 

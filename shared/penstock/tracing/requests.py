@@ -29,10 +29,11 @@ def enter(header: str | None) -> None:
 
 
 def traceparent() -> str:
-    """Return the `traceparent` for what the request starts.
+    """Return the `traceparent` for the runs and requests that this request starts.
 
-    If the request gets a span, the result is the context of the span. If not, the result is the
-    header of the request, or a new context that is not sampled.
+    If the request gets a span, the result is the span's context. Otherwise the result is the
+    request's own header. If the request has no valid header, the result is a new context that is
+    not sampled.
     """
     request = _request.get()
     if request is not None:

@@ -19,16 +19,18 @@ class Exporter(Protocol):
     """Exports spans in the background."""
 
     async def stop(self) -> None:
-        """Export the spans that wait, for up to a few seconds."""
+        """Export the spans that are still in the queue, for up to a few seconds."""
         ...
 
 
 class TracingRefused(ValueError):
-    """The variables of OpenTelemetry ask for something that is not possible."""
+    """The error for variables of OpenTelemetry that ask for something that is not possible."""
 
 
 def start(service: str, instance: str, environment: Mapping[str, str]) -> Exporter | None:
-    """Switch tracing on if an endpoint is named; return what exports, or None.
+    """Switch tracing on if the variables name an endpoint.
+
+    Return the exporter; None without an endpoint.
 
     Raises:
         TracingRefused: the variables are wrong, or the packages are missing.

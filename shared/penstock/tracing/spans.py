@@ -1,7 +1,10 @@
-"""Records spans when their end is known. Without a recorder, tracing is off, and nothing is done.
+"""Records spans when their end is known.
+
+Without a recorder, tracing is off, and no spans are recorded.
 
 A run may last for weeks and be handed from process to process, so no process holds a span open. The
-process that learns of an end records the whole span, with the start time that the records have.
+process that gets to know the end records the whole span. The start time comes from the stored
+records.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span that has ended. `context` and `parent` are `traceparent`s; None begins a trace.
+    """A span that has ended.
 
-    Attributes have ids, numbers and outcomes, and never content. `error` is a code, such as that of
-    a failed run; None if there was no error.
+    `context` and `parent` are `traceparent`s. If `parent` is None, the span begins a trace.
+
+    Attributes contain ids, numbers and outcomes, and never content. `error` is a code, for example
+    the code of a failed run; None if there was no error.
     """
 
     name: str
@@ -66,9 +71,10 @@ def is_on() -> bool:
 
 
 def decide(parent: str | None) -> TraceContext | None:
-    """Return a new context whose flags say whether the sampler wants a trace; None while off.
+    """Return a new context whose flags say whether the sampler wants the trace; None while tracing
+    is off.
 
-    `parent`: a valid `traceparent`. If `parent` is None, the context begins a new trace.
+    `parent` is a valid `traceparent`. If `parent` is None, the context begins a new trace.
     """
     recorder = _State.recorder
     if recorder is None:
@@ -80,7 +86,8 @@ def decide(parent: str | None) -> TraceContext | None:
 
 
 def root(*about: object) -> str | None:
-    """Return the context of a trace that begins with these things; None while tracing is off."""
+    """Return the context of the first span of a trace, which is about these things; None while
+    tracing is off."""
     recorder = _State.recorder
     if recorder is None:
         return None
@@ -90,7 +97,10 @@ def root(*about: object) -> str | None:
 
 
 def child(traceparent: str | None, *about: object) -> str | None:
-    """Return the context of the span about these things; while off, `traceparent` as it is."""
+    """Return the context of the child span about these things.
+
+    While tracing is off, return `traceparent` unchanged.
+    """
     if _State.recorder is None or context.parse(traceparent) is None:
         return traceparent
     assert traceparent is not None
@@ -98,7 +108,10 @@ def child(traceparent: str | None, *about: object) -> str | None:
 
 
 def of_run(traceparent: str | None, run_id: str) -> str | None:
-    """Return the context of a run's span; `traceparent` is the one with which the run started."""
+    """Return the context of a run's span.
+
+    `traceparent` is the trace context with which the run was started.
+    """
     return child(traceparent, "run", run_id)
 
 

@@ -1,6 +1,6 @@
-"""The functions and operators of CEL on JSON values, times and durations. Pure.
+"""Implements the functions and operators of CEL for JSON values, times and durations. Pure.
 
 A value is None, a boolean, a number, a text, a list, an object (dict), a time (datetime) or a
-duration (timedelta). The functions raise `ExpressionError` where CEL gives an error. A function
-counts what takes time or memory by a `Budget` before it does it.
+duration (timedelta). Where CEL gives an error, the functions raise `ExpressionError`. Before a
+function does something that takes time or memory, it counts this in a `Budget`.
 """

@@ -8,18 +8,21 @@ from typing import Any, Final
 
 MAX_STEPS: Final = 200_000  # a step takes a microsecond or two
 MAX_BUILT: Final = 4 * 1024 * 1024  # characters of all texts that one evaluation makes
-# The characters or elements that are copied or compared in the time of one step, and the characters
-# that a pattern of size 1 is matched with.
+# Amounts of work that take the time of one step: the characters that are copied, the elements that
+# are compared, and the characters that are matched with a pattern of size 1.
 CHARACTERS_PER_STEP, ELEMENTS_PER_STEP, PATTERN_PER_STEP = 2000, 50, 100
 
 
 class TooMuch(Exception):
-    """An evaluation would take too much time or memory. Unlike other errors, `||` keeps it."""
+    """` keeps it. || The error for an evaluation that would take too much time or memory.
+
+    `||` ignores other errors, but never this error.||` keeps it.
+    """
 
 
 @dataclass(slots=True)
 class Budget:
-    """What an evaluation may still take."""
+    """The number of steps and characters that an evaluation may still use."""
 
     steps: int = MAX_STEPS
     characters: int = MAX_BUILT
@@ -28,7 +31,7 @@ class Budget:
         """Count steps.
 
         Raises:
-            TooMuch: there are no more steps.
+            TooMuch: the evaluation has used all steps.
         """
         self.steps -= steps
         if self.steps < 0:
@@ -38,7 +41,7 @@ class Budget:
         """Count the characters of a new text.
 
         Raises:
-            TooMuch: there are no more characters.
+            TooMuch: the evaluation has used all characters or all steps.
         """
         self.characters -= characters
         if self.characters < 0:
@@ -46,4 +49,4 @@ class Budget:
         self.take(1 + characters // CHARACTERS_PER_STEP)
 
 
-Function = Callable[..., Any]  # takes the budget and the arguments
+Function = Callable[..., Any]  # called with the budget and the function's arguments

@@ -50,9 +50,9 @@ def time_text(value: datetime) -> str:
 
 
 def to_integer(budget: Budget, value: Any) -> int:
-    """Return the integer of a number, a text or a time (seconds since 1970)."""
+    """Convert a number, a text or a time into an integer. A time gives seconds since 1970."""
     match value:
-        case int():  # also true and false
+        case int():  # true and false are integers, too
             return int(value)
         case float() if math.isfinite(value) and abs(value) < MOST:
             return int(value)
@@ -64,7 +64,7 @@ def to_integer(budget: Budget, value: Any) -> int:
 
 
 def to_double(budget: Budget, value: Any) -> float:
-    """Return the double of a number or a text."""
+    """Convert a number or a text into a double."""
     match value:
         case int() | float() if is_number(value):
             return float(value)
@@ -74,7 +74,7 @@ def to_double(budget: Budget, value: Any) -> float:
 
 
 def to_boolean(budget: Budget, value: Any) -> bool:
-    """Return the boolean of a text such as `true`."""
+    """Convert a text such as `true` into a boolean."""
     match value:
         case bool():
             return value
@@ -86,7 +86,7 @@ def to_boolean(budget: Budget, value: Any) -> bool:
 
 
 def to_time(budget: Budget, value: Any) -> datetime:
-    """Return the time of a text in RFC 3339, or of seconds since 1970."""
+    """Convert a text in RFC 3339, or a number of seconds since 1970, into a time."""
     try:
         match value:
             case datetime():
@@ -101,7 +101,7 @@ def to_time(budget: Budget, value: Any) -> datetime:
 
 
 def to_duration(budget: Budget, value: Any) -> timedelta:
-    """Return the duration of a text such as `1h30m`."""
+    """Convert a text such as `1h30m` into a duration."""
     try:
         match value:
             case timedelta():

@@ -1,4 +1,4 @@
-"""The table of all functions and operators. Pure."""
+"""Defines the table of all functions and operators. Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ from penstock.expressions.library.plain import json_text
 from penstock.expressions.library.texts import join, matches, size, text_test
 from penstock.expressions.library.times import getter
 
-# Each function's implementation, by its name in the syntax tree. `&&`, `||` and `?:` are not here,
-# because they do not evaluate all arguments.
+# ` and `?:` are not here, because they do not evaluate all arguments. || Maps a function's name in
+# the syntax tree to its implementation. `&&`, `||` and `?:` are not in the table, because they do
+# not evaluate all their arguments.||` and `?:` are not here, because they do not evaluate all
+# arguments.
 FUNCTIONS: Final[Mapping[str, Function]] = {
     "_+_": add,
     "_-_": subtract,

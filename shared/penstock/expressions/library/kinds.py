@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.expressions.errors import ExpressionError
 
-LEAST, MOST = -(2**63), 2**63 - 1  # the integers of CEL
+LEAST, MOST = -(2**63), 2**63 - 1  # the least and the greatest integer of CEL
 _KINDS: Final[Mapping[type, str]] = {
     type(None): "null",
     bool: "a boolean",
@@ -23,12 +23,13 @@ _KINDS: Final[Mapping[type, str]] = {
 
 
 def kind_of(value: Any) -> str:
-    """Return the name of a value's type for people."""
+    """Return the name of a value's type, as error texts for people show it."""
     return _KINDS.get(type(value), "an unknown value")
 
 
 def no_overload(name: str, *values: Any) -> ExpressionError:
-    """Return the error of a function that does not take values of these types."""
+    """Return the error for calling a function with values of types that the function does not
+    take."""
     kinds = " and ".join(map(kind_of, values))
     hint = ""
     if {int, float} == set(map(type, values)):
@@ -42,7 +43,10 @@ def is_number(value: Any) -> bool:
 
 
 def in_range(value: Any) -> Any:
-    """Return a number or a time if CEL could represent it."""
+    """Return the number or time unchanged.
+
+    Raises ExpressionError if CEL cannot represent the value.
+    """
     if isinstance(value, int) and not LEAST <= value <= MOST:
         raise ExpressionError("integer overflow")
     return value

@@ -1,4 +1,4 @@
-"""The operators of CEL: arithmetic, comparisons, fields and elements. Pure."""
+"""Implements the operators of CEL: arithmetic, comparisons, fields and elements. Pure."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def multiply(budget: Budget, one: Any, other: Any) -> Any:
 
 
 def divide(budget: Budget, one: Any, other: Any) -> Any:
-    """Return the quotient; that of integers is rounded towards zero."""
+    """Return the quotient. A quotient of integers is rounded towards zero."""
 
     def quotient(one: Any, other: Any) -> Any:
         if isinstance(one, float):
@@ -124,7 +124,10 @@ def invert(budget: Budget, value: Any) -> bool:
 
 
 def equal(budget: Budget, one: Any, other: Any) -> bool:
-    """Return whether two values are equal. Values of different types are not, except numbers."""
+    """Return whether two values are equal.
+
+    Values of different types are never equal, except numbers.
+    """
     budget.take()
     match one, other:
         case (bool(), _) | (_, bool()):

@@ -25,11 +25,11 @@ def json_text(budget: Budget, value: Any) -> str:
 
 
 def plain_json(value: Any, max_bytes: int) -> Any:
-    """Return a value as plain JSON: times and durations become texts.
+    """Return a value as plain JSON, in which times and durations are texts.
 
     Raises:
-        ExpressionError: the value is larger than `max_bytes`, or JSON does not have it. The time
-            does not depend on how much larger it is.
+        ExpressionError: JSON cannot represent the value, or the value is larger than `max_bytes`.
+            This check stops at the limit, however large the value is.
     """
     left = max_bytes
 
@@ -60,7 +60,7 @@ def plain_json(value: Any, max_bytes: int) -> Any:
     try:
         size_bytes = len(orjson.dumps(found))
     except TypeError as error:
-        # an integer of more than 64 bits, or a text that is no valid Unicode
+        # The value contains an integer of more than 64 bits, or a text that is no valid Unicode.
         raise ExpressionError(f"the value is no JSON: {error}") from None
     if size_bytes > max_bytes:
         raise ExpressionError(f"the value is larger than {max_bytes} bytes")

@@ -1,4 +1,4 @@
-"""The functions of CEL for texts and lists. Pure."""
+"""Implements the functions of CEL for texts and lists. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def size(budget: Budget, value: Any) -> int:
 
 
 def text_test(name: str, act: Callable[[str, str], bool]) -> Function:
-    """Return the function that tests a text for a part of it."""
+    """Return the CEL function that tests whether a text has a certain part, such as
+    `startsWith`."""
 
     def test(budget: Budget, text: Any, part: Any) -> bool:
         if not isinstance(text, str) or not isinstance(part, str):
@@ -48,7 +49,7 @@ def matches(budget: Budget, text: Any, pattern: Any) -> bool:
 
 
 def join(budget: Budget, values: Any, between: Any = "") -> str:
-    """Return a text of all texts of a list, with a text between them."""
+    """Join the texts of a list into one text, with `between` between them."""
     if not isinstance(values, list) or not isinstance(between, str):
         raise no_overload("join", values, between)
     budget.take(len(values))

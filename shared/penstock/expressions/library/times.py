@@ -1,4 +1,4 @@
-"""The functions that return a part of a time or of a duration. Pure."""
+"""Implements the functions that return a part of a time or of a duration. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from penstock.expressions.library.kinds import no_overload
 
 
 def getter(name: str, part: Callable[[datetime], int]) -> Function:
-    """Return the function that returns a part of a time in a time zone, or of a duration."""
+    """Return the CEL function that returns a part of a time in a time zone, or a part of a
+    duration."""
 
     def get(budget: Budget, value: Any, zone: Any = "UTC") -> int:
         budget.take(50)
