@@ -1,4 +1,4 @@
-"""Write the answers of the routes of credentials: JSON, and times as text."""
+"""Write the JSON answers of the routes of credentials, with times as texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ LAST_S: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 def time_text(at_s: float | None) -> str | None:
-    """Return the time as ISO 8601 in UTC; a time after the year 9999 is cut to `LAST_S`."""
+    """Return a time in Unix seconds as ISO 8601 in UTC.
+
+    A time after the year 9999 becomes `LAST_S`.
+    """
     if at_s is None:
         return None
     at = datetime.fromtimestamp(min(at_s, LAST_S), UTC)

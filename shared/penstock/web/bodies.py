@@ -1,4 +1,7 @@
-"""Read request bodies; refuse a body that is too large, of a wrong media type, or invalid."""
+"""Read request bodies.
+
+A body that is too large, has a wrong media type, or is invalid is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from penstock.web.problems import Problem, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 MAX_LEVELS = 100
-# The limit of values in a JSON body. Without this limit, a body of 10 MiB could contain 3.4 million
-# empty lists. The parser would need 200 MiB and ten seconds for these lists, and would block all
-# other work of the process.
+# The greatest number of values in a JSON body. Without this limit, a body of 10 MiB could contain
+# 3.4 million empty lists. To parse them takes 200 MiB and ten seconds, in which the process does
+# nothing else.
 MAX_VALUES: Final = 100_000
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
-# The limit of bytes that are read and ignored on a route without a body. Some clients send `{}` to
-# such a route.
+# The greatest number of bytes that a route without a body reads and ignores. Some clients send `{}`
+# to such a route.
 MAX_IGNORED_BYTES: Final = 64 * 1024
-# The limit of bytes that are read of a refused body. The body is read so that the client finishes
-# sending and then reads the answer.
+# The greatest number of bytes of a refused body that are still read. The body is read so that the
+# client finishes sending and then reads the answer.
 DRAIN_BYTES: Final = 64 * 1024 * 1024
 DRAIN_S: Final = 10.0
 
@@ -34,7 +37,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def is_deep(value: object, levels: int = MAX_LEVELS) -> bool:
-    """Return whether JSON is nested deeper than `levels`, which some libraries cannot encode."""
+    """Return whether a JSON value has more than `levels` nested levels.
+
+    Some libraries cannot encode such values.
+    """
     if not isinstance(value, dict | list):
         return False
     if not levels:
@@ -44,15 +50,16 @@ def is_deep(value: object, levels: int = MAX_LEVELS) -> bool:
 
 
 def has_many_values(text: bytes, most: int = MAX_VALUES) -> bool:
-    """Return whether JSON has more than `most` values, approximately.
+    """Return whether a JSON text has more than about `most` values.
 
-    The JSON is not parsed: the function counts the brackets and commas outside of strings. The
-    count may differ by one for each object or list.
+    The text is not parsed. Instead, the brackets and commas outside of strings are counted. So the
+    number may be wrong by one for each object or list.
     """
     if _marks(text) <= most:
         return False
     bare = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    if bare.count(b'"') > 4 * most:  # each value could be a key and a text
+    # a value has at most four quotes, because it is at most a text with a key
+    if bare.count(b'"') > 4 * most:
         return True
     return _marks(b" ".join(bare.split(b'"')[::2])) > most
 
@@ -62,14 +69,19 @@ def _marks(text: bytes) -> int:
 
 
 def require_few_values(text: bytes | str) -> None:
-    """Raise Problem 422 for JSON of too many values. Call this before the JSON is parsed."""
+    """Raise Problem 422 for JSON with too many values.
+
+    This must be called before the JSON is parsed.
+    """
     if has_many_values(text.encode() if isinstance(text, str) else text):
         raise Problem(422, f"the JSON has more than {MAX_VALUES} values; send less at a time")
 
 
 async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body. Raises Problem 413 as soon as the body exceeds the limit, without reading
-    further."""
+    """Return the body.
+
+    As soon as the body exceeds the limit, reading stops and Problem 413 is raised.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)
@@ -87,9 +99,11 @@ async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> byte
 
 
 async def ignore_body(request: Request) -> None:
-    """Read and ignore the body of a request that needs none. Raises Problem 413 if it is large.
+    """Read and ignore the body of a request that needs no body.
 
-    Handlers call this function first, so that a refused request has no effect.
+    Raises Problem 413 if the body is large.
+
+    Handlers must call this function first, so that a refused request has no effect.
     """
     await read_body(request, MAX_IGNORED_BYTES)
 
@@ -97,8 +111,8 @@ async def ignore_body(request: Request) -> None:
 def require_json(request: Request) -> None:
     """Raise Problem 415 unless the media type of the body is JSON.
 
-    A missing media type is refused, too, because a browser sends such a request of a foreign page
-    without a CORS preflight.
+    A request without a media type is refused, too. Otherwise a foreign page could send such a
+    request, because the browser sends it without a CORS preflight.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -106,7 +120,10 @@ def require_json(request: Request) -> None:
 
 
 async def read_json(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> object:
-    """Return the body as JSON. Raises Problem 415 for another media type, 422 for invalid JSON."""
+    """Return the body as JSON.
+
+    Raises Problem 415 for another media type, and 422 for invalid JSON.
+    """
     require_json(request)
     body = await read_body(request, limit_bytes)
     try:
@@ -121,7 +138,10 @@ async def read_json(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> obje
 async def read_model(
     request: Request, model: type[Model], limit_bytes: int = MAX_BODY_BYTES
 ) -> Model:
-    """Return the body as this model. Raises Problem 413, 415, or 422 with the invalid fields."""
+    """Return the body as a value of this model.
+
+    Raises Problem 413 or 415 as `read_json` does, and 422 with the list of invalid fields.
+    """
     document = await read_json(request, limit_bytes)
     try:
         return model.model_validate(document, strict=True)
@@ -130,15 +150,16 @@ async def read_model(
 
 
 def heard_out(app: ASGIApp) -> ASGIApp:
-    """Wrap the app so that an error is answered only after the client has sent its body.
+    """Wrap an app so that an error is answered only after the client has sent the whole body.
 
-    If the server closed the connection while the client still sends, the connection would be reset,
-    and the client would not get the answer.
+    If the server closed the connection while the client was still sending, the connection would be
+    reset, and the client would not get the answer.
     """
 
     async def hearing_out(scope: Scope, receive: Receive, send: Send) -> None:
         # No middleware wraps `receive`, so `receive` is a method of uvicorn's request cycle, and
-        # `receive.__self__` is this cycle. With another server, this wrapper does nothing.
+        # `receive.__self__` is the cycle. With another server than uvicorn, this wrapper does
+        # nothing.
         cycle: Any = getattr(receive, "__self__", None)
         if scope["type"] != "http" or not getattr(cycle, "more_body", False):
             await app(scope, receive, send)
@@ -156,7 +177,7 @@ def heard_out(app: ASGIApp) -> ASGIApp:
 
 async def _drain(cycle: Any, receive: Receive) -> None:
     if cycle.waiting_for_100_continue:
-        return  # the client sends no body before it gets 100 Continue
+        return  # the client waits for 100 Continue and sends no body
     size = 0
     try:
         async with asyncio.timeout(DRAIN_S):

@@ -1,4 +1,4 @@
-"""The HTTP routes of credentials: the cookie, the cookie's CSRF token, and stream tokens."""
+"""Serves the HTTP routes for the credential's cookie, its CSRF token, and stream tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from penstock.web.problems import Problem
 from penstock.web.service_token_routes import ServiceTokenRoutes
 
 MAX_BODY_BYTES: Final = 64 * 1024
-LISTED: Final = 100  # the tokens of a page; a user has no more
+LISTED: Final = 100  # the number of tokens on a page; a user cannot have more tokens
 MAX_LISTED: Final = 1000
 
 Id = Annotated[str, Field(min_length=1, max_length=512)]
@@ -92,7 +92,7 @@ _TOKEN_ID: Final = in_path("token_id", "The stream token's id, which is not the 
 
 
 class Sessions:
-    """The handlers of login, logout and the CSRF token."""
+    """The handlers for login, logout and CSRF tokens."""
 
     def __init__(self, auth: Auth) -> None:
         self._auth = auth
@@ -107,7 +107,7 @@ class Sessions:
         )
     )
     async def login(self, request: Request) -> Response:
-        """Set the bearer token of the request as the cookie."""
+        """Log in: set the request's bearer token as the credential's cookie."""
         await ignore_body(request)
         identity, config = identity_of(request), self._auth.config
         credential = find(request.scope, "", stream_token=False)
@@ -131,7 +131,7 @@ class Sessions:
         )
     )
     async def logout(self, request: Request) -> Response:
-        """Remove the cookies, valid or not."""
+        """Log out: remove both cookies, even if they are not valid."""
         await ignore_body(request)
         response = Response(status_code=204)
         cookies.clear(response, self._auth.config)
@@ -147,7 +147,7 @@ class Sessions:
         )
     )
     async def csrf(self, request: Request) -> Response:
-        """Return a new CSRF token, in the body and in the CSRF cookie."""
+        """Return a new CSRF token both in the body and in the CSRF cookie."""
         identity = identity_of(request)
         token = self._auth.csrf.issue(identity.session)
         response = json_answer({"csrf_token": token, "header": "X-CSRF-Token"})
@@ -174,7 +174,10 @@ class Tokens:
         )
     )
     async def create(self, request: Request) -> Response:
-        """Make a token. The caller needs the scope `read`, because the token has that scope."""
+        """Make a stream token.
+
+        The caller needs the scope `read`, because the new token gets this scope.
+        """
         identity = _manager(request)
         body = await read_model(request, TokenRequest, MAX_BODY_BYTES)
         token, known = await self._tokens.issue(
@@ -208,7 +211,10 @@ class Tokens:
         )
     )
     async def index(self, request: Request) -> Response:
-        """Return a page of the caller's tokens; with the scope `administer`, of all tokens."""
+        """Return a page of the caller's tokens.
+
+        With the scope `administer`, return a page of all tokens.
+        """
         identity = _manager(request)
         query = request.query_params
         limit = _limit(query.get("limit"))
@@ -277,13 +283,13 @@ def _limit(text: str | None) -> int:
 
 
 def _cursor(token: StreamToken) -> str:
-    """Return the place of a token in the list, as text for a client."""
+    """Return the place of a token in the list, as a text that clients send back."""
     place = orjson.dumps([token.created_at, token.id])
     return base64.urlsafe_b64encode(place).decode().rstrip("=")
 
 
 def _place(cursor: str) -> tuple[float, str]:
-    """Return the place of a cursor. Raises Problem 422 for any other text."""
+    """Return the place that a cursor contains. Raises Problem 422 for a text that is no cursor."""
     try:
         created_at, token_id = orjson.loads(
             base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
@@ -299,8 +305,9 @@ def _place(cursor: str) -> tuple[float, str]:
 def _manager(request: Request) -> Identity:
     """Return the caller. Raises Problem 409 for `anonymous`, 403 for a service token.
 
-    A token of `anonymous` would stay valid after authentication is configured. A stream token of a
-    service token would stay valid after the service token is revoked.
+    These two callers may not make tokens. A token that `anonymous` made would stay valid after
+    authentication was configured. A stream token that a service token made would stay valid after
+    the service token was revoked.
     """
     identity = identity_of(request)
     if identity.kind == "service":

@@ -1,8 +1,8 @@
-"""Check the header Host of requests, if callers are not authenticated.
+"""If callers are not authenticated, check the header Host of each request.
 
-A foreign host name can resolve to this machine (DNS rebinding). A page of such a name could read
-every answer, because the browser takes this server for the page's own server. Only the header Host
-shows the foreign name, and a page cannot change this header.
+A foreign host name can resolve to this machine (DNS rebinding). A page with such a name could read
+every answer, because its browser would think that the page came from this server. Only the header
+Host shows the foreign name, and a page cannot change this header.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ def name_in(header: str) -> str | None:
 
 
 class HostCheck:
-    """Answers only requests whose header Host is a loopback name or one of `names`.
+    """Answers only requests whose header Host has a loopback name or one of `names`.
 
-    With `addresses`, requests whose Host is an IP address are answered, too. This is safe, because
-    no page of a foreign name can send such a request. If `*` is among the names, every request is
-    answered.
+    With `addresses`, requests whose Host is an IP address are answered, too. They are safe, because
+    a page with a foreign name cannot send them. If `names` contains `*`, every request is answered.
     """
 
     def __init__(

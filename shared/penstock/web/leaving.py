@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 async def while_there(receive: Receive, answer: Coroutine[Any, Any, T]) -> T | None:
-    """Return the answer; cancel the work and return None if the client disconnects first."""
+    """Return the result of `answer`.
+
+    If the client disconnects first, cancel the work and return None.
+    """
     answering, leaving = asyncio.create_task(answer), asyncio.create_task(_left(receive))
     try:
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)

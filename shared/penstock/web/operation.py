@@ -1,8 +1,8 @@
-"""Declare a route: what the route serves, who may call the route, and how the route answers.
+"""Declare routes. A declaration says what a route serves, who may call it, and how it answers.
 
-An `Operation` is the argument of the decorator `serves` of its handler. The router, the check of
-scopes, the shape of errors and the OpenAPI document are all made from the operation. A handler
-without an operation cannot be served, because `Route` needs an operation.
+The decorator `serves` gives a handler its `Operation`. The operation is the source for the router,
+the check of scopes, the form of errors, and the OpenAPI document. A handler without an operation
+cannot be served, because each `Route` needs one.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from penstock.web.problems import PROBLEM, ErrorShape
 Json = dict[str, Any]
 Schema = type[BaseModel] | Json
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-# A handler gets the request and returns the response. A handler returns None if the client has
-# disconnected, since no response can be sent then.
+# A handler gets the request and returns the response. If the client has disconnected, it returns
+# None, because no response can be sent.
 Handler = Callable[[Any], Awaitable[ASGIApp | None]]
 H = TypeVar("H", bound=Callable[..., Any])
 
 JSON: Final = "application/json"
 SSE: Final = "text/event-stream"
 FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
-# Matches a parameter of a path. `{name}` is one segment of the path. `{name:path}` at the end of
-# the path is all remaining segments.
+# Matches a parameter in a path. `{name}` stands for one segment. `{name:path}` at the end of a path
+# stands for all remaining segments.
 _NAME: Final = re.compile(r"{(\w+)(?::path)?}")
 _DECLARED: Final = "__operations__"
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A value in the path, the query or a header. Only values in the path are required."""
+    """A parameter in the path, the query or a header. Only parameters in the path are required."""
 
     name: str
     description: str
@@ -58,8 +58,8 @@ class Answer:
 class Operation:
     """One method of one path.
 
-    The constructor raises ValueError if a parameter of the path is not described, or if a described
-    parameter is not in the path.
+    The constructor raises ValueError if a parameter in the path has no `Parameter`, or if the path
+    does not contain a path parameter that has one.
     """
 
     method: Method
@@ -70,22 +70,24 @@ class Operation:
     # The caller needs all of these scopes. The field has no default, so that the author of each
     # operation must decide which scopes the operation needs.
     scopes: tuple[Permission, ...]
-    # The caller needs at least one of these scopes. The handler checks which scope the request
-    # needs.
+    # The caller needs at least one of these scopes. The handler then checks which of them the
+    # request needs.
     any_scope: tuple[Permission, ...] = ()
-    # Scopes that the handler requires of some requests only, each with the reason.
+    # Maps each scope that the handler requires only for some requests to the reason.
     sometimes: Mapping[Permission, str] = field(default_factory=dict)
     description: str = ""
-    public: bool = False  # whether anybody may call the operation; credentials are ignored then
+    public: bool = False  # whether anybody may call the operation; if so, credentials are ignored
     errors: ErrorShape = PROBLEM
-    refusals: tuple[int, ...] = ()  # statuses besides those that every request may get
+    # the statuses of errors, besides the statuses that every request may get
+    refusals: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     body: Schema | None = None
     body_types: tuple[str, ...] = (JSON,)  # the media types that the body may have
     body_required: bool = True
     example: Any = None  # an example of the body
-    websocket: bool = False  # whether the path is a WebSocket (a GET in OpenAPI)
-    # Path parameters that the handler gets although `path` does not contain them.
+    websocket: bool = False  # whether the operation is a WebSocket; OpenAPI shows it as a GET
+    # Maps parameters that `path` does not contain to their values. The handler gets them as path
+    # parameters.
     given: Mapping[str, str] = field(default_factory=dict)
     published: bool = True  # whether the OpenAPI document contains the operation
 
@@ -105,21 +107,24 @@ class Operation:
 
     @property
     def template(self) -> str:
-        """The path as OpenAPI writes it."""
+        """The path in OpenAPI's notation."""
         return _NAME.sub(r"{\1}", self.path)
 
     @property
     def streams(self) -> bool:
-        """Whether an answer of the operation can be an event stream."""
+        """True if an answer of the operation can be an event stream."""
         return any(SSE in answer.content for answer in self.answers.values())
 
     @property
     def takes_stream_token(self) -> bool:
-        """Whether a stream token in the URL is accepted: only for a GET of an event stream."""
+        """True if a stream token in the URL is accepted.
+
+        Only a GET of an event stream accepts one.
+        """
         return self.method == "GET" and self.streams
 
     def check(self, identity: Identity) -> None:
-        """Check the scopes that the declaration names.
+        """Check that the caller has the scopes that this operation needs.
 
         Raises:
             Problem: 403 if the caller lacks a scope.
@@ -153,7 +158,8 @@ def serves(*operations: Operation) -> Callable[[H], H]:
 
 
 def operations_of(*surfaces: object) -> tuple[Operation, ...]:
-    """Return the operations that the methods of these classes declare, in the order of the code."""
+    """Return the operations that the methods of these classes declare, in the order of the source
+    code."""
     return tuple(
         operation
         for surface in surfaces
@@ -163,7 +169,7 @@ def operations_of(*surfaces: object) -> tuple[Operation, ...]:
 
 
 def routes_of(surface: object, around: Callable[[Handler], Handler] | None = None) -> list[Route]:
-    """Return the routes that the object's methods declare. `around` wraps each handler."""
+    """Return the routes that the methods of an object declare. `around` wraps each handler."""
     routes = []
     for name, member in vars(type(surface)).items():
         for operation in getattr(member, _DECLARED, ()):
@@ -173,7 +179,7 @@ def routes_of(surface: object, around: Callable[[Handler], Handler] | None = Non
 
 
 def unnamed(path: str) -> str:
-    """Return the path without the names of its parameters, such as `/runs/{}`."""
+    """Return the path with its parameters' names removed, such as `/runs/{}`."""
     return _NAME.sub("{}", path)
 
 

@@ -33,7 +33,7 @@ class Probed(Protocol):
 
     @property
     def not_ready(self) -> list[str]:
-        """The reasons why the service cannot take work now; empty if the service can."""
+        """The reasons why the service cannot take work now; empty if the service can take work."""
         ...
 
     @property
@@ -45,8 +45,9 @@ class Probed(Protocol):
 class Probes:
     """The handlers of `/livez`, `/readyz` and `/metrics`.
 
-    `/readyz` returns `{"ready": true, "services": {"<name>": []}}`. If the list of a service has a
-    reason, `/readyz` returns 503. The member `notices` is present only if there are notices.
+    `/readyz` returns `{"ready": true, "services": {"<name>": []}}`. The list of a service has the
+    reasons why it cannot take work. If any list has a reason, the status is 503. The answer has a
+    member `notices` only if there are notices.
     """
 
     def __init__(self, services: Sequence[Probed]) -> None:
@@ -74,5 +75,5 @@ class Probes:
 
 
 def probe_routes(services: Sequence[Probed]) -> list[Route]:
-    """Return the routes of the probes; `services` may be changed later."""
+    """Return the routes of the probes. The caller may still change the list `services` later."""
     return routes_of(Probes(services))

@@ -1,4 +1,5 @@
-"""Write errors as responses: RFC 9457 problem details, or the form of a surface's contract.
+"""Write errors as responses, either as RFC 9457 problem details or in the form that a surface's
+contract requires.
 
 A handler raises a `Problem`, and an `ErrorShape` writes the problem as a response.
 """
@@ -24,16 +25,16 @@ from penstock.validation import reason_of
 
 log = logging.getLogger(__name__)
 
-# The shortest and the longest time, in seconds, in the header Retry-After. The time is random, so
-# that clients that were refused together do not try again together.
+# The least and the greatest number of seconds in the header Retry-After. The number is random, so
+# that clients that were refused at the same time do not try again at the same time.
 RETRY_AFTER_S: Final = (1, 5)
 
 
 class Problem(Exception):
-    """An error that becomes an HTTP response. The text says what is wrong and what to do.
+    """The error that becomes an HTTP response. The text says what is wrong and what to do.
 
-    Credentials and internal addresses are removed from the text of a 5xx, because the text often
-    comes from another server or from a library. `more` are further members of the problem details.
+    Credentials and internal addresses are removed from the text of a 5xx, because such a text often
+    comes from another server or from a library. `more` has further members of the problem details.
     """
 
     def __init__(self, status: int, detail: str, **more: Any) -> None:
@@ -49,8 +50,9 @@ class Problem(Exception):
 class ErrorShape:
     """The form in which a surface writes an error.
 
-    `name` is the name of `schema` in the OpenAPI document. `body` makes the content of the error,
-    and `write` its bytes: JSON, or a page for people. `headers` are further headers of the answer.
+    `name` is the name of `schema` in the OpenAPI document. `body` makes the content of an error.
+    `write` makes the bytes from this content, either JSON or a page for people. `headers` has
+    further headers of the answer.
     """
 
     name: str
@@ -61,7 +63,7 @@ class ErrorShape:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def response(self, problem: Problem) -> Response:
-        """Return the problem as a response; a 503 gets the header Retry-After."""
+        """Return the problem as a response. A 503 gets the header Retry-After."""
         body = self.write(self.body(problem))
         response = Response(body, problem.status, media_type=self.media_type)
         response.headers.update({**self.headers, **problem.headers})
@@ -85,7 +87,7 @@ def _detail(problem: Problem) -> Mapping[str, Any]:
 
 
 def schema_of(**properties: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of an error that has all of these properties."""
+    """Return the schema of an error in which all of these properties are required."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
@@ -96,7 +98,7 @@ PROBLEM: Final = ErrorShape(
     schema_of(type=_TEXT, title=_TEXT, status={"type": "integer"}, detail=_TEXT),
     _problem_details,
 )
-# The form of FastAPI's errors: a text, or the list of the body's faults.
+# The form of FastAPI's errors. `detail` is a text, or a list of the mistakes in the body.
 DETAIL: Final = ErrorShape(
     "detail",
     "application/json",
@@ -111,7 +113,7 @@ def problem_response(problem: Problem) -> Response:
 
 
 def invalid(error: ValidationError) -> Problem:
-    """Return 422 that names every invalid field."""
+    """Return a 422 that names every invalid field."""
     errors = [
         {"field": ".".join(map(str, e["loc"])) or "body", "message": reason_of(e)}
         for e in error.errors()
@@ -136,7 +138,7 @@ async def _on_left(request: Request, error: Exception) -> Response:
     path = request.url.path
     text = "%s %s: the client left while it sent its body"
     log.info(text, request.method, path, extra=run_of(path))
-    return Response(status_code=400)  # the client does not get this response
+    return Response(status_code=400)  # the client has left and does not get this response
 
 
 async def _on_any(request: Request, error: Exception) -> Response:

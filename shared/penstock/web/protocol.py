@@ -1,8 +1,8 @@
 """Limit the size and the duration of requests in uvicorn's HTTP protocol.
 
-httptools reads a head of any length, and uvicorn waits without a limit until a request is complete.
-Without limits, a client could keep any number of connections open by sending half a request on each
-connection.
+httptools reads a request's head of any length, and uvicorn waits for any time until a request is
+complete. So a client could keep any number of connections open by sending half a request on each of
+them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ HEAD_S: Final = 15.0
 BODY_S: Final = 60.0
 BODY_BYTES_PER_S: Final = 1024
 LINGER_S: Final = 5.0
-# How many bytes of framing a chunked body may have for each byte of its content. A chunk of one
-# byte has six bytes of framing.
+# The number of bytes of framing that a chunked body may have for each byte of its content. A chunk
+# with one byte of content has six bytes of framing.
 FRAMING_PER_BYTE: Final = 16
 
 _TOO_LARGE: Final = (
@@ -33,15 +33,15 @@ _TOO_LARGE: Final = (
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-# The event of all responses that streams have taken over. No task waits for it.
+# An event for which no task waits. All responses that streams have taken over share it.
 _UNHEARD: Final = asyncio.Event()
 
 
 class Stream(Protocol):
-    """A response that writes to the transport by itself, after ASGI has sent its head."""
+    """A response that writes directly to the transport after ASGI has sent the response's head."""
 
     def paused(self) -> None:
-        """Note that the transport has too many bytes."""
+        """Note that the transport's buffer is full."""
         ...
 
     def resumed(self) -> None:
@@ -54,25 +54,27 @@ class Stream(Protocol):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Closes a connection if its client sends too large a head, or sends too slowly.
+    """Closes a connection if the client's request is too large or comes too slowly.
 
-    - The request line and headers may have `MAX_HEAD_BYTES`. A larger head is answered with 431.
-      The bytes of one read (at most 256 KiB) may also contain a body, so the bytes are parsed
-      before the bytes of the head are counted.
+    - The request line and the headers may have `MAX_HEAD_BYTES`. A larger head is answered with
+      431. One read (at most 256 KiB) may contain the end of a head and a body. So a read is parsed
+           first, and its bytes count as head only if the head is still incomplete.
     - The framing of a chunked body (chunk sizes, extensions, trailers) may have `MAX_HEAD_BYTES`,
       plus `FRAMING_PER_BYTE` bytes for each byte of the body. If the framing is larger, the
       connection is closed. Trailers are dropped.
-    - The head must be complete within `head_s`, else the answer is 408. The time begins when the
-      connection is opened, or with the first byte of a later request. New bytes add no time.
-    - The body must be complete within `body_s`, plus one second for every `BODY_BYTES_PER_S` bytes
-      that have arrived. Otherwise the answer is 408. The time during which the application does not
-      read is not counted.
-    - Between requests a connection may be idle for uvicorn's `timeout_keep_alive`.
+    - The head must be complete within `head_s` seconds, else the answer is 408. The time begins
+      when the connection is opened, or with the first byte of a later request. Further bytes do not
+      extend the time.
+    - The body must be complete within `body_s` seconds, plus one second for every
+      `BODY_BYTES_PER_S` bytes that have arrived. Otherwise the answer is 408. The time during which
+      the application does not read is not counted.
+    - Between two requests, a connection may be idle for uvicorn's `timeout_keep_alive`.
 
     These limits never end a response that is being sent, such as an event stream.
 
-    A `Stream` may take the connection over. Until `give_back`, the stream hears what happens to
-    the connection, and bytes that the client sends as a body are dropped.
+    A `Stream` may take the connection over. Until `give_back` is called, the stream's methods are
+    called when something happens to the connection, and bytes that the client sends as a body are
+    dropped.
     """
 
     stream: Stream | None = None
@@ -82,9 +84,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
-    _completed = False  # whether the last read completed a head, and so may contain a body
-    _framing_bytes = 0  # bytes of framing, minus the framing that the body's bytes allow
-    _left_s = 0.0  # the time left for the body at `_looked_at`
+    _completed = False  # whether the last read contained the end of a request
+    _framing_bytes = 0  # the bytes of framing so far, minus the framing that the body's bytes allow
+    _left_s = 0.0  # the seconds that were left for the body at the time `_looked_at`
     _looked_at = 0.0
     _deadline: asyncio.TimerHandle | None = None
 
@@ -104,20 +106,21 @@ class HttpProtocol(HttpToolsProtocol):
     def take_over(self, stream: Stream) -> None:
         """Let the stream write the rest of the response."""
         self.stream = stream
-        self.flow.resume_reading()  # otherwise a closed connection would not be noticed
-        # The headers and the body of the request are not needed any more, but would stay in memory
-        # until the response ends.
+        # only while the transport is read is a closed connection noticed
+        self.flow.resume_reading()
+        # The request's headers and body are not needed any more. They are removed here, because
+        # they would otherwise stay in memory until the response ends.
         self.scope["headers"], self.headers, self.cycle.body = [], [], bytearray()
-        # No task waits for the event of this cycle any more. The event would take 816 bytes.
+        # No task waits for this cycle's event any more. The shared event saves 816 bytes.
         self.cycle.message_event = _UNHEARD
 
     def give_back(self, stream: Stream) -> None:
-        """Let uvicorn continue with the connection, because the response is complete."""
+        """Return the connection to uvicorn, because the response is complete."""
         assert self.stream is stream
         self.stream = None
 
     def pause_writing(self) -> None:
-        """Tell the stream that the transport has too many bytes."""
+        """Tell the stream that the transport's buffer is full."""
         super().pause_writing()
         if self.stream is not None:
             self.stream.paused()
@@ -129,7 +132,10 @@ class HttpProtocol(HttpToolsProtocol):
             self.stream.resumed()
 
     def data_received(self, data: bytes) -> None:
-        """Parse and count arrived bytes; close the connection if a limit is exceeded."""
+        """Parse and count the bytes that have arrived.
+
+        Close the connection if a limit is exceeded.
+        """
         self._completed = False
         if not self._in_head:
             self._left_s += len(data) / BODY_BYTES_PER_S
@@ -152,12 +158,15 @@ class HttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; drop a trailer of a chunked body, because trailers have no limit."""
+        """Keep a header.
+
+        A trailer of a chunked body is dropped, because the number of trailers is not limited.
+        """
         if self._in_head:
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        """Count a piece of the body."""
+        """Count a piece of the body against the limit for framing."""
         self._framing_bytes -= (1 + FRAMING_PER_BYTE) * len(body)
         if self.stream is None:
             super().on_body(body)
@@ -188,14 +197,15 @@ class HttpProtocol(HttpToolsProtocol):
     def _on_slow_head(self) -> None:
         self._deadline = None
         if self._is_answering():
-            # An earlier request is still being answered. After the answer, uvicorn closes an idle
-            # connection at its own keep-alive limit.
+            # An earlier request is still being answered. After the answer, uvicorn's own keep-alive
+            # limit closes the connection if it stays idle.
             return
         self._close_with(_TOO_SLOW)
 
     def _on_slow_body(self) -> None:
         now = self.loop.time()
-        # The client cannot send while the application does not read.
+        # This time does not count if the application is not reading, because the client cannot send
+        # then.
         if not self.flow.read_paused:
             self._left_s -= now - self._looked_at
         self._looked_at = now
@@ -207,14 +217,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._close_with(_TOO_SLOW)
 
     def _is_answering(self) -> bool:
-        """Return whether a response of this or an earlier request is being sent."""
+        """Return whether a response to this request or an earlier one is being sent."""
         cycle: Any = self.cycle
         return bool(self.pipeline) or (
             cycle is not None and cycle.response_started and not cycle.response_complete
         )
 
     def _close_with(self, answer: bytes) -> None:
-        """Close the connection; send the answer first if the request has no answer yet."""
+        """Close the connection. If the request has no answer yet, send this answer first."""
         if self.transport.is_closing():
             return
         cycle: Any = self.cycle
@@ -222,15 +232,16 @@ class HttpProtocol(HttpToolsProtocol):
         if not is_answered and not self._is_answering():
             self.transport.write(answer)
         self.transport.close()
-        # Without the abort, a client that does not read could keep the connection open.
+        # `close` waits until all bytes are sent. Without the abort, a client that does not read
+        # could keep the connection open.
         self.loop.call_later(LINGER_S, self.transport.abort)
 
 
 def refusing_quietly(app: ASGIApp) -> ASGIApp:
     """Wrap the app so that refused WebSockets and disconnected clients are not logged as errors.
 
-    uvicorn 0.54 treats a handshake that got an HTTP response as unanswered. uvicorn treats a client
-    that disconnects before the answer as a failure of the application.
+    If a WebSocket's handshake gets an HTTP response, uvicorn 0.54 logs that it got no answer. If a
+    client disconnects before the answer, uvicorn logs a failure of the application.
     """
 
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:

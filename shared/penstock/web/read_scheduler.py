@@ -1,7 +1,8 @@
-"""Order the reads, so that the requests and streams of one user read one after another.
+"""Order the reads of a process, so that the requests and streams of one user read one after
+another.
 
-One turn reads and encodes one batch of messages. Without this order, 60 requests of one user would
-have 60 batches in progress. The event loop would then serve all 60 batches before any other user.
+In one turn, a request reads and encodes one batch of messages. Without this order, 60 requests of
+one user would have 60 batches in progress, and all other users would wait for all 60 batches.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Final, Protocol
 # A function that waits for one user's turn to read.
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 
-# The longest pause, in seconds, between two turns of one user. If other requests of the same user
-# wait, the user pauses after a turn for as long as the turn took, up to this limit. So one user
-# gets at most half of the process's time, as long as no turn takes longer than the limit.
+# The longest pause between two turns of one user, in seconds. If other requests of the same user
+# wait, the next turn begins after a pause that is as long as the last turn, up to this limit. So
+# one user gets at most half of the process's time, unless a turn takes longer than the limit.
 MAX_REST_S: Final = 0.1
 
 
@@ -39,7 +40,10 @@ class Reader(Protocol):
 
 
 class ReadScheduler:
-    """Has one lock for each user who reads now, in one process."""
+    """Lets the requests of each user read in turns.
+
+    It has a lock for each user with requests that read or wait.
+    """
 
     def __init__(self) -> None:
         self._turns: dict[str, _Turn] = {}
@@ -53,7 +57,7 @@ class ReadScheduler:
 
     @asynccontextmanager
     async def of(self, user_id: str) -> AsyncIterator[None]:
-        """Wait for the user's turn, and hold it within the context."""
+        """Wait for the user's turn. The turn lasts until the context ends."""
         turn = self._turns.setdefault(user_id, _Turn())
         turn.users += 1
         try:

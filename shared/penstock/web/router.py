@@ -1,8 +1,8 @@
 """Find the operation of each request and authenticate the caller, before any handler runs.
 
-The operation is found first, because the operation declares whether the caller must authenticate,
-which scopes the caller needs, and how a refusal is written. A handler runs only after these checks,
-so no handler can forget a check.
+The operation is found first, because it declares whether the caller must authenticate, which scopes
+the caller needs, and how a refusal is written. A handler runs only after these checks, so no
+handler can forget a check.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.web.segments import decoded
 
 _CLOSE_POLICY: Final = 1008
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-_NO_ROUTE: Final = "none"  # the label of requests that no route serves
+_NO_ROUTE: Final = "none"  # the metric's label for requests that no route serves
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Path:
 
     pattern: re.Pattern[str]
     errors: ErrorShape
-    routes: dict[str, Route] = field(default_factory=dict)  # the key is the method
+    routes: dict[str, Route] = field(default_factory=dict)  # maps a method to its route
     websocket: Route | None = None
 
     def add(self, route: Route) -> None:
@@ -57,7 +57,10 @@ class _Path:
             raise ValueError(f"two routes serve {operation.method} {operation.path}")
 
     def route(self, scope: Scope) -> Route | None:
-        """Return the request's route, or None. A HEAD has the GET's route, except for streams."""
+        """Return the request's route; None if there is none.
+
+        A HEAD gets the route of the GET, unless the GET is a stream.
+        """
         if scope["type"] == "websocket":
             return self.websocket
         if scope["method"] != "HEAD":
@@ -74,19 +77,21 @@ class _Path:
 
 
 class Table:
-    """Finds routes by path. A path without parameters is found in one look-up."""
+    """Finds routes by their paths. A path without parameters is found in one look-up."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         """Make the table. Raises ValueError if two routes serve the same method and path."""
         self._fixed: dict[str, _Path] = {}
-        self._patterns: dict[int, list[_Path]] = {}  # by the path's number of slashes
-        self._tails: list[_Path] = []  # paths whose last parameter is any number of segments
+        # maps a number of slashes to the paths with so many slashes
+        self._patterns: dict[int, list[_Path]] = {}
+        # the paths whose last parameter stands for any number of segments
+        self._tails: list[_Path] = []
         known: dict[tuple[str, bool], _Path] = {}
         for route in routes:
             path, is_tail = route.operation.path, route.operation.path.endswith(":path}")
             key = unnamed(path), is_tail
             if key not in known:
-                # a parameter may contain any character, also line breaks
+                # a parameter may contain any character, even line breaks
                 pattern = re.compile(compile_path(path)[0].pattern, re.DOTALL)
                 known[key] = _Path(pattern, route.operation.errors)
                 if unnamed(path) == path:
@@ -114,8 +119,8 @@ class Table:
 class Router:
     """Finds the operation of each request, authenticates the caller, and runs the handler.
 
-    `receive` is passed on unwrapped, because a stream may take over the connection behind
-    `receive`.
+    The handler gets the original `receive`, not a wrapper, because a stream takes over the
+    connection to which `receive` belongs.
     """
 
     def __init__(self, routes: Iterable[Route], auth: Auth) -> None:
@@ -180,7 +185,7 @@ class Router:
     async def _not_served(
         self, path: _Path | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer 404, 405, or a redirect to the path with or without a slash at its end."""
+        """Answer 404 or 405, or redirect to the path with a slash added or removed at its end."""
         is_http = scope["type"] == "http"
         if path is not None and (path.routes or not is_http):
             method = scope["method"] if is_http else "WebSocket"
@@ -198,9 +203,10 @@ class Router:
 
 
 def _count(operation: Operation | None, code: int) -> None:
-    """Count a request once its status is known. The labels are those of the operation.
+    """Count a request when its status is known. The labels come from the operation.
 
-    A client chooses the path and may choose any method, so neither is a label.
+    The path and the method of the request are no labels, because clients could create any number of
+    labels with them.
     """
     method, route = (
         (operation.method, operation.path) if operation else (telemetry.OTHER, _NO_ROUTE)
@@ -219,7 +225,7 @@ def _traceparent(scope: Scope) -> str | None:
 async def refuse(
     problem: Problem, errors: ErrorShape, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answer a refused request; a WebSocket is refused before the handshake is accepted."""
+    """Answer a refused request. A WebSocket is refused before its handshake is accepted."""
     if scope["type"] == "websocket":
         await receive()  # websocket.connect
         if "websocket.http.response" not in scope.get("extensions", {}):

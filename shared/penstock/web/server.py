@@ -1,4 +1,7 @@
-"""Serve one port with uvicorn; the process itself starts and stops the server."""
+"""Serve one port with uvicorn.
+
+The process, not uvicorn, decides when the server starts and stops.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,18 @@ log = logging.getLogger(__name__)
 WS_PING_S = 15.0
 TICK_S = 0.05
 MAX_FILES = 1_048_576
-WS_MAX_BYTES = 64 * 1024  # the largest WebSocket message of a client; no surface needs a large one
+# the greatest size of a client's WebSocket message; no surface needs larger messages
+WS_MAX_BYTES = 64 * 1024
 
 
 class BindRefused(Exception):
-    """The address must not or cannot be bound. The error's text says what to do."""
+    """The error for an address that must not or cannot be bound. The text says what to do."""
 
 
 def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
     """Refuse an address that is not loopback if callers are not authenticated.
 
-    `asks`: whether callers are authenticated. `insecure`: whether the operator allows such an
+    `asks` says whether callers are authenticated. With `insecure`, the operator allows such an
     address without authentication.
 
     Raises:
@@ -60,7 +64,10 @@ def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as the system permits; return the limit."""
+    """Raise this process's limit of open files as far as the system permits.
+
+    Return the new limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft < most:
@@ -71,15 +78,16 @@ def raise_file_limit() -> int:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers, because the process handles signals."""
+        """Install no signal handlers for uvicorn, because the process itself handles signals."""
         yield
 
 
 def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
-    """Return the ASGI application of the routes, with CORS and answers to unexpected errors.
+    """Return the ASGI application that serves the routes, with CORS and with answers to unexpected
+    errors.
 
-    The CORS middleware handles a request before authentication does. A preflight has no
-    credentials, and a page must be able to read why a request was refused.
+    The CORS middleware handles a request before the authentication. Otherwise a preflight would be
+    refused, because it has no credentials, and a page could not read why a request was refused.
     """
     app = Starlette(exception_handlers=exception_handlers, middleware=cors(auth.config))
     router: Any = Router(routes, auth)
@@ -88,16 +96,18 @@ def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
 
 
 class Server:
-    """Serves one port. With `port` 0 the system chooses the port; `port` has it after `start`.
+    """Serves one port.
 
-    Without an `auth`, every caller is `anonymous`. A WebSocket is closed (1011) if the client does
-    not answer a ping before the next ping is due. `head_s` and `body_s` are the time limits of
-    `HttpProtocol`. `setting` is the name of the setting for the port; the error text names the
-    setting if the port is taken.
+    If `port` is 0, the system chooses a port; after `start`, `port` is the chosen port.
 
-    If callers are not authenticated, only requests for this machine and for the host names in the
-    configuration of `auth` are answered. With `addresses`, requests for an IP address are answered,
-    too: see `hosts`.
+    Without an `auth`, every caller is `anonymous`. If a client does not answer a ping before the
+    next ping is due, its WebSocket is closed (1011). `head_s` and `body_s` are the time limits of
+    `HttpProtocol`. `setting` is the name of the port's setting, which the error text names if the
+    port is taken.
+
+    If callers are not authenticated, the server answers only requests for a loopback name or for a
+    host name in the configuration of `auth`. With `addresses`, it also answers requests for an IP
+    address. The module `hosts` says why.
     """
 
     def __init__(
@@ -122,7 +132,7 @@ class Server:
         guarded = app if auth.asks else HostCheck(app, auth.config.hosts, addresses=addresses)
         self._server = _Server(
             uvicorn.Config(
-                # SecurityHeaders wraps the app, so that answers to internal errors have the
+                # SecurityHeaders wraps the whole app, so that answers to internal errors get the
                 # headers, too.
                 self._leading_away(
                     heard_out(refusing_quietly(SecurityHeaders(keeping_segments(guarded))))
@@ -130,15 +140,15 @@ class Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # The peer's address decides whether a caller is local. With proxy headers, a caller
-                # could forge the address.
+                # The address of the peer shows whether a caller is local. If uvicorn took the
+                # address from proxy headers, a caller could forge it.
                 proxy_headers=False,
                 lifespan="off",
                 ws_ping_interval=ws_ping_s,
                 ws_ping_timeout=ws_ping_s,
                 ws_max_size=WS_MAX_BYTES,
-                # No compression: the buffers of the compression would take more memory than all
-                # other data of a connection.
+                # WebSockets are not compressed, because the buffers for compression would take more
+                # memory than all other data of a connection.
                 ws_per_message_deflate=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,
@@ -157,18 +167,22 @@ class Server:
                     message["headers"] = [*kept, (b"connection", b"close")]
                 await send(message)
 
-            # A request from before the drain gets `send` itself. Such a request may be an open
-            # stream, and each message of the stream would pass through `send_away` without need.
+            # Only requests during the drain get `send_away`. A request from before the drain gets
+            # `send` itself, because it may be an open stream, and each message of the stream would
+            # pass through `send_away` without need.
             await app(scope, receive, send_away if self._letting_go else send)
 
         return leading_away
 
     async def start(self) -> None:
-        """Bind the address and serve. Raises BindRefused if the address cannot be bound."""
+        """Bind the address, and begin to serve.
+
+        Raises BindRefused if the address cannot be bound.
+        """
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # asyncio turns Nagle's algorithm off only if the socket is created with the protocol TCP.
-        # With Nagle's algorithm, the body of each answer waits 40 ms until the client acknowledges
-        # the head.
+        # asyncio turns Nagle's algorithm off only if the socket was created with the protocol TCP.
+        # With Nagle's algorithm, the body of each answer would wait for 40 ms, until the client has
+        # acknowledged the head.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -189,36 +203,44 @@ class Server:
             await asyncio.sleep(0.005)
 
     def close_port(self) -> None:
-        """Refuse new connections from now on, but answer the requests that were received.
+        """Refuse new connections from now on, but answer the requests that have arrived.
 
-        New connections are refused, not answered with 503, because an EventSource tries again after
-        a refused connection but gives up for good after a 503. Idle connections are closed, because
-        a client would send its next request over an idle connection.
+        New connections are refused and not answered with 503. An EventSource tries again after a
+        refused connection, but after a 503 it never tries again. Idle connections are closed, too,
+        because a client would send its next request over an idle connection.
         """
         for server in self._server.servers:
             server.close()
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._server.server_state.connections):
-            if isinstance(connection, HttpProtocol):  # the edge drains WebSockets itself
+            # WebSockets are left alone, because the edge drains them itself
+            if isinstance(connection, HttpProtocol):
                 connection.shutdown()
 
     async def drain(self, grace_s: float) -> None:
-        """Close each connection after its answer; return when none is open, or after `grace_s`."""
+        """Close each connection after its answer.
+
+        Wait until no connection is open, but at most `grace_s` seconds.
+        """
         self._letting_go = True
         over = asyncio.get_running_loop().time() + grace_s
         while self._is_answering() and asyncio.get_running_loop().time() < over:
             await asyncio.sleep(TICK_S)
 
     def _is_answering(self) -> bool:
-        """Return whether a request has no complete answer yet. A stream may have no task."""
+        """Return whether a request has no complete answer yet.
+
+        Not only tasks are counted, because a stream may have no task.
+        """
         state = self._server.server_state
         return bool(state.tasks) or any(
             isinstance(each, HttpProtocol) and each.stream is not None for each in state.connections
         )
 
     async def stop(self) -> None:
-        """Close the port, wait two seconds for open requests, then cancel them."""
+        """Close the port, wait two seconds for open requests, and then cancel the requests that are
+        still open."""
         if self._task is not None:
             self._server.should_exit = True
             await self._task

@@ -1,4 +1,7 @@
-"""The HTTP routes of service tokens. Only callers with the scope `administer` may use them."""
+"""Serves the HTTP routes of service tokens.
+
+Only callers with the scope `administer` may use these routes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Authentication and authorization. The README of `penstock.web` has the rules."""
+"""Implements authentication and authorization. The README of `penstock.web` has the rules."""
 
 from __future__ import annotations
 

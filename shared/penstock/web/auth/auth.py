@@ -1,4 +1,4 @@
-"""Authenticate a request: return the Identity of the request's caller, or refuse the request."""
+"""Authenticate requests. The result is the Identity of the request's caller, or a refusal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,11 @@ class Auth:
         services: ServiceTokens | None = None,
         look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
-        """`look_again_s`: seconds after which an open stream notices that its token was revoked."""
+        """Take the configuration and the stores of tokens.
+
+        `look_again_s` is the longest time in seconds until an open stream notices that its token
+        was revoked.
+        """
         self._warning_s = config.token_warning_s
         self.config = config
         self.tokens = tokens
@@ -79,30 +83,32 @@ class Auth:
     ) -> Identity:
         """Return the caller of the request.
 
-        `public`: whether credentials are ignored. `stream_token`: whether a stream token in the URL
-        is accepted.
+        With `public`, credentials are ignored. With `stream_token`, a stream token in the URL is
+        accepted.
 
         Raises Problem 400 for contradicting credentials, and 401 for missing or invalid
-        credentials. Raises Problem 403 if the page of the request has an origin that is not
-        allowed, or if a required CSRF token is missing. Raises Problem 503 if credentials cannot be
-        checked now.
+        credentials. Raises Problem 403 if the request comes from a page whose origin is not
+        allowed, or lacks a required CSRF token. Raises Problem 503 if credentials cannot be checked
+        now.
         """
         identity = await self._identify(scope, public=public, stream_token=stream_token)
         if identity.kind in ("cookie", "anonymous"):
-            # A page of any origin can make a browser send the cookie. Such a page can also call a
-            # server without authentication. So the origin is checked in these two cases. A foreign
-            # page does not have the bearer token and cannot send it, so a request with a bearer
-            # token needs no check of the origin.
+            # A page of any origin can make a browser send the cookie. Any page can also call a
+            # server that does not authenticate. So the origin is checked for requests with a cookie
+            # and for anonymous requests. A request with a bearer token needs no check, because a
+            # foreign page does not have the token.
             self._check_page(scope, identity)
         return identity
 
     async def over(self, identity: Identity, warn: Callable[[float], object] | None = None) -> None:
-        """Return when the identity has expired, or when its token has been revoked.
+        """Wait until the identity has expired or its token was revoked.
 
-        A stream that the caller has opened ends when this method returns. This method never returns
-        for `anonymous`. If a stream token is extended, the new expiry counts. When a stream token
-        has less than `token_warning_s` left, `warn` is called with the seconds that are left. If
-        the token is extended after that, `warn` is called again before the new expiry.
+        A stream that the caller has opened ends when this method returns. For `anonymous`, this
+        method never returns. If a stream token is extended, the new expiry counts.
+
+        When a stream token has no more than `token_warning_s` seconds left, `warn` is called once
+        with the number of seconds left. If the token is extended after the warning, `warn` is
+        called again before the new expiry.
         """
         warned_of = None
         while (left_s := self._left_s(identity)) > 0:
@@ -185,7 +191,8 @@ class Auth:
     def _left_s(self, identity: Identity) -> float:
         if identity.expires_at is None:
             return float("inf")
-        # Penstock's own tokens expire by NATS's clock, JWTs by the clock of this machine.
+        # Penstock's own tokens expire by the clock of the NATS server. JWTs expire by the clock of
+        # this machine.
         ours = self._issuer_of(identity)
         return identity.expires_at - (ours.now() if ours is not None else time.time())
 
@@ -196,7 +203,7 @@ class Auth:
         return self.tokens if identity.grant is not None else None
 
     async def _renewed(self, identity: Identity) -> Identity | None:
-        """Return the identity with its token's present expiry; None if the token was revoked."""
+        """Return the identity with its token's current expiry; None if the token was revoked."""
         issuer = self._issuer_of(identity)
         if issuer is None or identity.token_id is None:
             return identity

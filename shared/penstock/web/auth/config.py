@@ -41,12 +41,12 @@ class AuthConfig:
 
     @property
     def configured(self) -> bool:
-        """Whether there is a key for the check of tokens."""
+        """True if a key for checking tokens is configured."""
         return self.jwt_secret is not None or self.jwks_url is not None
 
     @property
     def asks(self) -> bool:
-        """Whether callers are authenticated. If this is False, every caller is `anonymous`."""
+        """True if callers are authenticated. If this is False, every caller is `anonymous`."""
         return self.configured and not self.allow_unauthenticated_sse
 
     @property

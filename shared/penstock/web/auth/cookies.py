@@ -1,4 +1,7 @@
-"""Set and remove the two cookies. Scripts can read the CSRF cookie, but not the credential's."""
+"""Set and remove the credential's cookie and the CSRF cookie.
+
+Scripts can read only the CSRF cookie.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from starlette.responses import Response
 
 from penstock.web.auth.config import AuthConfig
 
-# The limit of bytes of a cookie's name, value and attributes together (RFC 6265 section 6.1).
+# The greatest size in bytes of a cookie's name, value and attributes together (RFC 6265 section
+# 6.1).
 MAX_COOKIE_BYTES: Final = 4096
 _ATTRIBUTES_BYTES: Final = 128
 
@@ -21,12 +25,15 @@ def credential_cookie(config: AuthConfig) -> str:
 
 
 def csrf_cookie(config: AuthConfig) -> str:
-    """Return the name of the CSRF cookie, whose value the header X-CSRF-Token must repeat."""
+    """Return the name of the CSRF cookie.
+
+    The header X-CSRF-Token must have the same value as this cookie.
+    """
     return _prefixed(config, "penstock_csrf")
 
 
 def fits(config: AuthConfig, token: str) -> bool:
-    """Return whether the token is short enough for a cookie that browsers keep."""
+    """Return whether a cookie with this token is small enough for browsers to keep."""
     return len(credential_cookie(config)) + len(token) <= MAX_COOKIE_BYTES - _ATTRIBUTES_BYTES
 
 

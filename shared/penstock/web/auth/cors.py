@@ -1,4 +1,5 @@
-"""CORS: the origins whose pages may call, and the headers that these pages may send and read."""
+"""Configures CORS: the origins whose pages may call the API, and the headers that these pages may
+send and read."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _RESPONSE_HEADERS: Final = ("location", "penstock-run-id", "retry-after", "www-a
 
 
 def cors(config: AuthConfig) -> list[Middleware]:
-    """Return the CORS middleware; an empty list if no other origin may call."""
+    """Return the CORS middleware; an empty list if no other origin may call the API."""
     if not config.cors_origins:
         return []
     return [

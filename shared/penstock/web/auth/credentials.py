@@ -1,4 +1,4 @@
-"""Find the credential of a request, and refuse a credential in a place that is not allowed."""
+"""Find the credential of a request. A credential in a place that is not allowed is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_PARAMETERS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A credential of a request that has not been checked yet."""
+    """The credential of a request, before it is checked."""
 
     kind: Literal["bearer", "cookie", "stream_token"]
     value: str
@@ -25,11 +25,11 @@ class Credential:
 def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> Credential | None:
     """Return the request's credential; None if the request has none.
 
-    `stream_token`: whether a stream token in the URL is allowed. The header `Authorization` takes
+    With `stream_token`, a stream token in the URL is allowed. The header `Authorization` takes
     precedence over the cookie, because browsers send the cookie with every request.
 
-    Raises Refused 401 for a JWT in the URL, and for any token in the URL of a route that accepts no
-    token in the URL. Raises Refused 400 for contradicting credentials.
+    Raises Refused 401 for a JWT in the URL, or for any token in the URL if the route does not
+    accept one. Raises Refused 400 for contradicting credentials.
     """
     in_url = _in_url(scope)
     bearer = _bearer(scope)
@@ -48,9 +48,10 @@ def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> C
 
 
 def cookie_of(scope: Mapping[str, Any], name: str) -> str | None:
-    """Return the value of the cookie of that name; None if there is none.
+    """Return the value of the cookie with this name; None if there is no such cookie.
 
-    Raises Refused 400 for two cookies of that name, because one may be from another site.
+    Raises Refused 400 if there are two cookies with this name, because another site may have set
+    one of them.
     """
     pairs = "; ".join(headers_of(scope, b"cookie")).split(";")
     named = [pair.partition("=") for pair in pairs]
@@ -61,12 +62,13 @@ def cookie_of(scope: Mapping[str, Any], name: str) -> str | None:
 
 
 def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:
-    """Return the values of all headers of that name; `name` is in lower case."""
+    """Return the values of all headers with this name. `name` must be in lower case."""
     return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
-    """Return the value of the only header of that name; None if there is none or more than one."""
+    """Return the value of the header with this name; None if there is no such header or more than
+    one."""
     values = headers_of(scope, name)
     return values[0] if len(values) == 1 else None
 

@@ -1,4 +1,7 @@
-"""CSRF tokens: signed, bound to the credential, and sent both as header and as cookie."""
+"""Issues and checks CSRF tokens.
+
+A CSRF token is signed, bound to a credential, and sent both in a header and in a cookie.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,13 @@ class Csrf:
 
     @classmethod
     def of(cls, config: AuthConfig) -> Csrf:
-        """Use the configured secret, or a random secret that only this process knows."""
+        """Return a `Csrf` with the configured secret, or with a random secret that only this
+        process knows."""
         if config.csrf_secret is not None:
             return cls(config.csrf_secret.encode())
         if config.jwt_secret is not None:
-            # The key is derived from the secret. If the key were the secret itself, a signature of
-            # a CSRF token could also be the signature of a JWT.
+            # The key is derived from the secret. If the key was the secret itself, the signature of
+            # a CSRF token could be valid as the signature of a JWT.
             return cls(_mac(config.jwt_secret.encode(), "penstock csrf").digest())
         if config.configured:
             log.warning(
@@ -44,7 +48,8 @@ class Csrf:
         return f"{nonce}.{self._sign(session, nonce)}"
 
     def holds(self, session: str, header: str | None, cookie: str | None) -> bool:
-        """Return whether header and cookie contain the same token, issued to this session."""
+        """Return whether header and cookie have the same token, and this token was issued to this
+        session."""
         if not header or not cookie or not _equal(header, cookie):
             return False
         nonce, _, signature = header.partition(".")

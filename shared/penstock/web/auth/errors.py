@@ -1,4 +1,7 @@
-"""The refusals of authentication, with the response headers that say what is needed."""
+"""Defines the refusals of authentication.
+
+Their response headers say which credentials are needed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ class Refused(Problem):
 
 
 def nobody() -> Refused:
-    """Return 401 for a request without credentials, without an error code (RFC 6750 section 3)."""
+    """Return 401 for a request without credentials.
+
+    The response has no error code (RFC 6750 section 3).
+    """
     return Refused(401, "say who you are: Authorization: Bearer", {"www-authenticate": REALM})
 
 
@@ -38,5 +44,5 @@ def invalid_request(why: str) -> Refused:
 
 
 def unavailable(why: str) -> Refused:
-    """Return 503 because credentials cannot be checked now."""
+    """Return 503 for credentials that cannot be checked now."""
     return Refused(503, why, {"retry-after": "1"})

@@ -1,4 +1,4 @@
-"""The limits of a stream token: subjects, runs, sessions and users."""
+"""Defines the limits of stream tokens and of service tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ EVERYBODY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The limits of a stream token. All limits apply together; an empty limit limits nothing.
+    """The limits of a stream token. All limits apply together. An empty field sets no limit.
 
-    `subjects` have the form `category.action`, in which the category and the action may each be
-    `*`. `users` are the users whose runs the token may follow. `EVERYBODY` among `users` means all
-    users. If `users` is empty, the token may follow the runs of the user who made the token.
+    `subjects` has texts of the form `category.action`, in which the category and the action may
+    each be `*`. `users` has the users whose runs the token may follow. `EVERYBODY` among `users`
+    means all users. If `users` is empty, the token may follow the runs of the user who made the
+    token.
     """
 
     token_id: str
@@ -34,8 +35,8 @@ class Grant:
     def check_run(self, run_id: str, session_id: str) -> None:
         """Check that the token may follow all events of this run.
 
-        Raises Problem: 404 if the token may not follow the run, 403 if the token may follow only
-        some subjects.
+        Raises Problem 404 if the token may not follow the run. Raises Problem 403 if the token may
+        follow only some subjects.
         """
         foreign = (self.runs and run_id not in self.runs) or (
             self.sessions and session_id not in self.sessions
@@ -54,8 +55,8 @@ class Grant:
         """Check that the token may follow these subjects, or all subjects if `subjects` is empty.
 
         Raises Problem 403 if the token may not follow these subjects. Also raises Problem 403 if
-        the token is limited to some runs or sessions: the client follows the stream of each run or
-        session instead.
+        the token is limited to some runs or sessions, because the client must then follow the
+        streams of these runs or sessions.
         """
         if self.runs or self.sessions:
             raise Problem(403, "this token is for some runs or sessions: follow each by itself")
@@ -69,11 +70,14 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class ServiceGrant:
-    """The limits of a service token. All limits apply together; an empty limit limits nothing.
+    """The limits of a service token.
 
-    `agents`, `tools` and `rules` limit which approvals the token may decide: ids of agents, names
-    of tools (`*` for any text), and ids of rules of the policy. `on_behalf_of` are the users for
-    whom the token may decide; `EVERYBODY` means all users, and an empty tuple means nobody.
+    All limits apply together. If `agents`, `tools` or `rules` is empty, it sets no limit.
+
+    The token may only decide approvals of these `agents` (by id), calls of these `tools` (by name,
+    with `*` for any text), and what these `rules` of the policy ask for (by id). `on_behalf_of` has
+    the users for whom the token may decide. `EVERYBODY` among them means all users. If
+    `on_behalf_of` is empty, the token may decide for nobody else.
     """
 
     token_id: str
@@ -84,7 +88,7 @@ class ServiceGrant:
 
     @property
     def is_limited(self) -> bool:
-        """Whether limits exclude some approvals from the token's decisions."""
+        """True if the token may not decide some approvals because of its limits."""
         return bool(self.agents or self.tools or self.rules)
 
     def acts_for(self, user_id: str) -> bool:
@@ -98,7 +102,10 @@ class ServiceGrant:
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Return whether `pattern` matches all that `subject`, perhaps a pattern, matches."""
+    """Return whether `pattern` matches every subject that `subject` matches.
+
+    `subject` may be a pattern, too.
+    """
     own, asked = pattern.split("."), subject.split(".")
     return len(own) == len(asked) and all(
         mine in ("*", theirs) for mine, theirs in zip(own, asked, strict=True)

@@ -18,7 +18,9 @@ _HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start
 
 
 class SecurityHeaders:
-    """Adds the security headers that a response lacks. JSON is user data, so JSON gets `no-store`.
+    """Adds the security headers that a response lacks.
+
+    JSON contains data of users, so JSON gets `no-store`.
 
     An event stream gets no additional headers, because no browser renders an event stream.
     """

@@ -1,4 +1,5 @@
-"""The caller of a request: its scopes, and the users whose runs the caller may see or start."""
+"""Describes the caller of a request, with its scopes and the users whose runs it may see or
+start."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ STREAMS: Final = "streams"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The caller of one request. `expires_at`: Unix seconds, or None for never."""
+    """The caller of one request.
+
+    `expires_at` is in Unix seconds; None means that the credential does not expire.
+    """
 
     user_id: str
     scopes: frozenset[str]
@@ -32,12 +36,13 @@ class Identity:
     expires_at: float | None = None
     grant: Grant | None = None  # the limits of a stream token
     session: str = ""  # a hash of the credential; CSRF tokens are bound to this hash
-    roles: frozenset[str] = frozenset()  # from the issuer of the JWT, or of the service token
+    # given by the issuer of the JWT or by the maker of the service token
+    roles: frozenset[str] = frozenset()
     service: ServiceGrant | None = None  # the limits of a service token
 
     @property
     def token_id(self) -> str | None:
-        """The id of the revocable token of the caller; None for other credentials."""
+        """The id of the caller's stream token or service token; None for any other credential."""
         granted = self.grant or self.service
         return granted.token_id if granted is not None else None
 
@@ -48,8 +53,8 @@ class Identity:
     def sees(self, owner: str) -> bool:
         """Return whether the caller may see the runs of this owner.
 
-        A caller sees its own runs, and with the scope `act-as` or `administer` all runs. A stream
-        token that names users sees only the runs of these users.
+        A caller may see its own runs. With the scope `act-as` or `administer`, a caller may see all
+        runs. A caller with a stream token that names users may see only the runs of these users.
         """
         if self.grant is not None and self.grant.users:
             return self.grant.reaches(owner)
@@ -57,14 +62,18 @@ class Identity:
 
     @property
     def owners(self) -> frozenset[str] | None:
-        """The users whose runs the caller sees; None for all users."""
+        """The users whose runs the caller may see; None for all users."""
         named = self.grant.users if self.grant is not None else ()
         if EVERYBODY in named or self.may("act-as") or self.may("administer"):
             return None
         return frozenset(named or {self.user_id})
 
     def roles_of(self, user_id: str) -> tuple[str, ...]:
-        """Return the user's roles, sorted; empty if the caller acts for another user."""
+        """Return the roles of a user in alphabetical order.
+
+        If the user is not the caller, return an empty tuple, because only the caller's roles are
+        known.
+        """
         return tuple(sorted(self.roles)) if user_id == self.user_id else ()
 
 
@@ -82,10 +91,10 @@ def identity_of(scope: Mapping[str, Any]) -> Identity:
 
 
 async def over(scope: Mapping[str, Any], warn: Callable[[float], object] | None = None) -> None:
-    """Return when the caller's credential has expired or has been revoked.
+    """Wait until the caller's credential has expired or was revoked.
 
-    A stream that the caller has opened ends when this function returns. This function never returns
-    for `anonymous`. `warn` is the argument of `Auth.over`.
+    A stream that the caller has opened ends when this function returns. For `anonymous`, this
+    function never returns. `Auth.over` describes `warn`.
     """
     ended: Callable[..., Awaitable[None]] = scope["state"][OVER]
     await ended(warn)
@@ -109,10 +118,10 @@ def require(identity: Identity, permission: Permission) -> None:
 
 
 def check_owner(identity: Identity, owner: str, what: str) -> None:
-    """Raise Problem 404 if the caller may not see the owner's objects, as if there were no object.
+    """Raise Problem 404 if the caller may not see the owner's objects.
 
-    `what` names the object in the error's text, such as "run 42". The error's text is "there is no
-    run 42", as for an object that does not exist.
+    `what` names the object, such as "run 42". The error's text is then "there is no run 42",
+    exactly as for an object that does not exist.
     """
     if not identity.sees(owner):
         raise Problem(404, f"there is no {what}")
@@ -129,13 +138,16 @@ def check_run(identity: Identity, owner: str, run_id: str, session_id: str) -> N
 
 
 def act_as(identity: Identity, wanted: str | None) -> str:
-    """Return the user of a request: the caller, or the named user for whom the caller may act.
+    """Return the user for whom a request is made.
 
-    Raises Problem 403 for another user's name without the scope act-as. For a stream token that
-    names users, raises Problem 403 if the token does not name the wanted user. If no user is
-    wanted, the caller is meant if the token names the caller, else the only user that the token
-    names. If no user is wanted, and the token names several users but not the caller, raises
-    Problem 422.
+    This is the caller, or the `wanted` user for whom the caller may act.
+
+    Raises Problem 403 if `wanted` is another user and the caller lacks the scope `act-as`.
+
+    A stream token that names users follows other rules. Raises Problem 403 if the token does not
+    name the `wanted` user. If `wanted` is None, the result is the caller if the token names the
+    caller, else the only user that the token names. If the token names several users but not the
+    caller, raises Problem 422.
     """
     if identity.grant is not None and identity.grant.users:
         return _reached(identity, identity.grant, wanted)
@@ -145,7 +157,7 @@ def act_as(identity: Identity, wanted: str | None) -> str:
 
 
 def decides_for(identity: Identity, wanted: str | None) -> str:
-    """Return the user for whom the caller decides: the caller itself, or the wanted user.
+    """Return the user for whom the caller decides. This is the caller, or the `wanted` user.
 
     Raises Problem 403 if the caller may not decide on behalf of the wanted user.
     """

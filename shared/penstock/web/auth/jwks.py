@@ -1,4 +1,7 @@
-"""Read and cache an issuer's keys from its JWKS URL (RFC 7517); read again after a rotation."""
+"""Read an issuer's keys from its JWKS URL (RFC 7517), and cache the keys.
+
+They are read again after a rotation.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ MAX_STALE_S: Final = 24 * 3600.0
 RETRY_S: Final = 1.0
 MIN_RSA_BITS: Final = 2048
 
-# The kind of key (key type and curve) that each algorithm needs. Symmetric algorithms are missing
-# on purpose: a secret in a JWKS document would be published, and a public key must never be used as
-# a secret.
+# Maps each algorithm to the kind of key (key type and curve) that it needs. Symmetric algorithms
+# are missing on purpose. A JWKS document is public, so it must not contain secrets, and a public
+# key must never be used as a secret.
 NEEDS: Final[dict[str, tuple[str, str | None]]] = {
     "RS256": ("RSA", None),
     "RS384": ("RSA", None),
@@ -40,16 +43,15 @@ KeySet = Mapping[tuple[str | None, str], Any]
 
 
 class JwksFailure(Exception):
-    """The issuer's keys cannot be read. The error's text says why."""
+    """The error for keys of the issuer that cannot be read. The text says why."""
 
 
 class Jwks:
     """The keys of one issuer.
 
     Keys older than `cache_s` are read again. If the issuer does not answer, the cached keys are
-    used for up to a day. An unknown `kid` causes an additional read, but at most one within
-    `refetch_s`. This limit prevents a caller with invented `kid`s from flooding the issuer with
-    requests.
+    used for up to a day. An unknown `kid` causes an additional read, but at most one in `refetch_s`
+    seconds. Otherwise a caller that invents `kid`s could flood the issuer with requests.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class Jwks:
         self._reading: asyncio.Task[bool] | None = None
 
     async def key(self, kid: str | None, algorithm: str) -> Any:
-        """Return the key of that `kid`; without a `kid`, the only key for the algorithm.
+        """Return the key with this `kid`.
+
+        Without a `kid`, return the key for the algorithm, if there is only one.
 
         Raises Refused: 401 if the issuer has no such key, 503 if the keys cannot be read now.
         """
@@ -86,7 +90,7 @@ class Jwks:
         found = self._find(kid, algorithm)
         if found is None and (self._busy or self._now() >= self._look_again_at):
             self._look_again_at = max(self._look_again_at, self._now() + self._refetch_s)
-            if age_s <= MAX_STALE_S:  # else the keys were read again above
+            if age_s <= MAX_STALE_S:  # older keys were already read again above
                 await self._read_again()
             found = self._find(kid, algorithm)
         if found is None:
@@ -118,7 +122,10 @@ class Jwks:
             self._reading = asyncio.create_task(self._read(), name="jwks")
 
     async def _read_again(self) -> None:
-        """Wait for the read that all callers share; a cancelled caller does not cancel the read."""
+        """Wait for the read that all callers share.
+
+        If one caller is cancelled, the read continues.
+        """
         self._begin()
         if not self._busy or self._reading is None or not await asyncio.shield(self._reading):
             raise unavailable("the keys to check the token with are out of reach; try again")
@@ -147,10 +154,11 @@ class Jwks:
 
 
 def usable(body: bytes, algorithms: Sequence[str]) -> KeySet:
-    """Return the keys of a JWKS document that fit one of the algorithms, by kid and algorithm.
+    """Return a dict from `kid` and algorithm to the keys of a JWKS document that fit one of the
+    algorithms.
 
-    Raises JwksFailure if the document is no JWKS or has no fitting key. A document without keys
-    counts as a failure, because an issuer does not lose all its keys.
+    Raises JwksFailure if the document is no JWKS or has no fitting key. Such a document must be a
+    mistake, because an issuer always has a key.
     """
     try:
         document = orjson.loads(body)
@@ -178,7 +186,7 @@ def _key(jwk: Any, algorithm: str) -> Any:
         and jwk.get("crv") == curve
         and jwk.get("alg", algorithm) == algorithm
         and jwk.get("use", "sig") == "sig"
-        and "d" not in jwk  # anybody could sign with a published private key
+        and "d" not in jwk  # a private key in the document is public, so anybody could sign with it
     )
     if not fits:
         return None

@@ -18,7 +18,7 @@ MAX_TOKEN_CHARS: Final = 16 * 1024
 MAX_KID_CHARS: Final = 256
 
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*", re.ASCII)
-# Surrogates are excluded: a lone surrogate (`\ud800` in JSON) cannot be encoded as UTF-8.
+# Surrogates are excluded, because a lone surrogate (`\ud800` in JSON) cannot be encoded as UTF-8.
 _SUBJECT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,256}")
 
 _WHY: Final[dict[type[jwt.PyJWTError], str]] = {
@@ -36,7 +36,10 @@ class Keys(Protocol):
     """A source of keys."""
 
     async def key(self, kid: str | None, algorithm: str) -> Any:
-        """Return the key for a token with this header. Raises Refused: 401 unknown, 503 not now."""
+        """Return the key for a token with this header.
+
+        Raises Refused 401 if there is no such key, and 503 if the keys cannot be read now.
+        """
         ...
 
     async def close(self) -> None:
@@ -45,13 +48,16 @@ class Keys(Protocol):
 
 
 class Secret:
-    """One shared secret, for HMAC only."""
+    """A shared secret, which is used only for HMAC."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
 
     async def key(self, kid: str | None, algorithm: str) -> bytes:
-        """Return the secret, for any `kid`. Raises Refused 401 unless the algorithm is HMAC."""
+        """Return the secret, whatever the `kid` is.
+
+        Raises Refused 401 unless the algorithm is an HMAC.
+        """
         if not algorithm.startswith("HS"):
             raise invalid_token("the algorithm of the token is not accepted")
         return self._secret
@@ -84,7 +90,11 @@ class Verifier:
         default_scopes: frozenset[str] = DEFAULT,
         roles_claim: str = "roles",
     ) -> None:
-        """`default_scopes`: the scopes of a token without a scope claim. See `roles.roles_of`."""
+        """Take the keys and the rules for tokens.
+
+        `default_scopes` has the scopes of a token without a scope claim. `roles_of` describes
+        `roles_claim`.
+        """
         self._roles_claim = roles_claim
         self._default_scopes = default_scopes
         self._keys = keys
@@ -94,7 +104,10 @@ class Verifier:
         self._leeway_s = leeway_s
 
     async def verify(self, token: str) -> Claims:
-        """Check a token and return its claims. Raises Refused: 401 if invalid, 503 without keys."""
+        """Check a token, and return its claims.
+
+        Raises Refused 401 if the token is invalid, and 503 if the keys cannot be read.
+        """
         if len(token) > MAX_TOKEN_CHARS or not _SHAPE.fullmatch(token):
             raise invalid_token("this is no JSON Web Token")
         try:
@@ -116,8 +129,8 @@ class Verifier:
             return self._read(claims)
         except jwt.PyJWTError as error:
             raise _refusal(error) from error
-        # A hostile token can make the JSON parser fail by deep nesting. A token with an `exp` of
-        # 1e999 makes int() fail.
+        # A hostile token can raise errors of many kinds. Deep nesting makes the JSON parser fail,
+        # and an `exp` of 1e999 makes int() fail.
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise invalid_token("the token cannot be read") from error
 

@@ -1,4 +1,4 @@
-"""Limits for each user and process: connections, streams, and requests per second.
+"""Limits the connections, streams, and requests per second of each user in each process.
 
 Nothing is counted for `anonymous`, because many people may be `anonymous`. A limit of 0 means no
 limit.
@@ -22,17 +22,20 @@ RETRY_S: Final = 1
 MAX_BUCKETS: Final = 10_000
 GUESSES_PER_S: Final = 20.0
 GUESSES_BURST: Final = 200
-MAX_FOUND: Final = 10_000  # how many digests `Guesses` remembers
+MAX_FOUND: Final = 10_000  # the greatest number of digests that `Guesses` remembers
 
 
 def beyond(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
-    """Return 429 that names the limit and the time of the next try; count the refusal."""
+    """Count a refusal, and return it as a 429.
+
+    The response names the limit and says when to try again.
+    """
     LIMITED.labels(limit).inc()
     return Refused(429, why, {"retry-after": str(retry_s)}, limit=limit)
 
 
 class Held:
-    """Counts the connections, or the streams, that each user has open."""
+    """Counts the open connections of each user, or the open streams."""
 
     def __init__(self, limit: Limit, most: int, what: str) -> None:
         self._limit: Limit = limit
@@ -41,7 +44,10 @@ class Held:
         self._held: Counter[str] = Counter()
 
     def take(self, identity: Identity) -> Callable[[], None]:
-        """Count one more; the returned function uncounts it. Raises Refused 429 at the limit."""
+        """Count one more connection or stream.
+
+        The returned function counts it back. Raises Refused 429 at the limit.
+        """
         if identity.kind == "anonymous" or not self._most:
             return lambda: None
         user_id = identity.user_id
@@ -58,7 +64,9 @@ class Held:
 
 
 class Requests:
-    """A token bucket for each user: `burst` requests at once, and `rate` requests a second.
+    """Limits requests with a token bucket for each user.
+
+    A user may send `burst` requests at once, and `rate` requests per second in the long run.
 
     A `rate` of 0 means no limit. Buckets that are full again are removed from memory.
     """
@@ -69,7 +77,8 @@ class Requests:
         self._rate = rate
         self._burst = max(burst, 1)
         self._clock = clock
-        self._full_at: dict[str, float] = {}  # when each user's bucket is full again
+        # maps a user to the time at which the user's bucket is full again
+        self._full_at: dict[str, float] = {}
 
     def take(self, identity: Identity) -> None:
         """Count one request. Raises Refused 429 if the bucket is empty."""
@@ -96,8 +105,8 @@ class Guesses:
     """Limits how often a process looks up secrets that it has not found before.
 
     A secret of 256 bits cannot be guessed, but each look-up is a request to NATS. So somebody who
-    tries one secret after another must not be able to keep NATS busy. Secrets that were found in
-    this process are not limited, so their owners are served meanwhile.
+    tries one secret after another must not keep NATS busy. Secrets that this process has already
+    found are not limited, so their owners are served even while the limit is reached.
     """
 
     def __init__(
@@ -106,14 +115,15 @@ class Guesses:
         burst: int = GUESSES_BURST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`rate` is the average number of look-ups per second, `burst` the number at once."""
+        """Allow `burst` look-ups at once, and `rate` look-ups per second in the long run."""
         self._rate, self._burst, self._clock = rate, burst, clock
         self._left = float(burst)
         self._at = clock()
-        self._found: dict[str, None] = {}  # digests of found secrets, the oldest first
+        # the digests of secrets that were found, the oldest first
+        self._found: dict[str, None] = {}
 
     def take(self, digest: str) -> None:
-        """Count the look-up of a secret with this digest. Raises Refused 429 at the limit."""
+        """Count a look-up of the secret with this digest. Raises Refused 429 at the limit."""
         if digest in self._found:
             return
         now = self._clock()
@@ -133,15 +143,19 @@ class Guesses:
 
 
 class StreamPlace:
-    """The places of one request: one connection, and at most one of the user's streams.
+    """What one request counts for: one connection of the user, and at most one stream.
 
-    The places are given back when the request's handler ends, or by the stream that keeps them.
+    The request ceases to count when its handler ends. If a stream keeps the places, the request
+    counts until the stream gives the places back.
     """
 
     def __init__(
         self, streams: Held, identity: Identity, connection: Callable[[], None] = lambda: None
     ) -> None:
-        """`connection` is the function that gives back the place among the user's connections."""
+        """Take the counter of streams and the caller.
+
+        `connection` is the function that counts the user's connection back.
+        """
         self._streams = streams
         self._identity = identity
         self._connection = connection
@@ -154,7 +168,10 @@ class StreamPlace:
             self._give_back = self._streams.take(self._identity)
 
     def keep(self) -> Callable[[], None]:
-        """Keep the places after the handler's end; the returned function gives them back."""
+        """Let the request count after its handler has ended.
+
+        The returned function gives the places back.
+        """
         self._is_kept = True
         return self._release
 
@@ -177,7 +194,9 @@ def take_stream(scope: Mapping[str, Any]) -> None:
 
 
 def keep_place(scope: Mapping[str, Any]) -> Callable[[], None]:
-    """Let a stream that outlives its handler keep its places. The returned function frees the
-    places."""
+    """Let a request count after its handler has ended, because its stream continues.
+
+    The returned function gives the places back.
+    """
     place: StreamPlace = scope["state"][STREAMS]
     return place.keep()

@@ -1,4 +1,7 @@
-"""Check which page sent a request, because a browser adds cookies to the requests of any page."""
+"""Check which page sent a request.
+
+This is needed because a browser adds cookies to the requests of any page.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _FORWARDED: Final = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return whether the address or name is loopback."""
+    """Return whether the address or name is a loopback address or name."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -27,9 +30,9 @@ def is_loopback(host: str | None) -> bool:
 def is_local(scope: Mapping[str, Any]) -> bool:
     """Return whether the caller is on this machine.
 
-    The caller chooses the header Host, so this function checks the peer's address instead. A
-    loopback peer that sends a header such as X-Forwarded-For is a proxy. The proxy's callers may be
-    on other machines, so the result is False for a proxy.
+    The caller chooses the header Host, so this function checks the address of the connection's peer
+    instead. If a loopback peer sends a header such as X-Forwarded-For, the peer is a proxy. The
+    callers of a proxy may be on other machines, so the result for a proxy is False.
     """
     client = scope.get("client")
     if client is None or not is_loopback(client[0]):
@@ -38,12 +41,14 @@ def is_local(scope: Mapping[str, Any]) -> bool:
 
 
 def check_origin(scope: Mapping[str, Any], listed: Collection[str]) -> bool:
-    """Return whether the request is from no page, from our own page, or from a listed origin.
+    """Return whether the request comes from no page, from a page of this server, or from a listed
+    origin.
 
-    Browsers always send the header Origin with WebSockets and unsafe requests; other clients need
-    not send the header. A page is our own if its Origin equals the header Host. For a peer on this
-    machine, a page must also have a loopback name to be our own. Otherwise a page of a foreign name
-    that resolves to 127.0.0.1 (DNS rebinding) would be our own, because its Origin equals the Host.
+    Browsers always send the header Origin with WebSockets and unsafe requests. Other clients need
+    not send this header. A page is a page of this server if the page's Origin is equal to the
+    header Host. If the peer is on this machine, the page's name must also be a loopback name.
+    Otherwise a foreign name that resolves to 127.0.0.1 (DNS rebinding) would count as this server,
+    because Origin and Host would be equal.
     """
     origins = headers_of(scope, b"origin")
     if not origins:

@@ -1,4 +1,4 @@
-"""Remove credentials from log lines, and the values that pydantic's errors repeat."""
+"""Remove credentials from log lines, and also the values that the errors of pydantic repeat."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Final
 
 HIDDEN: Final = "[redacted]"
 
-# Group 1 of each pattern is the text before a secret; the text after group 1 is the secret. A match
-# ends at the latest at a closing quote, at the end of the line or, in a URL, at the end of the
-# parameter. So a redacted JSON line stays valid JSON.
+# Patterns of secrets. Group 1 of each pattern is the text before the secret, which is kept. The
+# rest of the match is the secret. A match ends before a closing quote, before the end of the line,
+# or in a URL before the end of the parameter. So a redacted JSON line stays valid JSON.
 _SECRETS: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        # The next three patterns match a header as text, in a dict and in pairs of bytes.
+        # Each of the next three patterns matches a header that is written as text, in a dict, or as
+        # a pair of bytes.
         r"""((?:proxy-)?authorization\W{1,6}?(?:b?['"])?(?:bearer|basic)\s+)[^\s"'\\,;]+""",
         r"""((?:set-)?cookie(?:['"]?\s*[:=]|['"]\s*,)\s*(?:b?['"])?)[^"'\\\r\n]+""",
         r"""(x-csrf-token(?:['"]?\s*[:=]|['"]\s*,)\s*(?:b?['"])?)[^\s"'\\,;]+""",
@@ -23,7 +24,7 @@ _SECRETS: Final = tuple(
         r"(\b(?:__Host-)?penstock_(?:token|csrf)=)[^\s;\"'\\]+",
         r"()\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*",
         r"()\bp(?:st|sv|ln)_[A-Za-z0-9_-]{20,}",  # tokens, and the secrets of one-time links
-        r"(\binput_value=).*?(?=, input_type=)",  # pydantic's errors repeat what they refuse
+        r"(\binput_value=).*?(?=, input_type=)",  # errors of pydantic repeat the refused value
     )
 )
 
@@ -36,7 +37,7 @@ def redact(text: str) -> str:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Removes credentials from the lines of another formatter, tracebacks included."""
+    """Removes credentials from the lines and the tracebacks of another formatter."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
@@ -48,7 +49,10 @@ class RedactingFormatter(logging.Formatter):
 
 
 def redact_logs(logger: logging.Logger | None = None) -> None:
-    """Remove credentials from all lines of the logger's handlers; default: the root logger."""
+    """Remove credentials from all lines that the handlers of a logger write.
+
+    The default is the root logger.
+    """
     for handler in (logger or logging.getLogger()).handlers:
         if not isinstance(handler.formatter, RedactingFormatter):
             handler.setFormatter(RedactingFormatter(handler.formatter or logging.Formatter()))

@@ -1,4 +1,7 @@
-"""The roles of callers, which the issuer of a JWT gives. The approvals policy uses them. Pure."""
+"""Reads the roles of a caller from the claims of a JWT.
+
+The approvals policy uses these roles. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from typing import Any
 def roles_of(claims: Mapping[str, Any], path: str) -> frozenset[str]:
     """Return the roles in the claim at this path; an empty set if there is no such claim.
 
-    The claim is a list of texts, or one text, which is one role. Anything else gives no roles: the
-    claim may belong to another service, and without roles the caller can only do less.
+    The claim is a list of texts, or one text, which is one role. Any other claim gives no roles,
+    because it may belong to another service. This is safe, because a caller without roles may do
+    less, not more.
     """
     found = _at(claims, path)
     values = found if isinstance(found, list) else [found]
@@ -20,8 +24,8 @@ def roles_of(claims: Mapping[str, Any], path: str) -> frozenset[str]:
 def _at(value: Any, path: str) -> Any:
     """Return the value at the path; None if there is none.
 
-    The name of a claim may itself contain dots, as `https://example.com/roles`. So at each level
-    the longest name that the claims contain is taken.
+    The name of a claim may itself contain dots, for example `https://example.com/roles`. So at each
+    level, the function takes the longest part of the path that is the name of a claim.
     """
     if not path:
         return value

@@ -1,4 +1,4 @@
-"""The scopes of callers. No scope includes another scope."""
+"""Defines the scopes of callers. No scope includes another scope."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DEFAULT: Final = frozenset({"start", "read", "raw", "decide"})
 ANONYMOUS: Final = DEFAULT | {"automate", "workflow", "act-as"}
 STREAM_TOKEN: Final = frozenset({"read"})
 
-# RFC 8693 defines the claim `scope` as a string. Some issuers write the scopes as a list, or give
-# the claim another name.
+# The names of claims with scopes. RFC 8693 defines the claim `scope`, which is a string. Some
+# issuers write a list, or use another name.
 CLAIMS: Final = ("scope", "scopes", "scp")
 
 
 def granted(claims: Mapping[str, Any], default: frozenset[str] = DEFAULT) -> frozenset[str]:
-    """Return the scopes that the claims of a token name; `default` without a scope claim.
+    """Return the scopes that the claims of a token name. Without a scope claim, return `default`.
 
     Unknown words are ignored, because they may be scopes of other services.
 

@@ -1,4 +1,7 @@
-"""Service tokens: opaque, revocable credentials of machines, with a closed list of rights."""
+"""Issues, checks and revokes service tokens.
+
+A service token is an opaque credential of a machine, with a fixed list of rights.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,13 @@ from penstock.web.auth.identity import SERVICE_PREFIX, Identity
 from penstock.web.problems import Problem
 
 PREFIX: Final = "psv_"
-# The scopes that a service token can have. `act-as` and `administer` are left out, so a service
-# token cannot act for any user and cannot make tokens.
+# The scopes that a service token can have. Without `act-as`, a service token cannot act for other
+# users. Without `administer`, it cannot make tokens.
 RIGHTS: Final = frozenset({"start", "read", "raw", "decide", "automate"})
 MAX_TOKENS: Final = 1000
 USED_EVERY_S: Final = 60.0  # seconds between two updates of a token's `last_used_at`
-_KEYS: Final = "service"  # the first token of the keys; keys of stream tokens have no dot
+# the first part of each key, before a dot; keys of stream tokens have no dot
+_KEYS: Final = "service"
 _ID_CHARS: Final = 32
 _TOKEN = re.compile(r"psv_[A-Za-z0-9_-]{43}")
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -60,7 +64,10 @@ class ServiceTokenStore(Protocol):
     async def update(
         self, key: str, value: bytes, revision: int, ttl_s: float | None = None
     ) -> int | None:
-        """Replace the value with this revision; return the new revision, None after a change."""
+        """Replace the value if it still has `revision`, and return the new revision.
+
+        Return None if the value was changed or deleted.
+        """
         ...
 
     async def delete(self, key: str) -> bool:
@@ -91,11 +98,14 @@ class ServiceToken:
 
     @property
     def user_id(self) -> str:
-        """The user as whom the token acts. Tokens of the same name act as the same user."""
+        """The name of the user for the token's requests.
+
+        Tokens with the same name act as the same user.
+        """
         return f"{SERVICE_PREFIX}{self.name}"
 
     def identity(self) -> Identity:
-        """Return the caller that has sent this token."""
+        """Return the caller that a request with this token has."""
         limits = (self.agents, self.tools, self.rules, self.on_behalf_of)
         return Identity(
             self.user_id,
@@ -119,8 +129,8 @@ class _Found:
 class ServiceTokens:
     """Issues, checks and revokes service tokens.
 
-    The store contains a SHA-256 of each token, as for stream tokens. Each request reads the store,
-    so a revoked token is refused from then on by every process.
+    The store contains a SHA-256 of each token, as for stream tokens. Each request reads the store.
+    So after a token was revoked, every process refuses it.
     """
 
     def __init__(
@@ -129,22 +139,24 @@ class ServiceTokens:
         unavailable_on: type[Exception],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Take the store; the store raises `unavailable_on` if the store cannot be reached.
+        """Take the store, and the exception that the store raises if it cannot be reached.
 
         `now` returns Unix seconds from a clock that all processes that check tokens share.
         """
         self.now = now
         self._store = store
         self._unavailable_on = unavailable_on
-        self._noted: dict[str, float] = {}  # when this process last recorded a use of each token
+        # maps a token's id to the time at which this process last recorded a use of the token
+        self._noted: dict[str, float] = {}
 
     async def issue(
         self, owner: Identity, name: str, lifetime_s: float, **rights: Sequence[str]
     ) -> tuple[str, ServiceToken]:
         """Return a new token and its record. The store contains only a hash of the token.
 
-        `rights` are the fields of `ServiceToken` that are lists. Raises Problem: 422 for rights
-        that do not go together, 409 if there are too many tokens, 503 without the store.
+        `rights` are the fields of `ServiceToken` that are lists. Raises Problem 422 for rights that
+        do not go together, 409 if there are too many tokens, and 503 if the store cannot be
+        reached.
         """
         check_rights(rights)
         if len(await self.listed()) >= MAX_TOKENS:
@@ -170,7 +182,10 @@ class ServiceTokens:
         return secret, token
 
     async def identify(self, token: str) -> Identity:
-        """Return the caller of a token. Raises Refused: 401 if invalid, 503 without the store."""
+        """Return the caller of a token.
+
+        Raises Refused 401 if the token is invalid, and 503 if the store cannot be reached.
+        """
         if not _TOKEN.fullmatch(token):
             raise invalid_token("this is no service token")
         digest = _digest(token)
@@ -181,7 +196,10 @@ class ServiceTokens:
         return found.token.identity()
 
     async def listed(self) -> list[ServiceToken]:
-        """Return all tokens that have not expired, the oldest first. Raises Refused 503."""
+        """Return all tokens that have not expired, the oldest first.
+
+        Raises Refused 503 if the store cannot be reached.
+        """
         try:
             stored = await self._store.entries(_key("*"))
         except self._unavailable_on as error:
@@ -191,7 +209,10 @@ class ServiceTokens:
         return sorted(valid, key=lambda token: (token.created_at, token.id))
 
     async def revoke(self, token_id: str) -> None:
-        """Revoke a token. Raises Problem 404 for an unknown token, Refused 503."""
+        """Revoke a token.
+
+        Raises Problem 404 for an unknown token, and Refused 503 if the store cannot be reached.
+        """
         if not _ID.fullmatch(token_id) or await self._find(token_id) is None:
             raise Problem(404, "there is no such service token")
         try:
@@ -208,7 +229,10 @@ class ServiceTokens:
         return found.token.expires_at if found is not None else None
 
     async def _note_use(self, found: _Found) -> None:
-        """Record a use of the token, at most once a minute; ignore an unreachable store."""
+        """Record a use of the token, at most once a minute.
+
+        If the store cannot be reached, do nothing.
+        """
         now, last_s = self.now(), found.token.last_used_at
         if last_s is not None and now - last_s < USED_EVERY_S:
             return
@@ -218,8 +242,8 @@ class ServiceTokens:
         self._noted[found.token.id] = now
         used = replace(found.token, last_used_at=now)
         left_s = max(1.0, used.expires_at - now)
-        # The update has the revision that was read. So if the token is revoked at the same time,
-        # the update fails and does not restore the token.
+        # The update requires the revision that was read. So if the token is revoked at the same
+        # time, the update fails and does not restore the token.
         with contextlib.suppress(self._unavailable_on):
             written = _written(used, found.digest)
             await self._store.update(_key(used.id), written, found.revision, left_s)
@@ -232,17 +256,18 @@ class ServiceTokens:
         if stored is None:
             return None
         token, digest = _read(stored.value)
-        # A store may delete expired keys some time later or never, so check the expiry here.
+        # A store may delete expired keys late or never, so the expiry is checked here.
         return None if token.expires_at <= self.now() else _Found(token, digest, stored.revision)
 
 
 def check_rights(rights: dict[str, Sequence[str]]) -> None:
     """Raise Problem 422 for rights that a service token cannot have, or that do not go together.
 
-    Limits and `on_behalf_of` are about decisions. A token with limits has therefore no right beyond
-    `decide` and `read`: its other rights would not be limited. A rule of automations decides with
-    its owner's rights, without the limits and after the token's end. So a token that writes rules
-    cannot decide.
+    Limits and `on_behalf_of` apply only to decisions. So a token with limits may have only the
+    scopes `decide` and `read`, because its other rights would not be limited. A rule of automations
+    decides with the rights of its owner. If a token could both write rules and decide, its rules
+    would decide without the token's limits and even after the token's end. So no token may have
+    both scopes.
     """
     scopes = set(rights.get("scopes", ()))
     limited = [name for name in ("agents", "tools", "rules", "on_behalf_of") if rights.get(name)]

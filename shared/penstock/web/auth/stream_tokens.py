@@ -1,4 +1,7 @@
-"""Stream tokens: opaque, long-lived, revocable tokens that open only event streams."""
+"""Issues, checks, extends and revokes stream tokens.
+
+A stream token is an opaque, long-lived token that can only open event streams.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class StoredValue(Protocol):
 
 
 class TokenStore(Protocol):
-    """The store of tokens; `penstock.bus` implements it with the bucket `tokens`."""
+    """The store of tokens. `penstock.service` implements this protocol with the bucket `tokens`."""
 
     async def get(self, key: str) -> StoredValue | None:
         """Return the current value; None if the key does not exist."""
@@ -60,7 +63,7 @@ class TokenStore(Protocol):
     ) -> int | None:
         """Replace the value if it still has `revision`, and return the new revision.
 
-        None is returned if the value was changed or deleted since.
+        Return None if the value was changed or deleted since it had `revision`.
         """
         ...
 
@@ -73,9 +76,9 @@ class TokenStore(Protocol):
     ) -> Sequence[StoredValue]:
         """Return up to `limit` values of tokens, in the order of (`created_at`, id).
 
-        Only tokens of `user_id` are returned, or tokens of all users if `user_id` is None. The
-        tokens come after the place `after`, and expire after `now`, in Unix seconds. If fewer than
-        `limit` values are returned, there are no more.
+        Only tokens of `user_id` are returned; if it is None, tokens of all users. Only tokens after
+        the place `after` that expire after `now` (Unix seconds) are returned. If fewer than `limit`
+        values are returned, there are no more.
         """
         ...
 
@@ -92,7 +95,7 @@ class StreamToken:
     subjects: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()  # see `Grant.users`
+    users: tuple[str, ...] = ()  # `Grant` describes this field
     last_used_at: float | None = None  # updated at most every `USED_EVERY_S` seconds
 
 
@@ -108,9 +111,9 @@ class _Found:
 class StreamTokens:
     """Issues, checks, extends and revokes stream tokens.
 
-    The store contains a SHA-256 of each token. The hash needs no salt, because a token of 256
-    random bits cannot be guessed. The first half of the hash is the key of the token in the store.
-    Lists and revocations use this half as the id of the token.
+    The store contains a SHA-256 of each token. The hash needs no salt, because nobody can guess a
+    token of 256 random bits. The first half of the hash is the token's key in the store, and also
+    the id of the token in lists and revocations.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class StreamTokens:
         unavailable_on: type[Exception],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Take the store and the exception that the store raises if it cannot be reached.
+        """Take the store, and the exception that the store raises if it cannot be reached.
 
         `now` returns Unix seconds from a clock that all processes that check tokens share.
         """
@@ -127,7 +130,8 @@ class StreamTokens:
         self._store = store
         self._unavailable_on = unavailable_on
         self._turns = ReadScheduler()
-        # When this process last recorded a use of each token, in Unix seconds, by the token's id.
+        # Maps a token's id to the time, in Unix seconds, at which this process last recorded a use
+        # of the token.
         self._noted: dict[str, float] = {}
 
     async def issue(
@@ -143,9 +147,9 @@ class StreamTokens:
     ) -> tuple[str, StreamToken]:
         """Return a new token and its record. The store contains only a hash of the token.
 
-        `users` are the users whose runs the token may follow; if `users` is empty, only the
-        owner's. Raises Problem: 403 if the owner may not see the runs of these users, 409 if the
-        owner has too many tokens.
+        `users` has the users whose runs the token may follow. If `users` is empty, the token may
+        follow the owner's runs. Raises Problem 403 if the owner may not see the runs of these
+        users, and 409 if the owner has too many tokens.
         """
         _check_reach(owner, users)
         if len(await self._read(owner, owner.user_id, FIRST, MAX_PER_USER)) >= MAX_PER_USER:
@@ -173,7 +177,7 @@ class StreamTokens:
     async def identify(self, token: str) -> Identity:
         """Return the caller of a token.
 
-        Raises Refused: 401 for an invalid token, 503 if the store cannot be reached.
+        Raises Refused 401 for an invalid token, and 503 if the store cannot be reached.
         """
         if not _TOKEN.fullmatch(token):
             raise invalid_token("this is no stream token")
@@ -201,7 +205,9 @@ class StreamTokens:
     async def listed(
         self, identity: Identity, after: tuple[float, str] = FIRST, limit: int = MAX_PER_USER
     ) -> list[StreamToken]:
-        """Return the caller's tokens, the oldest first; with the scope `administer` all tokens.
+        """Return the caller's tokens, the oldest first.
+
+        With the scope `administer`, return the tokens of all users.
 
         Only tokens after the place `after` are returned. `after` is the (`created_at`, id) of
         another token.
@@ -210,7 +216,7 @@ class StreamTokens:
         return await self._read(identity, user_id, after, limit)
 
     async def revoke(self, identity: Identity, token_id: str) -> None:
-        """Revoke a token. Raises Problem 404 for an unknown token, or for another user's token."""
+        """Revoke a token. Raises Problem 404 for an unknown token or another user's token."""
         await self._managed(identity, token_id)
         try:
             await self._store.delete(token_id)
@@ -218,11 +224,12 @@ class StreamTokens:
             raise _out_of_reach() from error
 
     async def extend(self, identity: Identity, token_id: str, lifetime_s: float) -> StreamToken:
-        """Set a token's expiry to `lifetime_s` from now; streams that are open with the token
-        follow it.
+        """Set a token's expiry to `lifetime_s` seconds from now.
 
-        Raises Problem: 404 for an unknown token or another user's token, 403 if the token names
-        users whose runs the caller may not see now.
+        Streams that were opened with the token then end at the new expiry.
+
+        Raises Problem 404 for an unknown token or another user's token. Raises Problem 403 if the
+        token names users whose runs the caller may not see now.
         """
         while True:
             found = await self._managed(identity, token_id)
@@ -235,10 +242,10 @@ class StreamTokens:
                 raise _out_of_reach() from error
 
     async def holds_until(self, token_id: str) -> float | None:
-        """Return the present expiry of a token in Unix seconds; None if the token was revoked.
+        """Return the current expiry of a token in Unix seconds; None if the token was revoked.
 
-        Open streams call this method, so each call counts as a use of the token. Raises Refused 503
-        if the store cannot be reached.
+        Each call counts as a use of the token, because open streams call this method. Raises
+        Refused 503 if the store cannot be reached.
         """
         found = await self._find(token_id)
         if found is None:
@@ -253,8 +260,10 @@ class StreamTokens:
         return found
 
     async def _note_use(self, found: _Found) -> None:
-        """Record a use of the token, at most once a minute; do nothing if the store cannot be
-        reached."""
+        """Record a use of the token, at most once a minute.
+
+        If the store cannot be reached, do nothing.
+        """
         now, last_s = self.now(), found.token.last_used_at
         if last_s is not None and now - last_s < USED_EVERY_S:
             return
@@ -279,7 +288,7 @@ class StreamTokens:
         if stored is None:
             return None
         record, digest = _read(stored.value)
-        # A store may delete expired keys some time later or never, so check the expiry here.
+        # A store may delete expired keys late or never, so the expiry is checked here.
         return None if record.expires_at <= self.now() else _Found(record, digest, stored.revision)
 
     async def _read(
@@ -287,7 +296,7 @@ class StreamTokens:
     ) -> list[StreamToken]:
         """Return tokens of a user, or of all users if `user_id` is None.
 
-        The reads of different callers take turns.
+        The reads of different callers are done in turns.
         """
         async with self._turns.of(who.user_id):
             try:
@@ -295,7 +304,8 @@ class StreamTokens:
             except self._unavailable_on as error:
                 raise _out_of_reach() from error
         records = [_read(entry.value)[0] for entry in stored]
-        # The store's index may be older than the value: a value may meanwhile have another user.
+        # The store finds tokens with an index, which may be older than the values. So the user of
+        # each value is checked again.
         return [each for each in records if user_id in (None, each.user_id)]
 
 
@@ -323,8 +333,8 @@ def _written(token: StreamToken, digest: str) -> bytes:
 def _check_reach(identity: Identity, users: Sequence[str]) -> None:
     """Raise Problem 403 if `users` names a user whose runs the caller may not see."""
     everybody = identity.may("act-as") or identity.may("administer")
-    # In `users`, `*` means everybody. So the name of a caller who is called `*` does not count as
-    # the caller's own name.
+    # In `users`, `*` means everybody. So if a caller's own name is `*`, this name gives the caller
+    # no right to use `*`.
     own = frozenset({identity.user_id}) - {EVERYBODY}
     if not everybody and not own.issuperset(users):
         raise Problem(403, "users: runs of other users need the scope act-as or administer")
