@@ -256,7 +256,7 @@ FAULTS: Final = (
     ),
     Fault(
         *("slow normalizer", 75, a_slow_normalizer),
-        ("PenstockNormalizerLags", "PenstockEventsLate"),
+        ("PenstockNormalizerLags", "PenstockEventsLate", "PenstockDeliveryLate"),
         30,
     ),
     Fault(
