@@ -3,8 +3,8 @@
 The environment variable DEMO_DATA names the folder in which the server stores its sessions.
 """
 
-# Penstock's type checks run in an environment without ADK. mypy:
-# disable-error-code="import-not-found"
+# Penstock's type checks run in an environment without ADK.
+# mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
 

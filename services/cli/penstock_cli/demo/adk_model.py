@@ -1,7 +1,7 @@
 """The model and the agents of the demo ADK server. This module runs in ADK's environment."""
 
-# Penstock's type checks run in an environment without ADK. mypy:
-# disable-error-code="import-not-found,misc,no-any-return"
+# Penstock's type checks run in an environment without ADK.
+# mypy: disable-error-code="import-not-found,misc,no-any-return"
 
 from __future__ import annotations
 

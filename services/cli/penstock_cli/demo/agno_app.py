@@ -3,8 +3,8 @@
 The environment variable DEMO_DATA names the folder with the server's database.
 """
 
-# Penstock's type checks run in an environment without Agno. mypy:
-# disable-error-code="import-not-found,misc,untyped-decorator,no-any-return"
+# Penstock's type checks run in an environment without Agno.
+# mypy: disable-error-code="import-not-found,misc,untyped-decorator,no-any-return"
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The ADK app `scanner`: a real LlmAgent with a scripted model."""
 
-# Penstock's type checks run in an environment without ADK. mypy:
-# disable-error-code="import-not-found"
+# Penstock's type checks run in an environment without ADK.
+# mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
 
