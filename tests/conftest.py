@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import ssl
@@ -45,6 +46,22 @@ def pytest_configure() -> None:
         chosen(os.environ)
     except NotPossible as error:
         pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the garbage collector skip the tests and the modules, which exist until the run's end.
+
+    Without this hook, full collections take 5 s while a process collects all tests, and each full
+    collection during the tests takes 0.5 s.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -48,6 +48,8 @@ def uncollected() -> Iterator[Uncollected]:
     gc.disable()
     yield found
     gc.enable()
+    gc.collect()
+    gc.freeze()  # as tests/conftest.py does; `Collector.uninstall` has undone it
 
 
 @pytest.fixture
