@@ -121,7 +121,7 @@ async def test_the_invocation_that_an_answer_named_stands_in_the_record_and_in_t
         (command,) = await continues(penstock, approval.run_id)
     assert command.invocation_id == "e-1"
     assert reply.approval is not None
-    assert reply.approval.going_on() == command
+    assert reply.approval.continue_command() == command
 
 
 async def test_of_many_decisions_at_once_one_wins(nats: NatsServer) -> None:

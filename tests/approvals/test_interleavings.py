@@ -160,7 +160,11 @@ class Interleaving(Deciding):
         expected = Counter(EXPECTED[record.status])
         assert told - Counter(["lifecycle.paused"]) == expected - Counter(["lifecycle.paused"])
         assert told["lifecycle.paused"] <= 1
-        assert len(commands) == (record.decision is not None) == (record.going_on() is not None)
+        assert (
+            len(commands)
+            == (record.decision is not None)
+            == (record.continue_command() is not None)
+        )
         voters = [each.by for each in record.votes]
         assert len(set(voters)) == len(voters)
         if record.status == "decided":

@@ -139,9 +139,9 @@ async def test_a_confirmation_is_answered_as_adks_clients_do(
         }
     }
     body = asked(app, session_id, response, invocationId=events[-1]["invocationId"])
-    going_on = [json.loads(frame.data) for frame in await run_sse(penstock, body, edge=1)]
+    continued = [json.loads(frame.data) for frame in await run_sse(penstock, body, edge=1)]
     responses = [
-        part["functionResponse"] for part in parts_of(going_on) if "functionResponse" in part
+        part["functionResponse"] for part in parts_of(continued) if "functionResponse" in part
     ]
     assert [each["id"] for each in responses] == [original["id"]]
     assert ("error" in responses[0]["response"]) is not confirmed

@@ -400,9 +400,9 @@ async def test_users_of_an_agno_server_do_not_meet_in_a_session(site: Site) -> N
     assert ids == {session}
     (paused,) = [frame for frame in _frames(answer.text) if frame["event"] == "RunPaused"]
     tools = [{**tool, "confirmed": True} for tool in paused["tools"]]
-    going_on = {"tools": orjson.dumps(tools).decode(), "session_id": session, "stream": "true"}
+    continued = {"tools": orjson.dumps(tools).decode(), "session_id": session, "stream": "true"}
     path = f"/agents/agno/runs/{run_id}/continue"
-    answer = await site.ask("POST", path, scope=scope, data=going_on)
+    answer = await site.ask("POST", path, scope=scope, data=continued)
     assert "RunCompleted" in answer.text
     ids = {frame["session_id"] for frame in _frames(answer.text) if "session_id" in frame}
     assert ids == {session}

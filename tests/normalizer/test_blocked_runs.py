@@ -79,7 +79,7 @@ async def test_a_run_whose_records_stay_garbage_ends_and_is_passed_by(
         await bus.bucket(unreadable).put(run.run_id, b"garbage")
         # the purge removes the earlier frames, so the normalizer must read the stored pause
         await bus.api("STREAM.PURGE.RAW", {"seq": stands_at})
-        async with normalizer(fresh_nats.url, max_standing_s=2):
+        async with normalizer(fresh_nats.url, max_blocked_s=2):
             await go_on(run, approval_id)
             await eventually(lambda: are_blocked(1), what="a blocked run")
             *_, end = await run.until("lifecycle.failed")
@@ -110,7 +110,7 @@ async def test_a_run_whose_pause_has_lost_its_object_ends_and_is_passed_by(
         await bus.bucket("pauses").put(run.run_id, large)
         for stream in ("OBJ_payloads", "RAW"):
             await bus.api(f"STREAM.PURGE.{stream}")
-        async with normalizer(fresh_nats.url, max_standing_s=1):
+        async with normalizer(fresh_nats.url, max_blocked_s=1):
             await go_on(run, approval_id)
             *_, end = await run.until("lifecycle.failed")
             letter = (await the_letter(bus, "normalizer", run.run_id)).letter

@@ -120,7 +120,7 @@ class Outbox:
 
         If the run stays paused, send no command.
         """
-        continuing = record.going_on()
+        continuing = record.continue_command()
         if record.target == WORKFLOWS and record.decision is not None:
             # For the run of a workflow, the news of the decision takes the place of the command.
             await self._audit.sent(record)

@@ -223,9 +223,9 @@ class ConnectorService(Service):
             while True:
                 await asyncio.sleep(min(self._settings.pod_renew_s, look_s))
                 try:
-                    if await watchdog.beat() and loop.time() >= look_at:
+                    if await watchdog.renew_lease() and loop.time() >= look_at:
                         look_at = loop.time() + look_s
-                        await watchdog.look()
+                        await watchdog.check()
                 except BusError as error:
                     log.warning("looking for runs that are stuck: %s", error)
         finally:

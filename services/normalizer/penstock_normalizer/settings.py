@@ -35,7 +35,7 @@ class NormalizerSettings(Settings):
         description="The largest upstream frame in bytes. A larger one ends its run with code "
         "`limit`.",
     )
-    max_standing_s: float = Field(
+    max_blocked_s: float = Field(
         300.0,
         gt=0,
         description="Seconds for which a blocked run is tried again before it is ended.",

@@ -395,7 +395,7 @@ class ApprovalRecord(Record):
             for item in self.decision.items
         ]
 
-    def going_on(self) -> ContinueCommand | None:
+    def continue_command(self) -> ContinueCommand | None:
         """Return the command to a connector that carries the decision out.
 
         Returns None while there is no decision, and for the run of a workflow.

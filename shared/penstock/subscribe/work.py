@@ -130,7 +130,7 @@ class Work:
     async def _in_turn(
         self, delivery: Delivery, heartbeat_s: float, before: asyncio.Task[None] | None
     ) -> None:
-        beat = asyncio.create_task(_beat(delivery, heartbeat_s))
+        beat = asyncio.create_task(_extend_ack_time(delivery, heartbeat_s))
         try:
             if before is not None:
                 await asyncio.wait([before])
@@ -184,7 +184,7 @@ class Work:
         delivery.again(delay_s)
 
 
-async def _beat(delivery: Delivery, heartbeat_s: float) -> None:
+async def _extend_ack_time(delivery: Delivery, heartbeat_s: float) -> None:
     while True:
         await asyncio.sleep(heartbeat_s)
         delivery.working()

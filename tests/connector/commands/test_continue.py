@@ -325,4 +325,4 @@ def test_the_records_of_a_release_bring_the_commands_that_it_sent(version: str) 
         for message in found["messages"]["KV_approvals"]
         if message["payload"] and message["subject"].endswith(f"approvals.{command.approval_id}")
     ]
-    assert [record.going_on() for record in records] == [command]
+    assert [record.continue_command() for record in records] == [command]

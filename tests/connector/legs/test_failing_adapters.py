@@ -134,7 +134,7 @@ async def test_one_leg_whose_adapter_fails_keeps_no_other_from_being_handed_over
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A stopping connector asks each leg's adapter whether the run survives a disconnect."""
-    monkeypatch.setattr(AgnoUpstream, "outlives_us", raises)
+    monkeypatch.setattr(AgnoUpstream, "survives_disconnect", raises)
     upstream.script(plays(STARTED, stalls))
     async with pipeline(nats_server.url, agents(upstream), PIPELINE) as penstock:
         run_id = await penstock.start_run("agno", "hello", session_id="s-fails-outlives")

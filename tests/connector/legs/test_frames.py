@@ -16,7 +16,7 @@ from penstock.settings import Config
 from penstock.sse import Frame
 from penstock_connector.legs.not_a_stream import MAX_BYTES
 from penstock_connector.upstreams.agno import AgnoUpstream
-from penstock_connector.upstreams.base import Attachment
+from penstock_connector.upstreams.base import ReattachState
 from support.drive.pipeline import Pipeline, pipeline
 from support.drive.waiting import eventually
 from support.fakes.misbehaving import Answer, Misbehaving, Script, agents, cuts, plays, stalls
@@ -105,7 +105,7 @@ async def test_the_body_is_on_the_bus_byte_for_byte(
 async def test_a_frame_that_breaks_the_adapter_goes_on_as_it_came(
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(self: AgnoUpstream, frame: Frame, seen: Attachment) -> None:
+    def breaks(self: AgnoUpstream, frame: Frame, seen: ReattachState) -> None:
         raise RuntimeError("an adapter's bug")
 
     monkeypatch.setattr(AgnoUpstream, "watch", breaks)

@@ -14,7 +14,7 @@ from penstock.sse import Frame
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.upstreams.agno import AgnoUpstream
-from penstock_connector.upstreams.base import Attachment
+from penstock_connector.upstreams.base import ReattachState
 from support.fakes.raw import Frames, agno
 
 
@@ -80,7 +80,7 @@ def test_a_frame_that_breaks_the_adapter_ends_no_takeover_and_forbids_reattachin
     So the leg would never end.
     """
 
-    def breaks(frame: Frame, seen: Attachment) -> None:
+    def breaks(frame: Frame, seen: ReattachState) -> None:
         raise RuntimeError("an adapter's bug")
 
     frames = Frames()

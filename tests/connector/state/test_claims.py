@@ -44,14 +44,14 @@ async def test_nobody_counts_as_dead_whose_lease_ran_out_when_nats_clock_was_set
         await lease.acquire()
         lease._steady_since -= 60
         connectors = Connectors(bus, "connector-a", lambda: lease.sees_others)
-        assert not await connectors.lives("connector-b")
+        assert not await connectors.is_alive("connector-b")
         assert connectors.sees_others()
-        for judge in (connectors.living(), connectors.lives("connector-b")):
+        for judge in (connectors.alive_pods(), connectors.is_alive("connector-b")):
             bus.clock._jumped_at_s = float("-inf")
             server_steps(bus.clock, 75)
             assert await judge
             assert not connectors.sees_others()
-        assert await connectors.lives("connector-b")
+        assert await connectors.is_alive("connector-b")
         await lease.release()
 
 

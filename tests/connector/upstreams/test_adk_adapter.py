@@ -18,7 +18,7 @@ from penstock.dialects.base import AgentFacts, Pause
 from penstock.settings import AdkAgent
 from penstock.sse import Frame, Parser
 from penstock_connector.upstreams.adk import AdkUpstream
-from penstock_connector.upstreams.base import Attachment, Call, UpstreamRefused
+from penstock_connector.upstreams.base import Call, ReattachState, UpstreamRefused
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "adk"
 SESSION = "/apps/demo/users/u1/sessions/s-1"
@@ -281,7 +281,7 @@ async def come_back(
             "GET /version": httpx.Response(200, json={"version": version}),
         }
     )
-    upstream, seen = AdkUpstream(), Attachment()
+    upstream, seen = AdkUpstream(), ReattachState()
     call = await upstream.start(server.client, agent(), start_command())
     upstream.watch(Frame(b'{"id":"x","invocationId":"e-1","author":"demo"}'), seen)
     return await upstream.reattach(server.client, agent(**fields), call, seen)
@@ -330,6 +330,6 @@ async def test_only_a_resumable_app_of_2_x_is_gone_on_with(version: str, resumab
 
 async def test_a_leg_that_carries_a_decision_is_not_gone_on_with() -> None:
     call, _ = await answered(versioned(), {}, [])
-    seen = Attachment(run_id="e-1")
+    seen = ReattachState(run_id="e-1")
     again = await AdkUpstream().reattach(versioned().client, agent(resumable=True), call, seen)
     assert again is None

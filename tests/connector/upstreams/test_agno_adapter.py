@@ -19,7 +19,7 @@ from penstock.dialects.base import AgentFacts, AgentKind, Pause
 from penstock.settings import AgnoAgent
 from penstock.sse import Frame, Parser
 from penstock_connector.upstreams.agno import AgnoUpstream
-from penstock_connector.upstreams.base import Attachment, Call
+from penstock_connector.upstreams.base import Call, ReattachState
 from support.recorded.agno import CONTINUES, GOLDEN
 from support.recorded.goldens import Decisions
 
@@ -239,7 +239,7 @@ async def test_a_router_gets_its_choices(client: httpx.AsyncClient) -> None:
 async def test_a_background_run_is_resumed_after_the_last_event_that_came_whole(
     client: httpx.AsyncClient,
 ) -> None:
-    upstream, seen = AgnoUpstream(), Attachment()
+    upstream, seen = AgnoUpstream(), ReattachState()
     call = Call("http://agno:7777/agents/demo/runs", {}, b"", "run/1", "s-1")
     for data in (
         b'{"event":"RunContent","content":{"event_index":99},"event_index":7,"tool":{}}',
@@ -258,7 +258,7 @@ async def test_a_background_run_is_resumed_after_the_last_event_that_came_whole(
 async def test_a_run_of_which_nothing_came_is_asked_for_whole(client: httpx.AsyncClient) -> None:
     upstream = AgnoUpstream()
     call = await upstream.start(client, agent(), start_command())
-    again = await upstream.reattach(client, agent(), call, Attachment())
+    again = await upstream.reattach(client, agent(), call, ReattachState())
     assert again is not None
     assert "last_event_index" not in form(again)
 
@@ -267,7 +267,7 @@ async def test_a_run_of_which_nothing_came_is_asked_for_whole(client: httpx.Asyn
 async def test_a_run_without_numbers_is_not_come_back_to(
     client: httpx.AsyncClient, kind: str
 ) -> None:
-    upstream, seen = AgnoUpstream(), Attachment()
+    upstream, seen = AgnoUpstream(), ReattachState()
     call = await upstream.start(client, agent(kind=kind), start_command())
     if kind == "agent":
         upstream.watch(Frame(b'{"event":"RunStarted"}', "RunStarted"), seen)
@@ -275,7 +275,7 @@ async def test_a_run_without_numbers_is_not_come_back_to(
 
 
 async def test_events_that_the_server_has_forgotten_are_noticed() -> None:
-    upstream, seen = AgnoUpstream(), Attachment()
+    upstream, seen = AgnoUpstream(), ReattachState()
     for index in (4, 5, 9):
         assert seen.refusal is None
         upstream.watch(Frame(b'{"event":"RunContent","event_index":%d}' % index), seen)

@@ -13,7 +13,7 @@ from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCom
 from penstock.settings import AguiAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.agui import AguiUpstream, client_tools
-from penstock_connector.upstreams.base import Attachment, Call
+from penstock_connector.upstreams.base import Call, ReattachState
 from penstock_connector.upstreams.conversations import MAX_MESSAGES, Threads, newest
 from support.real.nats import NatsServer
 
@@ -87,8 +87,8 @@ async def resumed(
     return body
 
 
-def hear(upstream: AguiUpstream, *events: dict[str, Any]) -> Attachment:
-    seen = Attachment()
+def hear(upstream: AguiUpstream, *events: dict[str, Any]) -> ReattachState:
+    seen = ReattachState()
     for event in events:
         upstream.watch(Frame(orjson.dumps(event)), seen)
     return seen
@@ -343,7 +343,7 @@ async def test_a_server_that_said_nothing_leaves_the_conversation_as_it_was(
     upstream: AguiUpstream,
 ) -> None:
     call, _ = await started(upstream, start(message="hi"))
-    await upstream.closed(agent(), call, Attachment())
+    await upstream.closed(agent(), call, ReattachState())
     _, body = await started(upstream, start("run-2", message="again"))
     assert [message["content"] for message in body["messages"]] == ["again"]
 
@@ -363,7 +363,7 @@ async def test_a_server_that_said_nothing_leaves_the_conversation_as_it_was(
 def test_nothing_that_a_server_says_breaks_the_connector(
     upstream: AguiUpstream, data: bytes
 ) -> None:
-    upstream.watch(Frame(data), Attachment())
+    upstream.watch(Frame(data), ReattachState())
 
 
 def test_a_long_conversation_loses_its_oldest_turns() -> None:

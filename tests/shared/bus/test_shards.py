@@ -168,7 +168,7 @@ async def test_a_shards_stream_that_lost_its_end_uses_no_sequence_twice(
         await eventually(lambda: asyncio.sleep(0, bool(learned)), 30, "the edge learns of it")
         next_one = await normalizer.publisher.publish(event(run_id, 6))
         [loss] = learned
-        assert (loss.stream, loss.stands, loss.known) == ("EVENTS_1", 5, 20)
+        assert (loss.stream, loss.last_left, loss.last_known) == ("EVENTS_1", 5, 20)
         assert next_one > loss.skipped_to == 20 + MARGIN[streams.EVENTS]
         state = (await edge.api("STREAM.INFO.EVENTS_1"))["state"]
         assert state["messages"] == 6, "what filled it is deleted"

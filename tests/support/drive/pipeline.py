@@ -182,7 +182,7 @@ class Pipeline:
     async def continue_command(self, approval_id: str) -> ContinueCommand:
         """Return the command of a decision that was taken, to publish it again."""
         approval = await self.approval(approval_id)
-        command = approval.going_on()
+        command = approval.continue_command()
         assert command is not None
         return command
 

@@ -162,7 +162,7 @@ class Anchors:
 
 
 def _facts(lost: Loss) -> tuple[int, int, str]:
-    return lost.stands, lost.known, lost.found_at
+    return lost.last_left, lost.last_known, lost.found_at
 
 
 def _parsed(payload: bytes) -> Link | None:

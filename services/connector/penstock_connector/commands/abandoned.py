@@ -147,7 +147,7 @@ class AbandonedRuns:
         sending = await sendings.claim(approval_id)
         if sending is None or sending.sent.state != "claimed":
             return
-        if await self._stores.connectors.lives(sending.sent.pod):
+        if await self._stores.connectors.is_alive(sending.sent.pod):
             raise Retry(0.5)
         if not await sendings.take_over(approval_id, sending.revision):
             raise Retry(0.5)

@@ -111,10 +111,10 @@ class FairQueue:
                 if not each.granted.done():
                     each.granted.set_exception(Retry(1))
         self._waiting.clear()
-        self._tell()
+        self._update_metric()
 
     async def _wait(self, user_id: str, mine: _Waiting) -> None:
-        self._tell()
+        self._update_metric()
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
         try:
@@ -127,7 +127,7 @@ class FairQueue:
                 )  # the turn was granted and the start was cancelled at the same moment
             raise
         finally:
-            self._tell()
+            self._update_metric()
 
     async def _look(self) -> None:
         """Find out which legs have ended, again and again, while a start waits."""
@@ -183,5 +183,5 @@ class FairQueue:
         if not heap:
             self._waiting.pop(user_id, None)
 
-    def _tell(self) -> None:
+    def _update_metric(self) -> None:
         STARTS_WAITING.set(len(self))

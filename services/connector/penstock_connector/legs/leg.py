@@ -47,7 +47,7 @@ from penstock_connector.legs.stop_requests import StopRequests
 from penstock_connector.legs.tasks import stop
 from penstock_connector.secrets import without_secrets
 from penstock_connector.state.run_state import FrameKind
-from penstock_connector.upstreams.base import Attachment, Call, Upstream, UpstreamRefused
+from penstock_connector.upstreams.base import Call, ReattachState, Upstream, UpstreamRefused
 
 log = logging.getLogger(__name__)
 
@@ -133,13 +133,13 @@ class Leg:
         return self.call.url if self.call is not None else self.agent.url
 
     @property
-    def moves_freely(self) -> bool:
+    def can_move_without_loss(self) -> bool:
         """Whether another connector could take the leg over now without any loss."""
         if self.phase is Phase.WAITING:
             return self.is_queued
         if self.call is None:
             return False
-        return outlives_us(self.upstream, self._progress.seen, self.run_id)
+        return survives_disconnect(self.upstream, self._progress.seen, self.run_id)
 
     async def run(self) -> Outcome:
         """Wait until the leg may begin, stream the response, and write the leg's last source frame.
@@ -438,7 +438,7 @@ class Leg:
         await self._close()
         outcome = lost("history_lost", HISTORY_LOST)
         try:
-            await self.writer.go_on()
+            await self.writer.continue_after_loss()
             await self._write("lost", orjson.dumps(outcome.facts))
         except FenceConflict:
             return TAKEN_OVER
@@ -490,14 +490,14 @@ class Leg:
             raise FenceConflict(f"run {self.run_id} was taken over")
 
 
-def outlives_us(upstream: Upstream[Any], seen: Attachment, run_id: str) -> bool:
+def survives_disconnect(upstream: Upstream[Any], seen: ReattachState, run_id: str) -> bool:
     """Return whether the run continues without this connection, and can be reattached to.
 
     If the adapter raises an exception, the result is False. If the exception were raised here, one
     leg would prevent a stopping connector from handing over all its legs.
     """
     try:
-        return upstream.outlives_us(seen)
+        return upstream.survives_disconnect(seen)
     except Exception:
-        log.exception("run %s: the adapter cannot tell whether the run outlives us", run_id)
+        log.exception("run %s: the adapter fails to say if the run survives a disconnect", run_id)
         return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Attachment
+from penstock_connector.upstreams.base import ReattachState
 
 log = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 class Watcher(Protocol):
     """The adapter's method `Upstream.watch`, which reads facts from a frame."""
 
-    def __call__(self, frame: Frame, seen: Attachment, /) -> None:
+    def __call__(self, frame: Frame, seen: ReattachState, /) -> None:
         """Store in `seen` the facts of this frame that a reattachment needs."""
         ...
 
@@ -24,7 +24,7 @@ class Watcher(Protocol):
 class Progress:
     """The facts that a leg needs to reattach, or to end if it cannot reattach."""
 
-    seen: Attachment = field(default_factory=Attachment)
+    seen: ReattachState = field(default_factory=ReattachState)
     # the number of the attempt: a reattachment with `produces_again` begins the next one
     attempt: int = 1
     # whether the server has begun to answer this connector or an earlier one

@@ -41,7 +41,7 @@ class Claims:
         first.
         """
         entry = await self._bucket.get(f"claim.{run_id}")
-        if entry is None or await self._connectors.answers(_claim(entry).pod):
+        if entry is None or await self._connectors.is_responding(_claim(entry).pod):
             return False
         claim = Claim(pod=self._pod, state=state)
         key = f"claim.{run_id}"

@@ -1,4 +1,4 @@
-"""Finds out which connectors are alive, by their leases in KV `leases` and answers to
+"""Finds out which connectors are alive, by their leases in KV `leases` and by answers to
 `alive.<pod>`."""
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Connectors:
         """
         if pod == self._pod:
             return Liveness.OURS
-        if not await self.lives(pod):
+        if not await self.is_alive(pod):
             return Liveness.DEAD
-        return Liveness.ALIVE if await self.answers(pod) else Liveness.SILENT
+        return Liveness.ALIVE if await self.is_responding(pod) else Liveness.SILENT
 
-    async def lives(self, pod: str) -> bool:
+    async def is_alive(self, pod: str) -> bool:
         """Return whether the connector's lease is valid; also True if the leases cannot show it.
 
         Raises:
@@ -74,8 +74,8 @@ class Connectors:
         await self._bus.clock.look()
         return not self.sees_others()
 
-    async def answers(self, pod: str) -> bool:
-        """Return the same as `lives`, but False as soon as the connector does not answer.
+    async def is_responding(self, pod: str) -> bool:
+        """Return the same as `is_alive`, but False as soon as the connector does not answer.
 
         Another connector may then begin work that the silent connector has claimed and not begun.
         If the silent connector is alive after all, the fence refuses its `open`.
@@ -85,9 +85,9 @@ class Connectors:
         """
         if pod != self._pod and self._peers is not None and self._peers.is_gone(pod):
             return False
-        return await self.lives(pod)
+        return await self.is_alive(pod)
 
-    async def living(self) -> set[str]:
+    async def alive_pods(self) -> set[str]:
         """Return all connectors with a valid lease, and this connector.
 
         The result may be used only if `sees_others()` returns True afterwards.

@@ -33,7 +33,7 @@ class Decisions:
         record = await self._record(command.approval_id)
         if record is None:
             raise NotDecided(f"there is no approval {command.approval_id}")
-        decided = record.going_on()
+        decided = record.continue_command()
         if decided is None:
             raise NotDecided(
                 f"approval {command.approval_id} is {record.status}, so nothing is sent"
@@ -50,7 +50,7 @@ class Decisions:
     async def command(self, approval_id: str) -> ContinueCommand | None:
         """Return the command that a decision's record contains; None if there is no decision."""
         record = await self._record(approval_id)
-        return record.going_on() if record is not None else None
+        return record.continue_command() if record is not None else None
 
     async def decided_at(self, approval_id: str) -> str | None:
         """Return the time at which the decision was taken, RFC 3339; None if there is no
@@ -65,7 +65,7 @@ class Decisions:
             return False
         kept = PauseRecord.model_validate_json(await objects.unwrap(self._bus, entry.value))
         record = await self._record(kept.approval_id)
-        return record is not None and record.going_on() is not None
+        return record is not None and record.continue_command() is not None
 
     async def _record(self, approval_id: str) -> ApprovalRecord | None:
         entry = await self._bus.bucket("approvals").get(approval_id)

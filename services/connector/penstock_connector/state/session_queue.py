@@ -215,7 +215,7 @@ class SessionQueue:
         last = await tail(self._bus, raw_for(turn.run_id), raw_stored(turn.run_id, WRITER))
         if last is not None and is_over(last, turn.leg):
             return True
-        if await self._connectors.lives(turn.pod):
+        if await self._connectors.is_alive(turn.pod):
             return False
         return not await self._leg_records.exists(turn.run_id, turn.pod)
 

@@ -99,7 +99,9 @@ class Handover:
         until = loop.time() + grace_s
         offered: set[str] = set()
         while (legs := self._registry.legs) and loop.time() < until:
-            free = {run_id for run_id, (leg, _) in legs.items() if leg.moves_freely} - offered
+            free = {
+                run_id for run_id, (leg, _) in legs.items() if leg.can_move_without_loss
+            } - offered
             if free and await self._has_peers():
                 offered |= free
                 await asyncio.gather(*map(self._hand_over, free))

@@ -58,7 +58,7 @@ class Reaper:
             await self._for_each_leg(pod, self._take_over_freely)
         await self._find_dead()
         for pod in tuple(self._dead):
-            if await connectors.lives(pod):
+            if await connectors.is_alive(pod):
                 if connectors.sees_others():
                     self._dead.discard(pod)
             elif not await self._for_each_leg(pod, self._settle):
@@ -66,7 +66,7 @@ class Reaper:
 
     async def _find_dead(self) -> None:
         connectors = self._stores.connectors
-        living = await connectors.living()
+        living = await connectors.alive_pods()
         if time.monotonic() - self._swept_at_s > FULL_SWEEP_S:
             recorded = await self._stores.leg_records.find()
             ours = {run_id for pod, run_id in recorded if pod == self._stores.pod}
@@ -118,7 +118,7 @@ class Reaper:
         """Continue a leg if this loses no data, even if the leg's holder is still running."""
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == pod:
-            await self._takeover.take_over(run_id, last, DIED.format(pod), only_freely=True)
+            await self._takeover.take_over(run_id, last, DIED.format(pod), only_without_loss=True)
 
     async def _settle(self, pod: str, run_id: str) -> None:
         last = await self._stores.runs.tail(run_id)

@@ -19,7 +19,7 @@ from penstock.bus.read.direct import STORED_AT
 from penstock.bus.records import CancelCommand
 from penstock.settings import Config, ServerAgent
 from penstock_connector.legs.history import LegHistory
-from penstock_connector.legs.leg import outlives_us
+from penstock_connector.legs.leg import survives_disconnect
 from penstock_connector.legs.opener import LegOpener
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.outcome import ended, lost
@@ -62,7 +62,7 @@ class Takeover:
         pod = holder_of(last)
         if pod == self._stores.pod:
             return self._registry.works_on(run_id)
-        return await self._stores.connectors.lives(pod)
+        return await self._stores.connectors.is_alive(pod)
 
     async def take_over_unless_held(self, run_id: str, last: Stored) -> None:
         """Take the leg over if its holder is dead; the caller works exclusively on the run.
@@ -74,7 +74,7 @@ class Takeover:
         if kind_of(last) in CLOSED:
             return
         connectors, pod = self._stores.connectors, holder_of(last)
-        if not connectors.sees_others() and await connectors.lives(pod):
+        if not connectors.sees_others() and await connectors.is_alive(pod):
             raise Retry(1)
         # The caller works on the run, so a leg of this connector counts as held. If such a leg has
         # no task, the reaper finds it.
@@ -88,15 +88,15 @@ class Takeover:
         why: str,
         cancelled: CancelCommand | None = None,
         *,
-        only_freely: bool = False,
+        only_without_loss: bool = False,
     ) -> bool:
         """Continue an open leg that no connector holds, or end it.
 
         `last` is the run's last source frame. `why` is the reason of the takeover, which is written
         when the leg ends. Return True if this connector now holds the leg. Return False if the leg
         has ended, or if another connector was first. If the run was cancelled, or has ended before
-        the leg, the leg only asks the agent server to stop. With `only_freely`, the leg is taken
-        over only if two connectors may hold the leg for a moment without any loss, since the
+        the leg, the leg only asks the agent server to stop. With `only_without_loss`, the leg is
+        taken over only if two connectors may hold the leg for a moment without any loss, since the
         earlier holder may be alive. The caller works exclusively on the run.
 
         Raises:
@@ -108,12 +108,12 @@ class Takeover:
         cancelled = cancelled or await stores.runs.cancel_that_forbids_continuing(run_id)
         found = await self._order(run_id, last)
         if found is None:
-            if not only_freely:
+            if not only_without_loss:
                 await self._end(run_id, last, why, cancelled)
             return False
         order, agent = found
         history = await self._history(order, agent, last)
-        if only_freely and not self._moves_freely(order, agent, history):
+        if only_without_loss and not self._can_move_without_loss(order, agent, history):
             return False
         await self._registry.release(run_id)
         # 1. This connector's record of the leg. If there were no record, no connector would find
@@ -164,13 +164,15 @@ class Takeover:
             state = sending_state(str(orjson.loads(last.payload).get("code")))
             await self._stores.sendings.record(record.approval_id, state, is_known=True)
 
-    def _moves_freely(self, order: Order, agent: ServerAgent, history: LegHistory) -> bool:
+    def _can_move_without_loss(self, order: Order, agent: ServerAgent, history: LegHistory) -> bool:
         """Return whether two connectors may hold the leg for a moment without any loss."""
         if not history.called:
             return True  # the fence admits only one call
         seen = history.progress.seen
         has_position = seen.last_event_index is not None or seen.last_id is not None
-        return has_position and outlives_us(self._runner.upstream(agent), seen, order.run_id)
+        return has_position and survives_disconnect(
+            self._runner.upstream(agent), seen, order.run_id
+        )
 
     async def _order(self, run_id: str, last: Stored) -> tuple[Order, ServerAgent] | None:
         """Return the order that the leg's holder has recorded, and its agent; None if data is

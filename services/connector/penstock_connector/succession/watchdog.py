@@ -88,7 +88,7 @@ class Watchdog:
         self._read_to = 0
         self._open: dict[str, _Watched] = {}
 
-    async def beat(self) -> bool:
+    async def renew_lease(self) -> bool:
         """Renew or take the lease; return False while another connector has the lease.
 
         Raises:
@@ -100,7 +100,7 @@ class Watchdog:
             self._forget()
         return held
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Read the changes in the list of runs, and examine some of the open runs.
 
         Raises:
@@ -161,9 +161,9 @@ class Watchdog:
             return
         last = await self._runs.tail(run_id)
         if record.target == "workflows":
-            stuck, approval_id = await self._why_workflow(record, watched), None
+            stuck, approval_id = await self._why_workflow_stuck(record, watched), None
         else:
-            stuck, approval_id = await self._why(record, last, watched)
+            stuck, approval_id = await self._why_stuck(record, last, watched)
         found = (stuck, last.sequence if last is not None else 0) if stuck is not None else None
         is_certain = found is not None and found == watched.found
         watched.found = found
@@ -180,7 +180,7 @@ class Watchdog:
         else:
             await self._end(run_id, stuck, approval_id)
 
-    async def _why(
+    async def _why_stuck(
         self, record: RunRecord, last: Stored | None, watched: _Watched
     ) -> tuple[Stuck | None, str | None]:
         """Return the reason why the run is stuck, and the approval whose decision was not sent.
@@ -189,27 +189,29 @@ class Watchdog:
         """
         run_id = record.run_id
         if last is None:
-            if time.monotonic() - watched.since < UNSTARTED_S or await self._waits(run_id, "start"):
+            if time.monotonic() - watched.since < UNSTARTED_S or await self._is_command_stored(
+                run_id, "start"
+            ):
                 return None, None
             claim = await self._stores.claims.read(run_id)
-            if claim is not None and await self._stores.connectors.lives(claim.pod):
+            if claim is not None and await self._stores.connectors.is_alive(claim.pod):
                 return None, None
             return Stuck.NEVER_STARTED, None
         if kind_of(last) not in CLOSED:
-            lives = await self._stores.connectors.lives(holder_of(last))
-            return None if lives else Stuck.NOBODY_HOLDS, None
+            is_alive = await self._stores.connectors.is_alive(holder_of(last))
+            return None if is_alive else Stuck.NOBODY_HOLDS, None
         approval_id = record.approval_id
         if approval_id is None or await self._is_on_its_way(run_id, approval_id, leg_of(last)):
             return None, None  # the normalizer or a person continues the run
         return Stuck.NEVER_SENT, approval_id
 
-    async def _why_workflow(self, record: RunRecord, watched: _Watched) -> Stuck | None:
+    async def _why_workflow_stuck(self, record: RunRecord, watched: _Watched) -> Stuck | None:
         """Return whether a workflow's run was never started; the workflows service continues all
         others."""
         run_id = record.run_id
         if record.status != "queued" or time.monotonic() - watched.since < UNSTARTED_S:
             return None
-        if await self._waits(run_id, "start", "workflows"):
+        if await self._is_command_stored(run_id, "start", "workflows"):
             return None
         frame = await self._bus.tail(raw_for(run_id), raw_of_run(run_id))
         return Stuck.NEVER_STARTED if frame is None else None
@@ -221,10 +223,10 @@ class Watchdog:
         if entry is None or not entry.value:
             return True  # the approvals service has not read the request yet
         approval = await self._approval(entry.value)
-        if approval.going_on() is None or approval.leg != leg:
+        if approval.continue_command() is None or approval.leg != leg:
             return True
         in_outbox = await approvals.get(f"outbox.{approval_id}") is not None
-        if in_outbox or await self._waits(run_id, "continue"):
+        if in_outbox or await self._is_command_stored(run_id, "continue"):
             return True
         sent = await self._stores.sendings.read(approval_id)
         if sent is None:
@@ -232,12 +234,14 @@ class Watchdog:
         # If the decision was sent, RAW has lost the leg's `open`, and the normalizer ends the run.
         is_begun = sent.state in ("done", "outcome_unknown")
         return is_begun or (
-            sent.state == "claimed" and await self._stores.connectors.lives(sent.pod)
+            sent.state == "claimed" and await self._stores.connectors.is_alive(sent.pod)
         )
 
     async def _approval(self, value: bytes) -> ApprovalRecord:
         return ApprovalRecord.model_validate_json(await objects.unwrap(self._bus, value))
 
-    async def _waits(self, run_id: str, kind: str, target: Target = "connector") -> bool:
+    async def _is_command_stored(
+        self, run_id: str, kind: str, target: Target = "connector"
+    ) -> bool:
         subject = command(target, kind, run_id)
         return await self._bus.tail(COMMANDS, subject) is not None

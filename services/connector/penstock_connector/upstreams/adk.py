@@ -17,7 +17,7 @@ import orjson
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AdkAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Attachment, Call, UpstreamRefused, segment
+from penstock_connector.upstreams.base import Call, ReattachState, UpstreamRefused, segment
 
 # The headers of each request. The client's Origin header is not forwarded, because ADK servers
 # refuse unknown origins since 1.28.
@@ -106,10 +106,10 @@ class AdkUpstream:
         """Return False, because closing the connection cancels the run at once."""
         return False
 
-    def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
+    def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
         """Do nothing, because ADK's headers do not name the run."""
 
-    def watch(self, frame: Frame, seen: Attachment) -> None:
+    def watch(self, frame: Frame, seen: ReattachState) -> None:
         """Store the invocation's id, which every event has."""
         if seen.run_id is not None:
             return
@@ -121,12 +121,12 @@ class AdkUpstream:
         if isinstance(invocation_id, str):
             seen.run_id = invocation_id
 
-    def outlives_us(self, seen: Attachment) -> bool:
+    def survives_disconnect(self, seen: ReattachState) -> bool:
         """Return False, because closing the connection aborts the run."""
         return False
 
     async def reattach(
-        self, client: httpx.AsyncClient, agent: AdkAgent, call: Call, seen: Attachment
+        self, client: httpx.AsyncClient, agent: AdkAgent, call: Call, seen: ReattachState
     ) -> Call | None:
         """Return a POST /run_sse with only the `invocationId`; None if this would not be safe.
 
@@ -166,7 +166,7 @@ class AdkUpstream:
             await asyncio.sleep(SEAL_S)
         return None
 
-    async def closed(self, agent: AdkAgent, call: Call, seen: Attachment) -> None:
+    async def closed(self, agent: AdkAgent, call: Call, seen: ReattachState) -> None:
         """Do nothing, because the server keeps the session."""
 
     async def _ensure_session(

@@ -19,7 +19,7 @@ import orjson
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AgnoAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Attachment, Call, segment
+from penstock_connector.upstreams.base import Call, ReattachState, segment
 
 _HEADERS = {
     "content-type": "application/x-www-form-urlencoded",
@@ -79,10 +79,10 @@ class AgnoUpstream:
         await client.post(url, headers=agent.headers)
         return True
 
-    def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
+    def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
         """Do nothing, because Agno's headers do not name the run."""
 
-    def watch(self, frame: Frame, seen: Attachment) -> None:
+    def watch(self, frame: Frame, seen: ReattachState) -> None:
         """Store the event's number: Agno 3.x numbers the events of a background run without
         gaps."""
         if frame.event == "error":  # the answer to /resume if the server does not know the run
@@ -106,12 +106,12 @@ class AgnoUpstream:
             seen.refusal = f"the agent server has forgotten the events {missing}"
         seen.last_event_index = index
 
-    def outlives_us(self, seen: Attachment) -> bool:
+    def survives_disconnect(self, seen: ReattachState) -> bool:
         """Return whether the server numbers the events, as 3.x does for runs in the background."""
         return seen.last_event_index is not None
 
     async def reattach(
-        self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call, seen: Attachment
+        self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call, seen: ReattachState
     ) -> Call | None:
         """Return POST …/runs/{run_id}/resume (3.x), after the last complete event.
 
@@ -133,7 +133,7 @@ class AgnoUpstream:
             call.session_id,
         )
 
-    async def closed(self, agent: AgnoAgent, call: Call, seen: Attachment) -> None:
+    async def closed(self, agent: AgnoAgent, call: Call, seen: ReattachState) -> None:
         """Do nothing, because the server keeps the session."""
 
 

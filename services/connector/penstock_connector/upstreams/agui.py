@@ -30,7 +30,7 @@ from penstock.dialects.agui.ids import Restated, call_name, ids_of_run, own_mess
 from penstock.dialects.json import loads
 from penstock.settings import AguiAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Attachment, Call, segment
+from penstock_connector.upstreams.base import Call, ReattachState, segment
 from penstock_connector.upstreams.conversations import Thread, Threads
 
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -113,12 +113,12 @@ class AguiUpstream:
         """Return False, because closing the connection cancels the run."""
         return False
 
-    def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
+    def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
         """Store the run's id from the response's headers, which only another Penstock sends."""
         seen.run_id = headers.get("penstock-run-id") or seen.run_id
         seen.says_when_over = seen.run_id is not None
 
-    def watch(self, frame: Frame, seen: Attachment) -> None:
+    def watch(self, frame: Frame, seen: ReattachState) -> None:
         """Store the frame's id, and add the frame to the conversation and the state."""
         seen.last_id = frame.id or seen.last_id
         try:
@@ -134,13 +134,13 @@ class AguiUpstream:
             seen.notes.transcript.feed(each)
             seen.notes.state.feed(each)
 
-    def outlives_us(self, seen: Attachment) -> bool:
+    def survives_disconnect(self, seen: ReattachState) -> bool:
         """Return whether the server is another Penstock: its runs continue without their
         clients."""
         return seen.run_id is not None
 
     async def reattach(
-        self, client: httpx.AsyncClient, agent: AguiAgent, call: Call, seen: Attachment
+        self, client: httpx.AsyncClient, agent: AguiAgent, call: Call, seen: ReattachState
     ) -> Call | None:
         """Return GET …/v1/runs/{run_id}/events of another Penstock, after the last frame with an
         id.
@@ -168,7 +168,7 @@ class AguiUpstream:
             method="GET",
         )
 
-    async def closed(self, agent: AguiAgent, call: Call, seen: Attachment) -> None:
+    async def closed(self, agent: AguiAgent, call: Call, seen: ReattachState) -> None:
         """Store the leg's messages for the session and, if the run waits, for the run.
 
         The session's messages have no tool calls without a result. If a call has no result yet, the

@@ -34,7 +34,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Attachment:
+class ReattachState:
     """The facts of a leg's stream that the adapter needs to reattach to the stream.
 
     A connector that takes the leg over reads the frames from RAW, and passes them to the same
@@ -55,7 +55,8 @@ AgentT_contra = TypeVar("AgentT_contra", bound=AgentOfServer, contravariant=True
 
 
 class Upstream(Protocol[AgentT_contra]):
-    """The adapter for one protocol. The state of a leg is in the leg's `Call` and `Attachment`."""
+    """The adapter for one protocol. The state of a leg is in the leg's `Call` and
+    `ReattachState`."""
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgentT_contra, command: StartCommand
@@ -86,20 +87,20 @@ class Upstream(Protocol[AgentT_contra]):
         """Ask the server to stop; return False if only closing the connection stops the run."""
         ...
 
-    def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
+    def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
         """Store in `seen` the facts from the response's headers that `reattach` needs."""
         ...
 
-    def watch(self, frame: Frame, seen: Attachment) -> None:
+    def watch(self, frame: Frame, seen: ReattachState) -> None:
         """Store in `seen` the facts from a frame that `reattach` needs."""
         ...
 
-    def outlives_us(self, seen: Attachment) -> bool:
+    def survives_disconnect(self, seen: ReattachState) -> bool:
         """Return whether the run continues without the connection, so that `reattach` can work."""
         ...
 
     async def reattach(
-        self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call, seen: Attachment
+        self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call, seen: ReattachState
     ) -> Call | None:
         """Return the request that continues a cut stream; None if there is no safe request.
 
@@ -109,7 +110,7 @@ class Upstream(Protocol[AgentT_contra]):
         """
         ...
 
-    async def closed(self, agent: AgentT_contra, call: Call, seen: Attachment) -> None:
+    async def closed(self, agent: AgentT_contra, call: Call, seen: ReattachState) -> None:
         """Store the data that later legs need; the leg's last source frame is not written yet."""
         ...
 

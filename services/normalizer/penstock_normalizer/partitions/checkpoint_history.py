@@ -55,7 +55,7 @@ class CheckpointHistory:
 
         The losses must be losses of EVENTS. The checkpoints after this position are removed.
         """
-        last_left = min((loss.stands for loss in losses), default=None)
+        last_left = min((loss.last_left for loss in losses), default=None)
         if last_left is None:
             return None
         self.points = [point for point in self.points if point[1] <= last_left]

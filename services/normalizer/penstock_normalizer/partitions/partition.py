@@ -61,7 +61,7 @@ class Partition:
             Pauses(bus, settings.events_max_age_s),
             budget,
             give_up,
-            settings.max_standing_s,
+            settings.max_blocked_s,
             asyncio.get_running_loop(),
         )
         self._checkpoint = Checkpoint(bus, shard, number)

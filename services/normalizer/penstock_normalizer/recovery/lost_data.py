@@ -64,7 +64,7 @@ async def _earliest_loss(bus: Bus, losses: Iterable[Loss]) -> datetime:
     """Return a time before which no data was lost."""
     earliest = bus.clock.now()
     for loss in losses:
-        last_left = await bus.at(loss.stream, loss.stands) if loss.stands else None
+        last_left = await bus.at(loss.stream, loss.last_left) if loss.last_left else None
         if last_left is None:
             return datetime.fromtimestamp(0, UTC)
         earliest = min(earliest, datetime.fromisoformat(last_left.stored_at))

@@ -28,5 +28,5 @@ class RunContext:
     pauses: Pauses
     budget: Budget
     give_up: GiveUp
-    max_standing_s: float
+    max_blocked_s: float
     loop: asyncio.AbstractEventLoop

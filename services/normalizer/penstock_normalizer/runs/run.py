@@ -45,7 +45,7 @@ class Run:
         self._run_id = run_id
         self.output = RunOutput(context.bus, run_id, context.index, context.pauses)
         self._feeder = Feeder(run_id, self.output, context.give_up)
-        self._blocked = BlockedRun(context.max_standing_s)
+        self._blocked = BlockedRun(context.max_blocked_s)
         self._fold: RunFold | None = None  # None if the fold must be rebuilt before the next frame
         self.backlog = Backlog(context.bus, run_id, context.budget)
 

@@ -23,7 +23,6 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -43,6 +42,7 @@ from penstock.bus.state.losses import (
     is_numbered,
     margin,
     numbered,
+    stored,
     watched,
 )
 from penstock.bus.state.skipping import ends_at, skip
@@ -115,7 +115,7 @@ class Continuity:
 
     def count(self, stream: str) -> int:
         """Return how many messages of the stream are known to be lost, in all losses together."""
-        return sum(loss.known - loss.stands for loss in self.of(stream))
+        return sum(loss.last_known - loss.last_left for loss in self.of(stream))
 
     @property
     def notices(self) -> list[str]:
@@ -262,22 +262,22 @@ class Continuity:
 
     async def _repair(self, look: Snapshot, stream: str, known: int) -> None:
         """Record the loss, and then make the lost sequences unusable."""
-        stands = look.last[stream]
+        last_left = look.last[stream]
         losses = look.losses.setdefault(stream, [])
-        begun = losses and stands < losses[-1].skipped_to and known <= losses[-1].skipped_to
+        begun = losses and last_left < losses[-1].skipped_to and known <= losses[-1].skipped_to
         if not begun:
-            to = known + margin(stream) if is_numbered(stream) else stands
-            if is_numbered(stream) and not await ends_at(self._bus, stream, stands):
+            to = known + margin(stream) if is_numbered(stream) else last_left
+            if is_numbered(stream) and not await ends_at(self._bus, stream, last_left):
                 return
-            losses.append(Loss(stream, stands, known, to, look.now))
+            losses.append(Loss(stream, last_left, known, to, look.now))
             log.error("%s", _NOTICE.format(losses[-1]))
             self._found[stream] = losses[-1]
-            value = orjson.dumps([asdict(loss) for loss in losses[-MAX_KEPT:]])
+            value = orjson.dumps([stored(loss) for loss in losses[-MAX_KEPT:]])
             revision = look.revisions.get(stream, 0)
             if await self._bus.bucket(BUCKET).update(LOST + stream, value, revision) is None:
                 return  # another process repairs the stream
         if is_numbered(stream):
-            await skip(self._bus, stream, stands, losses[-1].skipped_to)
+            await skip(self._bus, stream, last_left, losses[-1].skipped_to)
         else:
-            look.marks[stream] = stands
+            look.marks[stream] = last_left
             await self._bus.bucket(BUCKET).put(MARKS, orjson.dumps(look.marks))

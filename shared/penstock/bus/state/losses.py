@@ -8,7 +8,7 @@ processed).
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import orjson
@@ -57,28 +57,35 @@ class Loss:
     """One loss of messages at the end of a stream, described by stream sequences."""
 
     stream: str
-    stands: int  # the last message that is left
-    known: int  # the highest sequence that is known to have existed
-    skipped_to: int  # no sequence after `stands` up to `skipped_to` is used any more
+    last_left: int  # the last message that is left
+    last_known: int  # the highest sequence that is known to have existed
+    skipped_to: int  # no sequence after `last_left` up to `skipped_to` is used any more
     found_at: str  # RFC 3339, by NATS's clock
 
     def covers(self, sequence: int) -> bool:
         """Return whether the message of this sequence was lost in this loss."""
-        return self.stands < sequence <= max(self.known, self.skipped_to)
+        return self.last_left < sequence <= max(self.last_known, self.skipped_to)
 
     def __str__(self) -> str:
         return (
-            f"{self.stream} came back with the messages up to {self.stands} only, of at least "
-            f"{self.known} (found at {self.found_at[:19]}Z)"
+            f"{self.stream} came back with the messages up to {self.last_left} only, of at least "
+            f"{self.last_known} (found at {self.found_at[:19]}Z)"
         )
 
 
-_FIELDS = frozenset(each.name for each in fields(Loss))
+# The stored JSON names of the fields whose names in `Loss` differ.
+_STORED_AS = {"last_left": "stands", "last_known": "known"}
+_FIELDS = {_STORED_AS.get(each.name, each.name): each.name for each in fields(Loss)}
+
+
+def stored(loss: Loss) -> dict[str, Any]:
+    """Return the JSON object that KV `checkpoints` has for a loss."""
+    return {_STORED_AS.get(name, name): value for name, value in asdict(loss).items()}
 
 
 def _loss(found: dict[str, Any]) -> Loss:
     """Return the loss that is described by JSON, without fields that a later version has added."""
-    return Loss(**{name: value for name, value in found.items() if name in _FIELDS})
+    return Loss(**{_FIELDS[name]: value for name, value in found.items() if name in _FIELDS})
 
 
 @dataclass

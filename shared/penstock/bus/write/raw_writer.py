@@ -124,7 +124,7 @@ class RawWriter:
         pattern = subjects.raw_stored(self.run_id, self.writer)
         return not self._is_foreign(await tail(self.bus, streams.raw_for(self.run_id), pattern))
 
-    async def go_on(self) -> None:
+    async def continue_after_loss(self) -> None:
         """Continue after the frames that are left when `write` has raised HistoryLost.
 
         Waits while the bus is away.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -66,7 +65,7 @@ async def test_an_older_store_is_said_and_its_sequences_are_not_used_again(
         await eventually(lambda: asyncio.sleep(0, bool(learned)), 30, "the edge learns of it")
         next_one = await normalizer.publisher.publish(event(run_id, 6))
         loss = learned[0]
-        assert (loss.stream, loss.stands, loss.known) == (streams.EVENTS, 5, 20)
+        assert (loss.stream, loss.last_left, loss.last_known) == (streams.EVENTS, 5, 20)
         assert next_one > loss.skipped_to == 20 + MARGIN[streams.EVENTS]
         assert (await state(edge, streams.EVENTS))["messages"] == 6, "what filled it is deleted"
         assert not loss.covers(5)
@@ -90,7 +89,7 @@ async def test_what_was_noted_is_enough_when_everybody_was_restarted(
         async with connected(fresh_nats.url):
             pass
     async with connected(fresh_nats.url, repairs=True) as normalizer:
-        assert normalizer.continuity.of(streams.EVENTS)[0].known == 10
+        assert normalizer.continuity.of(streams.EVENTS)[0].last_known == 10
         assert (await state(normalizer, streams.EVENTS))["last_seq"] > 10
     async with connected(fresh_nats.url) as edge:
         assert edge.continuity.of(streams.EVENTS) == normalizer.continuity.of(streams.EVENTS)
@@ -113,7 +112,7 @@ async def test_who_alone_knows_of_a_message_is_heard(fresh_nats: NatsServer) -> 
             await connector.bucket("runs").get("x")
         async with connected(fresh_nats.url, repairs=True) as normalizer:
             await is_ready(connector)
-            assert normalizer.continuity.of(streams.RAW)[0].known == 2
+            assert normalizer.continuity.of(streams.RAW)[0].last_known == 2
 
 
 async def test_a_bucket_that_came_back_older_is_said_and_goes_on(fresh_nats: NatsServer) -> None:
@@ -161,7 +160,12 @@ async def test_records_of_losses_that_cannot_be_read_hold_nobody_back(
     loss = Loss(streams.EVENTS, 1, 2, 0, "2026-01-01T00:00:00Z")
     async with connected(fresh_nats.url, repairs=True) as normalizer:
         checkpoints = normalizer.bucket("checkpoints")
-        later = [{**asdict(loss), "severity": "high"}]
+        later = [
+            {
+                **{"stream": streams.EVENTS, "stands": 1, "known": 2, "skipped_to": 0},
+                **{"found_at": "2026-01-01T00:00:00Z", "severity": "high"},
+            }
+        ]
         await checkpoints.put(f"lost.{streams.EVENTS}", orjson.dumps(later))
         await checkpoints.put(f"lost.{streams.RAW}", b"{}}")
         await checkpoints.put("marks", b'{"RAW": "many"}')
