@@ -1,1 +1,4 @@
-"""Decodes agent servers' protocols and encodes clients' protocols, one folder per protocol."""
+"""Decodes the protocols of agent servers and encodes the protocols of clients.
+
+Each protocol has a folder.
+"""

@@ -58,7 +58,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     - The request line and the headers may have `MAX_HEAD_BYTES`. A larger head is answered with
       431. One read (at most 256 KiB) may contain the end of a head and a body. So a read is parsed
-           first, and its bytes count as head only if the head is still incomplete.
+      first, and its bytes count as head only if the head is still incomplete.
     - The framing of a chunked body (chunk sizes, extensions, trailers) may have `MAX_HEAD_BYTES`,
       plus `FRAMING_PER_BYTE` bytes for each byte of the body. If the framing is larger, the
       connection is closed. Trailers are dropped.

@@ -8,7 +8,7 @@ from typing import Final
 # The `errorCode` of the event that ends a cancelled invocation (ADK 2.x).
 ABORTED: Final = "INVOCATION_ABORTED"
 
-# The token counts of a run: the canonical name of each, and its member of ADK's `usageMetadata`.
+# Maps the canonical name of a token count to the member of ADK's `usageMetadata` with this count.
 TOKENS: Final[Mapping[str, str]] = {
     "input_tokens": "promptTokenCount",
     "output_tokens": "candidatesTokenCount",

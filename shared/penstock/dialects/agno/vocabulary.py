@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-# Built-in tools of Agno that never run: the person's answer becomes the result of the call.
+# Built-in tools of Agno that never run, because the person's answer becomes the result of the call.
 _ANSWERED_TOOLS: Final = frozenset({"get_user_input", "ask_user"})
 _ANSWERED_KINDS: Final = frozenset({"external", "feedback"})
 
-# The token counts of a run: the canonical name of each, and its member of Agno's `metrics`.
+# Maps the canonical name of a token count to the member of Agno's `metrics` with this count.
 TOKENS: Final[Mapping[str, str]] = {
     "input_tokens": "input_tokens",
     "output_tokens": "output_tokens",
@@ -20,7 +20,8 @@ TOKENS: Final[Mapping[str, str]] = {
 
 
 def answered_by_decision(kind: str | None, tool: str) -> bool:
-    """Returns whether Agno uses the answer as the tool's result and streams no event of the call.
+    """Returns whether Agno uses the answer as the tool's result, and so streams no event for the
+    call.
 
     `kind` is the kind of the pause item that asks about the call.
     """

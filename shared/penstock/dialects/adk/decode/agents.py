@@ -1,4 +1,4 @@
-"""Finds the agents of a run: the root agent, and its workers."""
+"""Finds the agents of a run, which are the root agent and its workers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from penstock.dialects.base import AgentFacts, AgentKind, AgentType, Source
 
 
 class Agents:
-    """Makes the `source` of every author.
+    """Makes the `source` for each author of events.
 
-    The outermost name in `nodeInfo.path` or `branch` is the root agent. If the first event of ADK
-    1.x has no branch, the author of this event is the root agent, unless the configuration says
-    `kind: workflow`. The type of the root agent is the configured kind, or `workflow` if the events
-    show a graph. In a tree of ADK 2.x, no event names the root agent. All authors are then workers,
-    and the configured agent is the source of events about the run as a whole.
+    The outermost name in `nodeInfo.path` or `branch` is the root agent. In ADK 1.x, if the first
+    event has no branch, the event's author is the root agent, unless the configuration says `kind:
+    workflow`. The type of the root agent is the configured kind. If the events show a graph, the
+    type is `workflow`. In a tree of ADK 2.x, no event names the root agent. All authors are then
+    workers, and the configured agent is the source of events about the run as a whole.
     """
 
     def __init__(self, agent: AgentFacts, steps: Steps) -> None:
@@ -23,7 +23,7 @@ class Agents:
         self._known: dict[tuple[str, str], Source] = {}
 
     def notice(self, place: Place) -> None:
-        """Takes the name of the root agent from a new place, if the place shows the root."""
+        """Takes the name of the root agent from a new place, if the place contains it."""
         if self.root is None:
             self.root = place.root
         if self.root is None and place.path is None and self._agent.kind != "workflow":

@@ -20,7 +20,7 @@ class Call:
 
 
 class Calls:
-    """Keeps all open calls of a run, in the order of their announcement."""
+    """Keeps all open calls of a run, in the order in which they were announced."""
 
     def __init__(self) -> None:
         self._ids = Ids()
@@ -58,9 +58,9 @@ class Calls:
     def find(self, upstream_id: str | None, name: str | None = None) -> Call | None:
         """Returns the open call of a response; None if no open call fits.
 
-        A response with an id belongs to the open call with the same id. If no open call has this
-        id, or if the response has no id, the function returns the oldest open call with the same
-        name. If the response and the call have different ids, the call does not fit.
+        A response with an id belongs to the open call with the same id. If there is no such call,
+        or if the response has no id, the response belongs to the oldest open call with the same
+        name. A call does not fit if both it and the response have an id and the ids differ.
         """
         if upstream_id:
             for call in self._open:

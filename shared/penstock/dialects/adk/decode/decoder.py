@@ -1,10 +1,10 @@
 """Decodes the events of Google ADK (`POST /run_sse`, versions 1.16 to 2.13) into canonical drafts.
 
 ADK has no event for the start, the end or a pause of a run. When the stream ends, `end` finds the
-result of the leg: open requests make a pause, a reported error makes a failure or a cancellation,
-and any other end is a completion. Calls, state, artifacts, usage and outputs come only from
-non-partial events, because ADK repeats the content of partial events in a final event and stores
-only the final event.
+result of the leg. If there are open requests, the run pauses. If an error was reported, the run has
+failed or was cancelled. Otherwise the run is completed. ADK repeats the content of partial events
+in a final event, and stores only the final event. So the decoder takes calls, state, artifacts,
+usage and outputs only from events that are not partial.
 
 The decoder leaves out fields that add nothing to the drafts: `id` and `timestamp` of an event,
 `content.role`, the interim response of a call that waits for a confirmation or a credential, and
@@ -61,7 +61,7 @@ class AdkDecoder:
     def __init__(self, agent: AgentFacts) -> None:
         self._drop = agent.drop
         self._leg = 0
-        self._n_frames = 0  # frames of this leg
+        self._n_frames = 0  # the number of frames of this leg
         self._over = False
         self._ids = Ids()
         self._tools = Tools()
@@ -72,21 +72,22 @@ class AdkDecoder:
         self._here: tuple[Place, Speaker] | None = None  # the place of the last event
         self._pending_error: failures.PendingError | None = None
         self._unreadable = False  # this leg had a frame that is not an event
-        # the place and the token counts of the last final event; None if this event had no message
+        # The place and the token counts of the last final event, if that event had a message; else
+        # None.
         self._text_usage: tuple[Place, Json] | None = None
         self._usage: JsonObject = {}
         self._summary = ""
         self._value: Json = None
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begins a leg. Makes no drafts, because ADK sends no event for the start of a leg."""
+        """Begins a leg. Returns no drafts, because ADK sends no event for the start of a leg."""
         self._leg = leg
         self._n_frames = 0
         self._unreadable = False
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Takes the decisions `{item_id: {decision, note, value}}`. Makes no drafts."""
+        """Takes the decisions `{item_id: {decision, note, value}}`. Returns no drafts."""
         self._tools.decided(items)
         return []
 
@@ -111,12 +112,12 @@ class AdkDecoder:
         return self._kept(out) if self._drop else out
 
     def end(self) -> Sequence[Draft | Pause]:
-        """Ends a leg whose stream ended regularly: with a pause, or with the end of the run.
+        """Ends a leg whose stream ended regularly. The run then pauses or ends.
 
-        ADK 2.13 sends no event for an answer that ADK has already received. So if the stream of a
-        continue request is empty, the run has continued in another response, and the decoder fails
-        the run with `outcome_unknown`. If the stream of the first leg is empty, the agent had no
-        output, and the run is completed with a warning.
+        If ADK 2.13 gets an answer for the second time, it sends an empty stream, because the run
+        has already continued in another response. So if the stream of a continue request is empty,
+        the run fails with `outcome_unknown`. If the stream of the first leg is empty, the agent had
+        no output, and the run is completed with a warning.
         """
         if self._over:
             return []
@@ -190,7 +191,7 @@ class AdkDecoder:
     def _move(self, place: Place, raw: AdkEvent, out: list[Draft]) -> Speaker:
         """Returns the speaker of a new place.
 
-        Closes each speaker whose place cannot run at the same time as the new place.
+        Closes the speakers at all places that cannot run at the same time as the new place.
 
         Raises:
             LimitReached: Too many agents speak at once.
@@ -214,8 +215,9 @@ class AdkDecoder:
         )
         self._speakers[place] = speaker
         LimitReached.check(len(self._speakers), MAX_OPEN, "agents that speak at once")
-        # An event without content begins no step. If `_here` had the place of such an event, the
-        # next event at this place would skip `_move`, and so would begin no step either.
+        # `_move` is skipped for an event at the place `_here`. An event without content begins no
+        # step, so its place is not kept. Otherwise the next event at this place would skip `_move`,
+        # and its step would not begin.
         self._here = (place, speaker) if speaks else None
         return speaker
 
@@ -224,7 +226,7 @@ class AdkDecoder:
         content: Content = obj(event.raw.get("content"))
         part: Part
         for part in objects(content.get("parts")):
-            if speaker.at_end:  # the last answer has no final event, and a new answer begins
+            if speaker.at_end:  # a new answer begins, and the last answer got no final event
                 self._close(speaker, out)
             piece = part.get("text")
             if isinstance(piece, str):
@@ -333,7 +335,7 @@ class AdkDecoder:
             event.custom("route", route)
         if actions.get("endOfAgent") is True:
             self._steps.left(place, event.out)
-            self._here = None  # the next event of this agent begins another turn
+            self._here = None  # so that the next event of this agent begins a new turn
 
     # Errors and ends.
 
@@ -345,7 +347,7 @@ class AdkDecoder:
             event.emit("system.warning", found[1])
 
     def _warn_of_pending_error(self, out: list[Draft]) -> None:
-        """Emits a warning for a pending error, because no error frame followed it."""
+        """Emits a warning for a pending error that no error frame has followed."""
         pending_error, self._pending_error = self._pending_error, None
         if pending_error:
             if pending_error.is_exception:
@@ -405,9 +407,9 @@ class AdkDecoder:
         self._note_message(speaker, speaker.close(out))
 
     def _why_cut(self) -> JsonObject | None:
-        """Returns why the messages that are open at the end of the stream are incomplete.
+        """Returns the reason why messages that are open at the end of the stream are incomplete.
 
-        Returns None if the run is completed or waits: streamed text without a final event then
+        Returns None if the run is completed or waits. Streamed text without a final event then
         counts as a complete message.
         """
         if self._unreadable:

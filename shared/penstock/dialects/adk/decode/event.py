@@ -1,4 +1,4 @@
-"""Reads one ADK event and collects the drafts that the decoder makes of it."""
+"""Reads one ADK event, and collects the drafts that the decoder makes from the event."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Event:
 
     @property
     def id(self) -> str | None:
-        """The upstream's id. From ADK 2.6 on, all frames of one answer share one id."""
+        """The event's id from ADK. From ADK 2.6 on, all frames of one answer have the same id."""
         return string(self.raw.get("id"))
 
     @property
@@ -49,7 +49,7 @@ def custom(key: str, value: Json) -> JsonObject:
 
 
 def read(data: bytes) -> Any:
-    """Returns the JSON object of a frame, without secrets; None if the frame is not an object."""
+    """Returns the JSON object in a frame, without secrets; None if the frame contains no object."""
     try:
         raw = loads(data)
     except ValueError:
@@ -60,7 +60,7 @@ def read(data: bytes) -> Any:
 
 
 def place_of(raw: AdkEvent) -> Place:
-    """Returns the place that an event comes from. Long names are cut (see `short`)."""
+    """Returns the place from which an event comes. Long names are cut (see `short`)."""
     node: NodeInfo = obj(raw.get("nodeInfo"))
     path = node.get("path")
     branch = string(raw.get("branch"))

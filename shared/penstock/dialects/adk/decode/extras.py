@@ -19,8 +19,8 @@ from penstock.dialects.adk.decode.tools import TRANSFER, Tools
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import array, has_content, obj, string
 
-# Keys of an event that the decoder reads, or that only identify the event. For each other key the
-# decoder emits a `custom.event`.
+# The keys of an event that the decoder reads, and the keys that only identify the event. For every
+# other key, the decoder emits a `custom.event`.
 _EVENT_KEYS = frozenset(
     {
         "actions",
@@ -64,7 +64,7 @@ _REQUESTS: Final[tuple[RequestKey, ...]] = ("requestedToolConfirmations", "reque
 class Constants:
     """Keeps the invocation, model and metadata, which every event repeats.
 
-    The decoder reports a repeated value only when the value changes.
+    Every event repeats these values, but the decoder reports a value only when it changes.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Constants:
         self._metadata: Json = None
 
     def invocation(self, raw: AdkEvent) -> JsonObject | None:
-        """Returns the invocation and its model if the invocation is new, else None."""
+        """Returns the invocation and its model if the event has a new invocation, else None."""
         invocation_id = string(raw.get("invocationId"))
         if invocation_id is None or invocation_id == self.invocation_id:
             return None
@@ -123,7 +123,8 @@ def emit_state(event: Event) -> None:
 
 
 def emit_transfer(event: Event, steps: Steps) -> None:
-    """Emits a transfer: `transferToAgent`, or `transfer_to_agent` of adk-streaming.md."""
+    """Emits a transfer, which is `transferToAgent` in ADK's events and `transfer_to_agent` in
+    adk-streaming.md."""
     actions = event.actions
     transfer = actions.get("transferToAgent") or actions.get(TRANSFER)
     request: TransferRequest = obj(transfer)
@@ -141,7 +142,7 @@ def emit_transfer(event: Event, steps: Steps) -> None:
 
 
 def emit_grounding(event: Event) -> None:
-    """Emits the documents that an answer is based on."""
+    """Emits the documents on which an answer is based."""
     grounding: GroundingMetadata = obj(event.raw.get("groundingMetadata"))
     documents = parts.documents(grounding)
     if documents:

@@ -1,10 +1,11 @@
 """Reads the errors of an ADK stream.
 
-The error frame of a failed run depends on the version: `{"error": "msg"}` without JSON escapes (up
-to 1.22), the same as valid JSON (up to 2.3), and with `error_details` (from 2.6). Before the error
-frame, ADK 2.13 also sends the failure as an event with `errorCode` and `errorMessage`. If a model
-stops early (MAX_TOKENS, SAFETY), an event has an `errorCode` and no error frame follows. This
-module also reads the error events of adk-streaming.md (`error_code`, `status_code`, `detail`).
+The error frame of a failed run depends on ADK's version. Up to 1.22, it is `{"error": "msg"}`
+without JSON escapes. Up to 2.3, it is the same object as valid JSON. From 2.6 on, it also has
+`error_details`. Before the error frame, ADK 2.13 also sends an event with the failure's `errorCode`
+and `errorMessage`. If a model stops early (MAX_TOKENS, SAFETY), an event has an `errorCode` and no
+error frame follows. This module also reads the error events of adk-streaming.md (`error_code`,
+`status_code`, `detail`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from penstock.dialects.adk.decode.redaction import redacted, scrubbed
 from penstock.dialects.base import Json, JsonObject, cut_off
 from penstock.dialects.json import has_content, obj, string, verbatim
 
-# Values of finishReason for an answer that ends too early, but whose text a client can use.
+# The values of finishReason for an answer that ended too early, but whose text a client can use.
 _PARTIAL = frozenset({"MAX_TOKENS"})
 
-# Values of finishReason for a complete answer.
+# The values of finishReason for a complete answer.
 _REGULAR = frozenset({"STOP", "FINISH_REASON_UNSPECIFIED", "CONTINUATION"})
 
 _ERROR_KEYS = frozenset({"error", "error_code", "status_code", "timestamp"})
@@ -29,7 +30,10 @@ _UNESCAPED = '{"error":'
 
 @dataclass(slots=True)
 class PendingError:
-    """An `errorCode`. Only the next frame, or the end of the stream, shows if the run failed."""
+    """An `errorCode` whose meaning is still open.
+
+    Only the next frame or the end of the stream shows whether the run has failed.
+    """
 
     code: str
     message: str
@@ -37,7 +41,8 @@ class PendingError:
 
     @property
     def is_exception(self) -> bool:
-        """Whether the code is an exception's name (CamelCase), not a model's code (capitals)."""
+        """True if the code is the name of an exception (CamelCase) and not a code of the model
+        (capitals)."""
         return not self.code.isupper()
 
     def cut(self) -> JsonObject:
@@ -69,7 +74,8 @@ def error_of(data: JsonObject) -> JsonObject:
 
 
 def stop_warning(event: AdkEvent) -> tuple[str, JsonObject] | None:
-    """Returns the finishReason of an early stop, and the data of a `system.warning` about the stop.
+    """Returns the finishReason of an early stop, and the data of a `system.warning` about this
+    stop.
 
     Returns None for a regular end.
     """
@@ -93,7 +99,7 @@ def pending_error(
 ) -> PendingError | None:
     """Returns the `errorCode` of an event.
 
-    Returns None if the event has no error, or if the code is one of the `reported` finishReasons.
+    Returns None if the event has no error, or if its code is one of the `reported` finishReasons.
     """
     code, message = event.get("errorCode"), event.get("errorMessage")
     if not has_content(code) and not has_content(message):

@@ -1,8 +1,9 @@
 """Decodes the messages and thoughts of one agent in one place.
 
-With streaming, ADK sends deltas (`partial: true`) and then the complete text again in one final
-event. Without streaming, ADK sends the final event alone. In ADK 1.16 the final event has no
-`partial` and each chunk has its own id. From 2.6 on the chunks and the final event share one id.
+With streaming, ADK sends deltas (`partial: true`), and then repeats the complete text in one final
+event. Without streaming, ADK sends only the final event. In ADK 1.16, the final event has no
+`partial`, and each delta has its own id. From 2.6 on, the deltas and the final event have the same
+id.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class Speaker:
     def __init__(self, source: Source, step_id: str | None, ids: Ids, role: str) -> None:
         self.source = source
         self.step_id = step_id
-        # True if a partial event had a finishReason, so that the next event of this answer is the
+        # True if a partial event had a finishReason. The next event of this answer is then the
         # final event.
         self.at_end = False
         self.warned: str | None = None  # the finishReason that a warning reported
         # why the open message is incomplete (see `cut_off`); None for a complete message
         self.cut: JsonObject | None = None
-        # calls with incomplete arguments: {id, upstream_id, name}
+        # the calls with incomplete arguments, each as {id, upstream_id, name}
         self.streamed_calls: list[JsonObject] = []
         self._ids = ids
         self._role = role
@@ -49,11 +50,12 @@ class Speaker:
         self._text: list[str] = []
         self._parts: list[JsonObject] = []
         self._reasoning_id: str | None = None
-        self._thought = False  # thoughts were streamed, so the final event only repeats them
+        # whether thoughts were streamed, so that the final event only repeats them
+        self._thought = False
 
     @property
     def is_open(self) -> bool:
-        """Whether a message, a thought or a call is incomplete."""
+        """True if a message, a thought or a call is incomplete."""
         return bool(self._message_id or self._reasoning_id or self.streamed_calls or self._thought)
 
     def draft(self, event_type: str, data: dict[str, Any]) -> Draft:
@@ -78,7 +80,7 @@ class Speaker:
         )
 
     def attach(self, part: JsonObject, event_id: str | None, out: list[Draft]) -> None:
-        """Adds a part other than text to the open message. Begins the message if none is open."""
+        """Adds a part that is not text to the open message. If no message is open, begins one."""
         if self._message_id is None:
             self._start(event_id, out)
         self._parts.append(part)
@@ -97,8 +99,8 @@ class Speaker:
         """Ends the message with its final event.
 
         If no text was streamed before, emits the whole text as one piece. `extra` has `parts` and
-        `citations`. Returns the message's data; None if the event has no text and no parts and no
-        message is open.
+        `citations`. Returns the message's data. Returns None if no message is open and the event
+        has neither text nor parts.
         """
         if self._reasoning_id:
             self._end_thought(out)
@@ -125,7 +127,7 @@ class Speaker:
         return data
 
     def close(self, out: list[Draft]) -> JsonObject | None:
-        """Ends the open message with the streamed text, if no final event follows.
+        """Ends the open message with the streamed text, because no final event has come.
 
         Returns the message's data; None if no message is open.
         """

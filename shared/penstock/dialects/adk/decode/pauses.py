@@ -25,7 +25,7 @@ from penstock.dialects.base import Json, JsonObject, PauseItem
 from penstock.dialects.json import obj, string
 
 _TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bool, "boolean"),  # before the numbers, since a bool is an int
+    (bool, "boolean"),  # before the numbers, because a bool is an int
     ((int, float), "number"),
     (str, "string"),
     (list, "array"),
@@ -49,20 +49,20 @@ def _confirmation(item_id: str, args: ConfirmationRequest, calls: Calls) -> Paus
     )
 
 
-# The beginning and a later part of ADK's default hint, which ADK uses if the tool's author wrote no
-# hint. The default hint instructs a program and does not help a person, so `_hint` leaves the
-# default hint out.
+# Two parts of ADK's default hint, by which `_hint` recognises this hint. ADK uses the default hint
+# if the tool's author wrote none. This hint instructs a program and does not help a person, so
+# `_hint` leaves it out.
 _BOILERPLATE = ("Please approve or reject the tool call ", "by responding with a FunctionResponse")
 
 
 def _hint(hint: str | None) -> str | None:
-    """Returns the hint that the tool's author wrote; None for ADK's default hint."""
+    """Returns the hint that the tool's author wrote; None if the hint is ADK's default hint."""
     begins, goes_on = _BOILERPLATE
     return None if hint and hint.startswith(begins) and goes_on in hint else hint
 
 
 def _schema_of(payload: Json) -> JsonObject:
-    """Returns a JSON Schema with the payload as its default.
+    """Returns a JSON Schema whose default value is the payload.
 
     ADK sends no schema, only the payload as a sample of the expected answer.
     """
@@ -92,7 +92,7 @@ def _input(item_id: str, args: InputRequest, calls: Calls) -> PauseItem:
 
 
 def _credential(item_id: str, args: CredentialRequest, calls: Calls) -> PauseItem:
-    """Returns the item of a sign-in.
+    """Returns the pause item for a sign-in.
 
     The item has only those members of `authConfig` that a person needs to sign in.
     """

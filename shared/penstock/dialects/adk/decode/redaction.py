@@ -1,7 +1,7 @@
 """Keeps credentials out of drafts.
 
-ADK up to 1.39 writes OAuth client secrets unencrypted into the frames that request a credential,
-and repeats credentials of the session's state in every state delta. ADK 2.13 removes both.
+ADK up to 1.39 writes OAuth client secrets unencrypted into the frames that request a credential. It
+also repeats the credentials in the session's state in every state delta. ADK 2.13 does neither.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from penstock.dialects.base import Json
 
 REDACTED = "[redacted]"
 
-# The number of levels that `redacted` searches; deeper values are replaced. No credential is nested
-# this deeply. The recursion needs a limit, because orjson reads JSON that is nested more deeply
-# than Python can recurse.
+# The number of levels that `redacted` searches. Values below these levels are replaced; no
+# credential is nested so deeply. The recursion needs a limit, because orjson can read JSON that is
+# nested more deeply than Python can recurse.
 _MAX_DEPTH = 64
 
-# Pieces of JSON that show that a frame may contain a credential. The keys have their quotes. If a
-# model's text contains such a key, the quotes in the text are escaped, so the text does not match.
+# Pieces of JSON that show that a frame may contain a credential. Each piece includes the quotes
+# around the key. If a model's text contains such a key, its quotes are escaped, so the text does
+# not match.
 _MARKS = (
     b'"adk_request_credential"',
     b'"requestedAuthConfigs":{"',
@@ -61,7 +62,7 @@ def speaks_of_credentials(data: bytes) -> bool:
 
 
 def redacted(value: Json, depth: int = 0) -> Json:
-    """Returns a copy of the value that has no secrets: replaces secret fields at any depth."""
+    """Returns a copy of the value in which all secret fields, at any depth, are replaced."""
     if depth > _MAX_DEPTH:
         return REDACTED
     if isinstance(value, dict):
@@ -75,7 +76,10 @@ def redacted(value: Json, depth: int = 0) -> Json:
 
 
 def scrubbed(message: str) -> str:
-    """Returns an error text without secrets. Validation errors repeat secrets (`api_key='…'`)."""
+    """Returns an error text without secrets.
+
+    The texts of validation errors contain secrets (`api_key='…'`).
+    """
     return _ASSIGNED.sub(rf"\1{REDACTED}", message)
 
 

@@ -1,24 +1,25 @@
 """Finds the steps of a workflow. ADK has no event for the start of a step.
 
-Agents of two forms have steps.
+Two kinds of runs have steps:
 
 - **graph** (Workflow of ADK 2.x): each node is a step, and the node's path (`wf@1/classify@1`) is
-  the step's id. A step begins with the first event at its path. An output of the node completes the
-  step. An output of the root completes the workflow. A chosen route becomes a transition when the
-  next node begins.
+  the step's id. A step begins with the first event at the node's path. An output of the node
+  completes the step. An output of the root completes the workflow. If a node chose a route, a
+  transition is emitted when the next node begins.
 - **tree** (Sequential, Parallel, Loop): each child agent is a step, and the child's name is the
-  step's id. A step begins with the child's first event that has content. The step is completed when
-  a child that cannot run at the same time sends content, or at the end of the run. If a child whose
-  step is completed sends content again, a new step begins (`writer#2`, iteration 2).
+  step's id. A step begins with the child's first event that has content. The step is completed at
+  the end of the run, or earlier when another child sends content that cannot run at the same time.
+  If a child whose step is completed sends content again, a new step begins (`writer#2`, iteration
+  2).
 
 A run is a graph if an event has an output for a node. A run is also a graph if an event has a path
-of several levels and the event's author is the root of this path. With `kind: workflow`, the author
-of this event may be any agent. A run of 2.x is a tree if the paths of its events are empty. A run
-of 1.x is a tree if an event has a branch, or if a second author appears without a transfer to this
-author. When the second author appears, the events of the first child are already decoded, so the
-first child has no step. With `kind: workflow`, a run of 1.x is a tree from its first event on, so
-the first child also has a step. An agent with sub agents has no steps: `dispatch.transfer` shows
-how control moves between the agents.
+of several levels whose root is the event's author. With `kind: workflow`, any author suffices. A
+run of 2.x is a tree if the paths of its events are empty. A run of 1.x is a tree if an event has a
+branch, or if a second author appears to whom no transfer was made. When the second author appears,
+the events of the first child are already decoded, so the first child has no step. With `kind:
+workflow`, a run of 1.x is a tree from its first event on, so the first child has a step, too. An
+agent that transfers control to sub agents has no steps. Instead, `dispatch.transfer` shows how
+control moves between the agents.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from typing import NamedTuple
 
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject, LimitReached, Source
 
-# The number of levels that the path of a node may have. Each level of a path is a step, and the
-# path up to this level is the id of the step. So the total length of the ids grows quadratically
-# with the number of levels.
+# The greatest number of levels in a node's path. Each level of a path is a step whose id is the
+# path up to this level. So the total length of the ids grows with the square of the number of
+# levels.
 _MAX_LEVELS = 100
 
 
 class Place(NamedTuple):
-    """The origin of an event. `path` is None before ADK 2.x, and "" in a tree."""
+    """The place from which an event comes. `path` is None before ADK 2.x, and "" in a tree."""
 
     author: str
     branch: str | None
@@ -43,7 +44,7 @@ class Place(NamedTuple):
 
     @property
     def root(self) -> str | None:
-        """The name of the outermost agent; None if the place does not show the outermost agent."""
+        """The name of the outermost agent; None if the place does not contain this name."""
         outermost = self.path.split("/", 1)[0] if self.path else ""
         return (outermost or (self.branch or "").split(".", 1)[0]).split("@", 1)[0] or None
 
@@ -71,7 +72,7 @@ class Step:
     id: str
     place: Place
     source: Source
-    output: str | None = None  # the last message in the step
+    output: str | None = None  # the text of the last message in the step
 
 
 def _around(step: Step) -> str:
@@ -90,11 +91,12 @@ class Steps:
         self._first: str | None = None  # the first author
         self._transferred: set[str] = set()
         self._turns: dict[str, int] = {}
-        self._seen: set[str] = set()  # paths of nodes
-        self._routes: list[tuple[str, str]] = []  # (from step, label), until the next node begins
+        self._seen: set[str] = set()  # the paths of the nodes whose steps have begun
+        # pairs of a step and the label of the route that it chose, until the next node begins
+        self._routes: list[tuple[str, str]] = []
         self._open: dict[str, Step] = {}
-        self._last: dict[str, str] = {}  # by the containing step: the inner step that ended last
-        self._is_announced = False  # workflow.started was emitted
+        self._last: dict[str, str] = {}  # maps a step to the inner step that ended last
+        self._is_announced = False  # whether workflow.started was emitted
 
     def transferred(self, author: str) -> None:
         """Notes that a transfer, not a workflow, moved control to this agent."""
@@ -141,7 +143,8 @@ class Steps:
         step = self._at(place)
         if step:
             return step.id
-        # an agent that got control by a transfer belongs to the step that made the transfer
+        # If an agent got control by a transfer, its events belong to the step that made the
+        # transfer.
         if place.author in self._transferred:
             around = [step for step in self._open.values() if step.place.branch == place.branch]
             return around[-1].id if around else None
@@ -180,7 +183,7 @@ class Steps:
             }
             out.append(Draft("workflow.transition", data, step.source, None, chooser))
         if self._routes:
-            # the transition of the chosen route replaces the transition of the sequence
+            # If a route was chosen, its transition replaces the transition of the sequence.
             self._last.pop(_around(step), None)
         self._routes = []
         described: JsonObject = {
@@ -213,7 +216,10 @@ class Steps:
         out.append(Draft("workflow.step_started", data, step.source, None, step.id))
 
     def message_completed(self, step_id: str | None, content: str) -> None:
-        """Keeps the text of a completed message as the output of the step until another follows."""
+        """Keeps the text of a completed message as the step's output.
+
+        The next message replaces this output.
+        """
         if step_id in self._open:
             self._open[step_id].output = content
 
@@ -225,7 +231,7 @@ class Steps:
         source: Source,
         out: list[Draft],
     ) -> bool:
-        """Completes the nodes at these paths with the output.
+        """Completes the steps of the nodes at these paths, with this output.
 
         Returns whether the output is also the output of the whole run.
         """
@@ -240,14 +246,18 @@ class Steps:
                 self._complete(self._open[path], value, out)
         if is_result and self.graph:
             self._announce(place.root, source, out)
-            # a node that only waited for a person's answer has no output, so its step is still open
+            # If a node only waited for a person's answer, it has no output, so its step is still
+            # open.
             self.complete_all(out)
             data = {"run_id": self.run_id, "result": value}
             out.append(Draft("workflow.completed", data, source))
         return is_result
 
     def chose(self, step_id: str, label: str) -> None:
-        """Keeps the route that a node chose, for the next transition."""
+        """Keeps the route that a node chose.
+
+        The next node to begin gets a transition for this route.
+        """
         self._routes.append((step_id, label))
 
     def left(self, place: Place, out: list[Draft]) -> None:
@@ -271,7 +281,10 @@ class Steps:
             out.append(Draft("workflow.failed", data, source))
 
     def _announce(self, workflow: str | None, source: Source, out: list[Draft]) -> None:
-        """Emits `workflow.started` once, before other events of the workflow."""
+        """Emits `workflow.started`, unless it was emitted before.
+
+        It must come before all other events of the workflow.
+        """
         if not self._is_announced:
             self._is_announced = True
             data = {"workflow": workflow or source["agent_name"], "run_id": self.run_id}

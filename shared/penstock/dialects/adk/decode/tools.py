@@ -1,4 +1,5 @@
-"""Decodes ADK's function calls and responses: tool events, and requests that pause a run."""
+"""Decodes ADK's function calls and responses into tool events and into requests that pause a
+run."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from penstock.dialects.base import (
 )
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 
-# A call of this name makes no tool event, because `transferToAgent` reports the transfer.
+# The name of the tool that transfers control. A call of this tool makes no tool event, because
+# `transferToAgent` reports the transfer.
 TRANSFER: Final = "transfer_to_agent"
 
 _PartialValue = Literal["stringValue", "numberValue", "boolValue"]
@@ -54,20 +56,21 @@ class Tools:
         self._calls = Calls()
         self._ids = Ids()
         self._requests: dict[str, _Request] = {}
-        self._approved: dict[str, JsonObject] = {}  # by `Call.id`: the approved tool and arguments
-        # the `Call.id` of calls that were refused because the approval expired
+        # maps a `Call.id` to the approved tool and arguments
+        self._approved: dict[str, JsonObject] = {}
+        # the `Call.id`s of calls that were refused because their approval has expired
         self._expired: set[str] = set()
 
     def arguments(self, call: FunctionCall, event: Event) -> None:
-        """Emits streamed arguments under the id of the first piece.
+        """Emits streamed arguments under the id of their first piece.
 
-        ADK 1.39 gives each piece another id.
+        In ADK 1.39, each piece has a different id.
 
         Raises:
             LimitReached: Too many calls have incomplete arguments.
         """
         if "partialArgs" not in call and "willContinue" not in call:
-            return  # a complete call: the final event has the same call
+            return  # the call is complete, and the final event contains it again
         name = string(call.get("name"))
         streamed = event.speaker.streamed_calls
         if name or not streamed:
@@ -92,7 +95,7 @@ class Tools:
     ) -> None:
         """Decodes a complete call.
 
-        `streamed` has the calls of this answer whose arguments were streamed.
+        `streamed` has the calls in this answer whose arguments were streamed.
         """
         upstream_id = string(call.get("id"))
         name = string(call.get("name")) or ""
@@ -109,9 +112,12 @@ class Tools:
     def _is_approved_one(
         self, upstream_id: str | None, name: str, call: FunctionCall, event: Event
     ) -> bool:
-        """Returns whether this is an approved call, which the server sends again before the result.
+        """Returns whether this is an approved call.
 
-        If the repeated call differs from the approved call, emits a warning and the new arguments.
+        The server sends such a call again before the call's result.
+
+        If the repeated call differs from the approved call, this method emits a warning and the new
+        arguments.
         """
         known = self._calls.find(upstream_id) if upstream_id else None
         if known is None or known.upstream_id != upstream_id or known.id not in self._approved:
@@ -125,8 +131,8 @@ class Tools:
     def _differs(self, call: Call, ran: tuple[str, JsonObject], event: Event) -> bool:
         """Returns whether an approved call runs with another tool or other arguments.
 
-        If so, emits a warning and stores the call as it runs, so that the same difference causes no
-        second warning.
+        If so, this method emits a warning. It also stores the tool and arguments with which the
+        call runs, so that the same difference causes no second warning.
         """
         approved = self._approved.get(call.id)
         if approved is None:
@@ -147,16 +153,16 @@ class Tools:
         if item.kind == "confirmation" and item.tool and item.tool_call_id is None:
             original_id = string(obj(args.get("originalFunctionCall")).get("id"))
             call = self._calls.announce(original_id, item.tool, item.args)
-            if call:  # the server has sent no event of the call itself
+            if call:  # the server has sent no event for the call itself
                 item.tool_call_id = call.id
                 event.emit("llm.tool_call", _call_data(call, None) | {"pending": True})
         self._requests[item_id] = _Request(name, item, event.speaker.source)
         LimitReached.check(len(self._requests), MAX_OPEN, "open questions")
 
     def response(self, response: FunctionResponse, event: Event) -> None:
-        """Decodes the response of a call: a result, or the progress of a long-running call.
+        """Decodes the response to a call, which is a result or the progress of a long-running call.
 
-        Makes no tool event for an interim response while the call waits (see `_is_interim`).
+        An interim response of a call that waits makes no tool event (see `_is_interim`).
         """
         upstream_id, name = string(response.get("id")), string(response.get("name"))
         value = response.get("response")
@@ -176,7 +182,7 @@ class Tools:
             if call is None:
                 call = Call(self._calls.reserve(upstream_id), upstream_id, name or "", None)
             else:
-                # A response carries no arguments, so only the tool's name is compared.
+                # A response contains no arguments, so only the tool's name is compared.
                 if call.id in self._approved and name:
                     self._differs(call, (name, self._approved[call.id]["args"]), event)
                 self._approved.pop(call.id, None)
@@ -187,7 +193,7 @@ class Tools:
             event.emit("llm.tool_result", self._result(call, name, value, media))
 
     def decided(self, items: Mapping[str, JsonObject]) -> None:
-        """Takes the decisions `{item_id: {decision, note, value}}`. Does not keep the values."""
+        """Takes the decisions `{item_id: {decision, note, value}}`. The values are not kept."""
         for item_id, decision in items.items():
             request = self._requests.pop(item_id, None)
             if request is None or request.item.tool_call_id is None:
@@ -221,8 +227,8 @@ class Tools:
     def pause(self, invocation_id: str) -> Pause | None:
         """Returns the pause with all open requests; None if no request is open.
 
-        `resume` is `{invocation_id, requests: [{id, name}]}`, because the answer to a request must
-        have the request's id and name.
+        The pause's `resume` is `{invocation_id, requests: [{id, name}]}`, because the answer to a
+        request must have the request's id and name.
         """
         open_requests = list(self._requests.values())
         if not open_requests:
@@ -232,7 +238,10 @@ class Tools:
         return Pause([request.item for request in open_requests], resume, open_requests[0].source)
 
     def without_request(self, requests: JsonObject) -> JsonObject:
-        """Returns the requests, by call id, for which no `adk_request_*` call came."""
+        """Returns the entries of `requests` for which no `adk_request_*` call came.
+
+        The keys of `requests` are call ids.
+        """
         requested_calls = {request.item.tool_call_id for request in self._requests.values()}
         calls = {call_id: self._calls.find(string(call_id)) for call_id in requests}
         return {
@@ -261,7 +270,7 @@ class Tools:
             )
             for request in state["asks"]
         }
-        # snapshots of older releases do not have this field
+        # Snapshots of older releases do not have these fields.
         self._approved = dict(state.get("approved", {}))
         self._expired = set(state.get("expired", ()))
 
@@ -294,7 +303,7 @@ def _result_data(
 
 
 def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: str) -> str | None:
-    """Returns the id under which a call's arguments were streamed; None if none were streamed.
+    """Returns the id under which a call's arguments were streamed; None if they were not streamed.
 
     Removes the call from `streamed`.
     """
@@ -307,7 +316,7 @@ def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: st
 
 
 def _is_interim(call_id: str | None, actions: Actions) -> bool:
-    """Returns whether a response only reports that its call waits for a person.
+    """Returns whether a response only reports that the call waits for a person.
 
     A later response has the result of the call.
     """

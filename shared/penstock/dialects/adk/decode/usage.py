@@ -10,6 +10,6 @@ def add_usage(total: JsonObject, counts: JsonObject) -> None:
     """Adds the counts of a `usageMetadata` to `total`, the `usage` of `lifecycle.completed`."""
     for ours, theirs in TOKENS.items():
         count = counts.get(theirs)
-        # `isinstance` would accept a bool as an int
+        # not `isinstance`, which would accept a bool as an int
         if type(count) is int and abs(count) < MAX_COUNT:
             total[ours] = total.get(ours, 0) + count

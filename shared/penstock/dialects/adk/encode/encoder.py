@@ -1,14 +1,16 @@
-"""Encodes canonical events into ADK's events, as `POST /run_sse` and `POST /run` of 2.13 send them.
+"""Encodes canonical events into ADK's events, as ADK 2.13 sends them for `POST /run_sse` and `POST
+/run`.
 
-The encoder serves agents of other frameworks, because a client of an ADK agent gets the upstream's
-own bytes. `invocationId` is the id of the run, so the `invocationId` in a client's answer names the
-run. With `streaming` the pieces of a message are partial events with one id, followed by a final
-event with the complete text.
+The encoder is used for agents of other frameworks, because a client of an ADK agent gets the agent
+server's own bytes. `invocationId` is the id of the run, so the `invocationId` in a client's answer
+identifies the run. With `streaming`, the pieces of a message are partial events with the same id,
+and a final event has the complete text.
 
-`OMITTED` lists the types without an ADK event. ADK has no event for the end of a run: the stream
+`OMITTED` lists the types without an ADK event. ADK has no event for the end of a run. The stream
 ends after the last text, the token counts or the error. At a pause, the stream ends after
-`adk_request_*` calls, or after a call whose id is in `longRunningToolIds`. A client answers with a
-functionResponse with the id of the call. `shapes.item_ids` finds the approval's item by this id.
+`adk_request_*` calls, or after a call whose id is in `longRunningToolIds`. A client answers such a
+call with a functionResponse that has the call's id. `shapes.item_ids` finds the approval's item by
+this id.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 
-# The namespace of event ids, which makes the ids reproducible: an encoder that is fed again from
-# the run's start gives each event the same id as before.
+# The UUID namespace of event ids. It makes the ids reproducible. If an encoder is fed again from
+# the run's start, it gives each event the same id as before.
 _NAMESPACE: Final = uuid.UUID("5f0a3f63-33a4-5a0c-9f0e-6a0f6c0d2b11")
 
 # The canonical types that have no ADK event. Each value says where a client sees the content of
@@ -88,13 +90,14 @@ class AdkEncoder:
 
     streaming: bool = False
     timeout_s: float = 300
-    _agent: str = ""  # the run's agent, for events without a source
+    _agent: str = ""  # the run's agent, as the author of events without a source
     _messages: dict[str, _OpenText] = field(default_factory=dict)
     _thoughts: dict[str, _OpenText] = field(default_factory=dict)
-    _texts: list[str] = field(default_factory=list)  # texts of all complete messages
-    _waiting: dict[str, JsonObject] = field(default_factory=dict)  # calls that wait for a decision
+    _texts: list[str] = field(default_factory=list)  # the texts of all complete messages
+    # the calls that wait for a decision
+    _waiting: dict[str, JsonObject] = field(default_factory=dict)
     _approvals: OpenApprovals = field(default_factory=OpenApprovals)
-    # by call id: the item id that the client gets in place of the call id
+    # maps a call's id to the item's id that the client gets instead
     _names: dict[str, str] = field(default_factory=dict)
     _state: Document = field(default_factory=lambda: Document({}))
 
@@ -156,7 +159,10 @@ class AdkEncoder:
             yield from self._end_thoughts(event, reasoning_id)
 
     def _end_thoughts(self, event: JsonObject, only: str | None = None) -> Iterator[JsonObject]:
-        """Ends the thoughts with the id `only`; if `only` is None, all thoughts of the agent."""
+        """Ends the train of thought with the id `only`.
+
+        If `only` is None, ends all trains of thought of the agent.
+        """
         for reasoning_id, open_text in list(self._thoughts.items()):
             if only is None and self._place(open_text.begun) != self._place(event):
                 continue
@@ -191,9 +197,9 @@ class AdkEncoder:
             yield self._event(event, call_id, content=_content([part]), partial=True)
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits a call. Keeps a call that waits for a decision until the approval is requested.
+        """Emits a call. If the call waits for a decision, keeps it until the approval is requested.
 
-        The items of the approval decide which id the client gets for the call.
+        The reason is that the approval's items determine the id that the client gets for the call.
         """
         yield from self._end_thoughts(event)
         self._waiting[event["data"]["tool_call_id"]] = event
@@ -222,7 +228,7 @@ class AdkEncoder:
     # Pauses.
 
     def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits the calls that waited for the request."""
+        """Emits the calls that were kept until this request."""
         for _, item in self._approvals.items():
             if shapes.is_long_running(item) and item["tool_call_id"] in self._waiting:
                 self._names[item["tool_call_id"]] = item["item_id"]
@@ -230,7 +236,7 @@ class AdkEncoder:
             yield from self._release(event, call_id)
 
     def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends the leg with the requests that are open, of all approvals.
+        """Ends the leg with the open requests of all approvals.
 
         If a policy decides all items, the run does not pause, so the client sees no requests.
         """
@@ -291,7 +297,7 @@ class AdkEncoder:
     # Ends.
 
     def _completed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits the answer, unless the messages already had the same text, and the token counts."""
+        """Emits the token counts, and the answer if no message had the same text."""
         yield from self._close(event)
         data = event["data"]
         answer = data.get("summary", "")
@@ -303,8 +309,8 @@ class AdkEncoder:
     def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
         """Emits the failure frame as the last frame.
 
-        If the failure is an error of the upstream, an event with this error comes before the frame,
-        because ADK 2.13 sends both.
+        If the agent server reported the error, an event with this error comes before the frame, as
+        in ADK 2.13.
         """
         yield from self._close(event)
         data = event["data"]
@@ -346,10 +352,10 @@ class AdkEncoder:
         return {**body, "branch": branch} if branch else body
 
     def _place(self, event: JsonObject) -> tuple[str, str | None]:
-        """Returns the author and the branch of an event; the branch is None for the outer run.
+        """Returns the author and the branch of an event. In the outer run, the branch is None.
 
-        Each inner run or step has its own branch, because several inner runs or steps may send text
-        at the same time.
+        Each inner run or step has its own branch, because several of them may send text at the same
+        time.
         """
         source = event.get("source")
         inner = obj(event.get("subrun")).get("id") or event.get("step_id")
@@ -385,8 +391,8 @@ DIALECT: Final = ClientDialect(partial(AdkEncoder, streaming=True), omitted=OMIT
 def event_list(events: Iterable[JsonObject], timeout_s: float = 300) -> list[Json]:
     """Returns the response body of `POST /run`: the ADK events of a run up to its pause or end.
 
-    `events` are envelopes from the run's start. For a failed run the last element is the error
-    frame (`{"error": …}`); ADK itself would answer with status 500.
+    `events` are the run's envelopes from its start. For a failed run, the last element is the error
+    frame (`{"error": …}`), while ADK itself would answer with status 500.
     """
     encoder = AdkEncoder(timeout_s=timeout_s)
     return [orjson.loads(each.data) for event in events for each in encoder.feed(event)]
@@ -397,5 +403,5 @@ def _content(parts: list[JsonObject], role: str = "model") -> JsonObject:
 
 
 def _now(begun: JsonObject, event: JsonObject) -> JsonObject:
-    """Returns the envelope that began a text, with the time of the current event."""
+    """Returns the envelope with which a text began, but with the time of the current event."""
     return {**begun, "timestamp": event["timestamp"]}

@@ -25,7 +25,7 @@ COMPLETE: Final = "research_complete"
 class LegacyEncoder:
     """Encodes the events of one run (see `penstock.dialects.base.Encoder`)."""
 
-    _agent: str = ""  # the run's agent, for events without a source
+    _agent: str = ""  # the run's agent, as the author of events without a source
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """Returns the frame of one canonical event. `event` is the envelope of the event.
@@ -63,12 +63,12 @@ def _of(key: str) -> Content:
 def _as(pattern: str) -> Content:
     """Returns a function that fills the pattern with the event's data.
 
-    The contract requires every field that a pattern names.
+    No field can be missing, because the contract requires every field that a pattern names.
     """
     return pattern.format_map
 
 
-# The legacy type and the content of an event, by the canonical type of the event. Events of other
+# Maps a canonical type to its legacy type and to the function that makes the content. Other
 # canonical types have no legacy type.
 _LEGACY: Final[Mapping[str, tuple[str, Content]]] = {
     "lifecycle.started": (STATUS, _as("started")),

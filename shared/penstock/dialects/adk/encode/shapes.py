@@ -11,8 +11,8 @@ from penstock.dialects.json import array, obj, objects, string
 
 _TO_URLSAFE_BASE64: Final = str.maketrans("+/", "-_")
 
-# The types of a partial argument's value, each with ADK's key for the value. bool comes before int,
-# because `isinstance` accepts a bool as an int.
+# The Python types of a partial argument's value, each with ADK's key for such a value. bool comes
+# before int, because `isinstance` accepts a bool as an int.
 _PARTIAL_VALUES: Final = ((bool, "boolValue"), ((int, float), "numberValue"), (str, "stringValue"))
 
 _REQUEST: Final = "request-"
@@ -52,8 +52,8 @@ def partial_call_part(data: JsonObject) -> JsonObject | None:
 def response_part(data: JsonObject) -> JsonObject:
     """Returns the content part of a tool's result.
 
-    A result that is an object becomes the response as it is. Any other result becomes
-    `{"result": …}`. The response to an unsuccessful call has `error`.
+    If the result is an object, it is the response. Any other result becomes `{"result": …}`. The
+    response to an unsuccessful call has `error`.
     """
     result, error = data.get("result"), data.get("error")
     if isinstance(result, dict):
@@ -71,7 +71,7 @@ def response_part(data: JsonObject) -> JsonObject:
 
 
 def media_parts(parts: Json) -> list[JsonObject]:
-    """Converts `llm.message_completed.parts` into ADK parts. Leaves types out that ADK lacks."""
+    """Converts `llm.message_completed.parts` into ADK parts. Types that ADK lacks are left out."""
     converted = (
         _MEDIA[part["type"]](part) for part in objects(parts) if part.get("type") in _MEDIA
     )
@@ -79,7 +79,10 @@ def media_parts(parts: Json) -> list[JsonObject]:
 
 
 def citation_metadata(citations: Json) -> JsonObject:
-    """Returns ADK's citations unchanged; of another framework's citations, only URL and title."""
+    """Returns ADK's citations unchanged.
+
+    Of another framework's citations, only the URLs and titles are kept.
+    """
     cited: JsonObject = obj(citations)
     if "citations" in cited:
         return cited
@@ -94,8 +97,8 @@ def citation_metadata(citations: Json) -> JsonObject:
 def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
     """Returns the `groundingMetadata` of retrieved documents.
 
-    Each document becomes a chunk. If a document has a score, the score becomes the confidence of a
-    support for the chunk.
+    Each document becomes a chunk. A document's score becomes the confidence of a support that
+    refers to the chunk.
     """
     found = objects(list(documents))
     supports = [
@@ -110,16 +113,15 @@ def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
 def request_id(item: JsonObject) -> str:
     """Returns the id of the `adk_request_*` call for an approval's item.
 
-    The id is the item's id. If the item's id is also the id of the tool call, the result has a
-    prefix. ADK clients identify calls by id and could not distinguish the two calls without the
-    prefix.
+    The id is the item's id. If this is also the id of the tool call, a prefix is added. Without the
+    prefix, the two calls would have the same id, and ADK clients identify calls by their ids.
     """
     item_id = str(item["item_id"])
     return f"{_REQUEST}{item_id}" if item_id == item.get("tool_call_id") else item_id
 
 
 def item_ids(request_id: str) -> list[str]:
-    """Returns the ids of the items that a request id may belong to: one or two ids."""
+    """Returns the one or two item ids to which a request's id may belong."""
     return list(dict.fromkeys((request_id, request_id.removeprefix(_REQUEST))))
 
 
@@ -189,8 +191,8 @@ _Request = tuple[str, Callable[[JsonObject], JsonObject]]
 _CONFIRMATION: Final[_Request] = ("adk_request_confirmation", _confirmation_args)
 _INPUT: Final[_Request] = ("adk_request_input", _input_args)
 
-# The name of the `adk_request_*` call and the function that makes the arguments of the call, by the
-# kind of the item. An item of any other kind becomes an input request.
+# Maps the kind of an item to the name of the `adk_request_*` call and to the function that makes
+# the call's arguments. An item of any other kind becomes an input request.
 _REQUESTS: Final[Mapping[str, _Request]] = {
     "confirmation": _CONFIRMATION,
     "review": _CONFIRMATION,

@@ -1,7 +1,7 @@
-"""Finds the run that a frame belongs to, and the agent of a run.
+"""Finds the run to which a frame belongs, and the agent of each run.
 
-An upstream run may contain inner runs. Only the outer run decides how the whole run ends. In each
-leg, the outer run is the first run that starts or continues and is not inside another run. A frame
+A run of Agno may contain inner runs. Only the outer run decides how the whole run ends. In each
+leg, the outer run is the first run that starts or continues outside of any other run. A frame
 without a `run_id` belongs to the outer run.
 """
 
@@ -28,17 +28,17 @@ from penstock.dialects.json import string
 _IdKey = Literal["agent_id", "team_id", "workflow_id"]
 _NameKey = Literal["agent_name", "team_name", "workflow_name"]
 
-# The kinds of a frame's sender, each with the keys that name the sender. The first kind whose key
-# is present is the kind of the sender. If an agent inside a workflow sends a frame, the frame has
-# the keys of the agent and of the workflow.
+# The kinds of senders, each with the keys that name such a sender in a frame. The order matters:
+# the sender has the first kind whose key the frame has. For example, if an agent inside a workflow
+# sends a frame, the frame has the keys of both the agent and the workflow.
 _KINDS: Final[tuple[tuple[AgentKind, _IdKey, _NameKey], ...]] = (
     ("agent", "agent_id", "agent_name"),
     ("team", "team_id", "team_name"),
     ("workflow", "workflow_id", "workflow_name"),
 )
 
-# The rank of each kind of run. A run contains only runs of a lower rank: a workflow contains
-# agents, but no agent contains a workflow.
+# The rank of each kind of run. A run of a higher rank contains runs of lower ranks. A workflow can
+# contain agents, but an agent cannot contain a workflow.
 _RANK: Final[Mapping[AgentKind, int]] = {"agent": 0, "team": 1, "workflow": 2}
 
 BEGIN = frozenset(
@@ -52,14 +52,14 @@ BEGIN = frozenset(
     }
 )
 
-# The id that the decoder gives to the run of a workflow's own agent. Agno sends no id when this
-# agent starts.
+# The id that the decoder gives to the run of a workflow's own agent, because Agno sends no id when
+# this agent starts.
 _WORKFLOW_AGENT = "workflow-agent"
 
 
 @dataclass(slots=True)
 class Message:
-    """An open message. `value` is structured output, which the upstream sends as one value."""
+    """An open message. `value` is structured output, which Agno sends as one value."""
 
     id: str
     parts: list[str] = field(default_factory=list)
@@ -72,7 +72,8 @@ class Message:
 class Run:
     """A run of the upstream.
 
-    `key` is the run's name in this decoder: "" for the outer run, whose upstream id may change.
+    `key` is the run's name in this decoder. The key of the outer run is "", because its upstream id
+    may change.
     """
 
     key: str = ""
@@ -82,18 +83,20 @@ class Run:
     source: Source | None = None
     subrun: Subrun | None = None
     step_id: str | None = None
-    dispatched: bool = False  # dispatch.worker was emitted
+    dispatched: bool = False  # whether dispatch.worker was emitted
     finished: bool = False
     message: Message | None = None
-    spoke: bool = False  # a message has begun, in any leg
-    last_text: str = ""  # text of the last complete message
+    spoke: bool = False  # whether a message has begun in any leg
+    last_text: str = ""  # the text of the last complete message
     reasoning_id: str | None = None  # the open train of thought
-    announced: bool = False  # ReasoningStarted came, so tool calls do not end the thoughts
-    thoughts: list[str] = field(default_factory=list)  # all, because ReasoningStep repeats them
+    # whether ReasoningStarted came; if so, tool calls do not end the thoughts
+    announced: bool = False
+    # all thoughts, because ReasoningStep repeats them
+    thoughts: list[str] = field(default_factory=list)
 
     @property
     def inner(self) -> bool:
-        """Whether this run is inside the outer run."""
+        """True if this run is inside the outer run."""
         return self.key != ""
 
     def dump(self) -> JsonObject:
@@ -113,16 +116,17 @@ class Agents:
     def __init__(self, agent: AgentFacts, steps: Steps) -> None:
         self._agent = agent
         self._steps = steps
-        self._by_id: dict[str, Run] = {}  # by the upstream's run id
+        self._by_id: dict[str, Run] = {}  # maps a run's upstream id to the run
         self._by_key: dict[str, Run] = {}
-        self._attempts: dict[str, int] = {}  # by run id: how often the run began, if more than once
-        self._outer_announced = False  # a frame of this leg named the outer run
+        # maps a run id to the number of times the run began, if more than once
+        self._attempts: dict[str, int] = {}
+        self._outer_announced = False  # whether a frame of this leg has named the outer run
         self.outer = Run(kind=agent.kind)
         self.session_id: str | None = None
-        self.last_message_text = ""  # text of the last complete message of any run
+        self.last_message_text = ""  # the text of the last complete message of any run
 
     def open(self) -> None:
-        """Begins a leg. The upstream's id of the outer run may differ from the leg before."""
+        """Begins a leg. The outer run may have a new upstream id in this leg."""
         self._outer_announced = False
 
     def of(self, name: str, body: AgnoFrame) -> Run:
@@ -142,12 +146,12 @@ class Agents:
     def around(self, body: AgnoFrame) -> Run:
         """Returns the run that contains this frame's run.
 
-        Returns the outer run if no earlier frame named the containing run.
+        If no earlier frame has named the containing run, the result is the outer run.
         """
         return self._by_id.get(_parent_id(body) or "", self.outer)
 
     def known(self, run_id: str | None) -> Run | None:
-        """Returns the run with this upstream id; None if it is unknown."""
+        """Returns the run with this upstream id; None if the id is unknown."""
         return self._by_id.get(run_id) if run_id else None
 
     def by_key(self, key: str) -> Run:
@@ -176,7 +180,10 @@ class Agents:
         return run
 
     def source(self, run: Run) -> Source:
-        """Returns the run's source: the configured agent until a frame names the agent."""
+        """Returns the run's source.
+
+        Until a frame names the agent, the source is the configured agent.
+        """
         agent = self._agent
         return run.source or Source(
             agent_id=agent.id,
@@ -206,7 +213,7 @@ class Agents:
         self.outer = Run.load(state["outer"])
         loaded = self._by_key = {run["key"]: Run.load(run) for run in state["inner"]}
         self._by_id = {run_id: loaded.get(key, self.outer) for run_id, key in state["keys"].items()}
-        # A snapshot of an older version does not have `attempts` and `last_said`.
+        # Snapshots of older versions do not have `attempts` and `last_said`.
         self._attempts = dict(state.get("attempts", {}))
         self.last_message_text = state.get("last_said", "")
 
@@ -214,7 +221,8 @@ class Agents:
         outer = self.outer
         begins = name in BEGIN
         if not self._is_inner(body) and (not outer.id or (begins and not self._outer_announced)):
-            # Agno 3.1 forks a run that continues, so the outer run may have a new id in this leg.
+            # When a run continues, Agno 3.1 forks it. So the outer run may have a new id in this
+            # leg.
             self._by_id.pop(outer.id, None)
             outer.id = run_id
             self._outer_announced = begins
@@ -271,7 +279,7 @@ def _named(body: AgnoFrame) -> tuple[AgentKind, str, str] | None:
 
 
 def _parent_id(body: AgnoFrame) -> str | None:
-    """Returns the id of the run that contains the frame's run: a member's team, a step's workflow.
+    """Returns the id of the run that contains the frame's run, such as the team of a member.
 
     Returns None if the frame names no containing run.
     """

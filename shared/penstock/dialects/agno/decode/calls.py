@@ -1,8 +1,8 @@
 """Keeps the open tool calls, and gives each an id that is unique in the run, over all legs.
 
 Calls of different members or legs may have the same upstream id. With some models, calls of the
-same leg may also have the same upstream id. A call that waits for a decision appears twice: in the
-pause, and when the call runs.
+same leg may also have the same upstream id. A call that waits for a decision appears both in the
+pause and when the call runs.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Call:
     kind: str | None = None  # the kind of the pause item that asks about the call
     decision: str | None = None
     value: Json = None  # the answer
-    fields: JsonObject | None = None  # the fields that a person fills in, with their values so far
+    # the fields that a person fills in, with the values that the model gave
+    fields: JsonObject | None = None
 
     def approved_args(self) -> JsonObject:
-        """Returns the approved arguments: the model's arguments, completed by the answer.
+        """Returns the approved arguments. They are the model's arguments, completed by the answer.
 
-        The fields of the answer that Agno has not asked for are left out, because Agno ignores
-        them.
+        Fields for which Agno has not asked are left out of the answer, because Agno ignores them.
         """
         if self.kind != "input":
             return self.args
         answer = obj(self.value)
-        if self.fields is None:  # a snapshot of an older version has no fields
+        if self.fields is None:  # snapshots of older versions have no fields
             return {**self.args, **answer}
         filled = {name: answer.get(name, value) for name, value in self.fields.items()}
         return {**self.args, **filled}
@@ -51,7 +51,8 @@ class Calls:
 
     open: list[Call] = field(default_factory=list)
     ids: Ids = field(default_factory=Ids)
-    failed: Counter[tuple[str, str]] = field(default_factory=Counter)  # by run and upstream id
+    # counts failures that Agno will report again, by run and upstream id
+    failed: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, run: str, tool: Tool, *, pending: bool) -> Call:
         """Adds a new call.
@@ -73,11 +74,11 @@ class Calls:
         return call
 
     def find(self, run: str, tool: Tool, *, pending: bool | None = None) -> Call | None:
-        """Returns the open call that a frame is about; None if there is no such call.
+        """Returns the open call to which a frame refers; None if there is no such call.
 
-        If several open calls have the frame's id, the function returns the oldest of those with the
-        frame's tool and arguments. If the tool or the arguments of all differ, the function returns
-        the oldest call.
+        If several open calls have the frame's id, the result is the oldest of them with the frame's
+        tool and arguments. If there is no such call, the result is the oldest of all calls with
+        this id.
         """
         upstream_id = call_id(tool)
         same = [
@@ -96,8 +97,8 @@ class Calls:
     def close(self, call: Call, *, failed: bool = False) -> None:
         """Removes a call that has its result.
 
-        If the call failed, notes the failure: Agno reports each failure twice, and
-        `reported_already` recognizes the second report.
+        If the call failed, the failure is noted, because Agno reports each failure twice.
+        `reported_already` then recognises the second report.
         """
         self.open = [other for other in self.open if other is not call]
         if failed:
@@ -142,7 +143,7 @@ def _without_fields(call: Call) -> JsonObject:
 
 
 def tool_name(tool: Tool) -> str:
-    """Returns the tool's name, or "unknown" for a tool without a name."""
+    """Returns the tool's name; "unknown" for a tool without a name."""
     return short(string(tool.get("tool_name")) or "unknown")
 
 
@@ -153,5 +154,5 @@ def tool_args(tool: Tool) -> JsonObject:
 
 
 def call_id(tool: Tool) -> str:
-    """Returns the upstream's id of the call, or "call" for a call without an id."""
+    """Returns the call's upstream id; "call" for a call without an id."""
     return string(tool.get("tool_call_id")) or "call"

@@ -1,7 +1,7 @@
 """Decodes the frames of Agno 2.3 and 3.1 into canonical drafts: agents, teams and workflows.
 
 One table maps the name of an event to its handler. The other modules handle runs (`agents`),
-messages (`messages`), tools, steps and pauses.
+messages, tools, steps and pauses.
 
 Several drafts refer to the same `source` and `subrun` objects, so a caller must not change these
 objects.
@@ -51,16 +51,16 @@ _OUTER_ENDED = "the outer run ended first"
 class AgnoDecoder:
     """Decodes one run (see `penstock.dialects.base.Decoder`).
 
-    `AgentFacts.drop` names custom events that the decoder leaves out. The configuration cannot drop
-    an event that decides how the run continues or ends.
+    The decoder leaves out the custom events that `AgentFacts.drop` names. Events that decide how
+    the run continues or ends cannot be left out.
     """
 
     def __init__(self, agent: AgentFacts) -> None:
         self._agent = agent
         self._leg = 0
-        self._over = False  # a terminal event was emitted, so no more events follow
-        self._waits = False  # this leg ended in a pause
-        self._resumed = False  # this leg emitted lifecycle.resumed
+        self._over = False  # whether a terminal event was emitted; if so, no more events follow
+        self._waits = False  # whether this leg ended in a pause
+        self._resumed = False  # whether this leg has emitted lifecycle.resumed
         self._steps = Steps()
         self._agents = Agents(agent, self._steps)
         self._messages = Messages(self._agents)
@@ -69,8 +69,8 @@ class AgnoDecoder:
     def open(self, leg: int) -> Drafts:
         """Begins a leg.
 
-        The ids that the decoder makes in this leg contain the leg's number. The upstream's id of
-        the outer run may differ from the id in the leg before.
+        The ids that the decoder makes in this leg contain the leg's number. The outer run may have
+        a new upstream id in this leg.
         """
         self._leg = leg
         self._waits = self._resumed = False
@@ -81,10 +81,10 @@ class AgnoDecoder:
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
         """Takes the decisions, and returns the results of those calls that Agno never reports.
 
-        A rejected call never runs, and no frame mentions the call. The answer to an external call,
-        to a question with options or to `get_user_input` is the result of the call: Agno gives the
-        answer to the model and sends no tool event. Agno runs all other calls that waited for input
-        and reports their results.
+        Agno sends no frame about a rejected call, because the call never runs. For an external
+        call, a question with options or `get_user_input`, the answer is the call's result. Agno
+        then gives the answer to the model and sends no tool event. Agno runs all other calls that
+        waited for input, and reports their results.
         """
         return self._tools.decided(items)
 
@@ -99,7 +99,7 @@ class AgnoDecoder:
             return [self._custom(self._agents.outer, name, frame.data.decode("utf-8", "replace"))]
         if not isinstance(body, OBJECT):
             return [self._custom(self._agents.outer, name, body)]
-        if name == "message":  # the name that Agno gives an event without a name
+        if name == "message":  # Agno gives this name to an event without a name
             name = string(body.get("event")) or name
         try:
             return self._handled(name, body)
@@ -118,13 +118,19 @@ class AgnoDecoder:
         return handle(self, run, body)
 
     def end(self) -> Drafts:
-        """Ends a leg whose response ended. An outer run that neither ended nor paused is lost."""
+        """Ends a leg whose response ended.
+
+        If the outer run has neither ended nor paused, it is lost.
+        """
         if self._over or self._waits:
             return []
         return self._lost("the upstream's stream ended without a final event")
 
     def abort(self) -> Drafts:
-        """Closes the open parts of a response that was cut off. The caller reports the reason."""
+        """Closes the open parts of a response that was cut off.
+
+        The caller reports why it was cut off.
+        """
         return [] if self._over or self._waits else self._close_all("failed", _CUT)
 
     def snapshot(self) -> JsonObject:
@@ -169,7 +175,7 @@ class AgnoDecoder:
     def _dispatched(self, run: Run, body: AgnoFrame) -> Draft:
         """Returns the `dispatch.worker` of an inner run.
 
-        The source of the event is the run that contains the inner run and hands over the work.
+        The source of the event is the containing run, which hands over the work.
         """
         run.dispatched = True
         around = self._agents.around(body)
@@ -188,7 +194,8 @@ class AgnoDecoder:
     def _continued(self, _run: Run, body: AgnoFrame) -> Drafts:
         """Emits one `lifecycle.resumed` for a leg.
 
-        Members, steps and the outer run each send an event that the run continues.
+        The reason is that members, steps and the outer run each send an event when the run
+        continues.
         """
         if self._leg == 1:
             return self._unknown(_run, str(body.get("event")), body)
@@ -223,8 +230,8 @@ class AgnoDecoder:
     def _paused(self, run: Run, body: AgnoFrame) -> Drafts:
         """Pauses the run if the outer run pauses.
 
-        If an inner run pauses, the outer run may continue, so the decoder only announces the calls
-        that wait.
+        If an inner run pauses, the outer run may still continue. So only the calls that wait are
+        announced.
         """
         needs = run_needs(body, team=run.kind == "team")
         if not run.inner:
@@ -235,7 +242,7 @@ class AgnoDecoder:
         return drafts
 
     def _workflow_paused(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Handles WorkflowPaused, and WorkflowRunOutput, which Agno 3.1 sends afterwards."""
+        """Handles WorkflowPaused, and the WorkflowRunOutput that Agno 3.1 sends after it."""
         if body.get("status") not in (None, "PAUSED"):
             return self._unknown(run, "WorkflowRunOutput", body)
         return [] if run.inner else self._pause(workflow_needs(body), body)
@@ -253,15 +260,16 @@ class AgnoDecoder:
             run = self._owner(need, outer)
             call = self._tools.pending(run, need, drafts) if need.tool else None
             if call is not None and call.id in listed:
-                continue  # an agent lists the same call under `tools` and under `requirements`
-            # The calls of two members may have the same upstream id, so item ids are made unique.
+                # the frame of an agent lists the same call under `tools` and `requirements`
+                continue
+            # Calls of two members may have the same upstream id. So item ids are made unique.
             item_id = ids.unique(call.upstream_id if call else need.step_id or "step")
             if call is not None:
                 listed.add(call.id)
                 self._tools.waits(item_id, call)
             items[item_id] = pause_item(item_id, need, call, run)
             paths[item_id] = need.path
-        if not items:  # a pause without items could never be answered
+        if not items:  # nobody could answer a pause without items
             return [*drafts, *self._fail("the upstream paused and named nothing to decide")]
         self._waits = True
         lists = {str(key): found for key in _SECTIONS if isinstance(found := body.get(key), list)}
@@ -342,7 +350,7 @@ class AgnoDecoder:
     def _resume_failed(self, _run: Run, body: AgnoFrame) -> Drafts:
         """Ends the run as lost.
 
-        If the server does not know the run, /resume answers with status 200 and this event.
+        If the server does not know the run, /resume answers with status 200 and this event only.
         """
         return self._lost(text(body.get("error")) or "the upstream does not know the run")
 
@@ -364,7 +372,10 @@ class AgnoDecoder:
         error: str | None = None,
         cut: str | None = None,
     ) -> list[Draft]:
-        """Ends an inner run. `error`, else `cut`, says why the run's open message is incomplete."""
+        """Ends an inner run.
+
+        `error` says why the run's open message is incomplete; without `error`, `cut` says it.
+        """
         drafts = self._messages.close(run, error or cut)
         if run.dispatched and not run.finished:
             end = {"subrun_id": run.key, "status": status, "result": result, "error": error}
@@ -387,8 +398,8 @@ class AgnoDecoder:
     def _step(self, name: str, run: Run, body: AgnoFrame) -> Drafts:
         """Handles an event of a step.
 
-        The event also resumes the run: after a rejected gate, Agno sends no other event before the
-        next step.
+        The event also shows that the run has resumed, because after a rejected gate Agno sends no
+        other event before the next step.
         """
         run_id = string(body.get("run_id")) or short(run.id)
         return [*self._resume(), *self._step_drafts(run, self._steps.feed(name, run_id, body))]
@@ -400,7 +411,10 @@ class AgnoDecoder:
         )
 
     def _custom_event(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Handles an event that a tool's author defined: a canonical draft, or a `custom.event`."""
+        """Handles an event that a tool's author defined.
+
+        It becomes a canonical draft or a `custom.event`.
+        """
         for key, value in (("name", body.get("name")), ("type", body.get("type"))):
             name = string(value)
             if name and (draft := canonical_draft(name, body, key)):
@@ -410,8 +424,8 @@ class AgnoDecoder:
     def _unknown(self, run: Run, name: str, body: AgnoFrame) -> Drafts:
         """Handles an event whose name has no entry in the table of handlers.
 
-        The class of a custom event may have the name of a canonical type. Such an event becomes an
-        event of this type, if its fields fit. Any other event becomes a `custom.event`.
+        The class of a custom event may have the name of a canonical type. If its fields fit, such
+        an event becomes an event of this type. Any other event becomes a `custom.event`.
         """
         if name in self._agent.drop:
             return []
@@ -424,8 +438,9 @@ class AgnoDecoder:
         return self._agents.draft(run, "custom.event", data)
 
 
-# The names of events that the decoder ignores, because other events have the same content:
-# StepCompleted has the content of StepOutput, and WorkflowPaused has the pauses of single steps.
+# The names of events that the decoder ignores, because other events have the same content.
+# StepCompleted has the content of StepOutput, and WorkflowPaused contains the pauses of single
+# steps.
 _REPEATED = (
     "StepOutput",
     "StepPaused",
@@ -435,7 +450,7 @@ _REPEATED = (
     "RouterPaused",
 )
 
-# Frames of /resume about the connection itself. The connector handles them.
+# The names of /resume's frames about the connection itself. The connector handles these frames.
 _CONTROL = ("replay", "catch_up", "subscribed", "heartbeat", "stream_expired")
 
 
@@ -476,11 +491,11 @@ _OF_RUNS: Final[Mapping[str, Handler]] = {
     "ReasoningCompleted": _by_messages(Messages.reasoning_completed),
 }
 
-# The handler of each known event. Any other event becomes a `custom.event`. All decoders share this
-# table: a table of bound methods would take 7 KB for each open run.
+# Maps the name of each known event to its handler. Any other event becomes a `custom.event`. All
+# decoders share this table, because a table of bound methods would take 7 KB for each open run.
 _HANDLERS: Final[Mapping[str, Handler]] = {
     **_OF_RUNS,
-    # the events of a team have the names of an agent's events with the prefix `Team`
+    # A team's events have the names of an agent's events, with the prefix `Team`.
     **{f"Team{name}": handle for name, handle in _OF_RUNS.items()},
     **{name: _by_steps(name) for name in steps.EVENTS},
     "WorkflowStarted": AgnoDecoder._started,

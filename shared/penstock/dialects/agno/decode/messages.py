@@ -1,9 +1,9 @@
 """Decodes the messages and thoughts of each run.
 
 A message ends at RunContentCompleted, and also when a tool call starts. Agno sends
-RunContentCompleted only once, at the very end. A message that stayed open until then would contain
-the text before and after a call under one id. Clients that show messages and calls in order would
-then show the answer above the call, although the answer uses the call's result.
+RunContentCompleted only once, at the very end. If messages ended only there, the texts before and
+after a call would be one message. Clients that show messages and calls in order would then show the
+answer above the call, although the answer uses the call's result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROLE = "assistant"
 
 
 def _citations(value: Json) -> JsonObject | None:
-    """Returns the citations if they name a source, else None.
+    """Returns the citations; None if they name no source.
 
     Agno sends citations with three empty lists at the end of every message.
     """
@@ -44,7 +44,7 @@ class Messages:
         self._made.clear()
 
     def content(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handles RunContent: a piece of text or thought, or structured output.
+        """Handles RunContent, which has a piece of text or thought, or structured output.
 
         RunContent is the most frequent event.
         """
@@ -68,12 +68,12 @@ class Messages:
         return drafts
 
     def missing_answer(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Returns the drafts of an answer that only the last event of the run contains.
+        """Returns the drafts for an answer that only the last event of a run contains.
 
-        If Agno reads a stream again from its database, the stream has no RunContent: the text is
-        only in RunCompleted. The answer of a workflow is often the last message of an agent in one
-        of its steps. In this case the result is empty. If the answer differs from the last message
-        (for example because a function made the answer), the workflow itself gets a message.
+        If Agno replays a stream from its database, there is no RunContent, and only RunCompleted
+        has the text. The answer of a workflow is often the last message of an agent in one of its
+        steps. The result is then empty. If the answer differs from the last message, for example
+        because a function made the answer, the workflow itself gets a message.
         """
         if run.kind == "workflow":
             answer_text = text(body.get("content"))
@@ -104,7 +104,10 @@ class Messages:
         return self._end_thoughts(run) + self._end_message(run, error)
 
     def interrupt(self, run: Run) -> list[Draft]:
-        """Ends the message when a tool call starts. Thoughts after a ReasoningStarted stay open."""
+        """Ends the message when a tool call starts.
+
+        Thoughts that began with ReasoningStarted stay open.
+        """
         thoughts = [] if run.announced else self._end_thoughts(run)
         return thoughts + self._end_message(run)
 
@@ -114,7 +117,7 @@ class Messages:
         return []
 
     def reasoning_delta(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handles ReasoningContentDelta: a piece of a thought."""
+        """Handles ReasoningContentDelta, which has a piece of a thought."""
         thought = string(body.get("reasoning_content"))
         if thought is None:
             return []
@@ -124,8 +127,8 @@ class Messages:
     def reasoning_step(self, run: Run, body: AgnoFrame) -> list[Draft]:
         """Handles ReasoningStep.
 
-        The event's `reasoning_content` repeats all earlier thoughts, so the method emits only the
-        new part.
+        The event's `reasoning_content` repeats all earlier thoughts. So only the new part is
+        emitted.
         """
         step = obj(body.get("content"))
         thought = string(body.get("reasoning_content"))
@@ -138,9 +141,9 @@ class Messages:
         return [self._thought(run, thought, string(step.get("title")))] if thought else []
 
     def reasoning_completed(self, run: Run, _body: AgnoFrame) -> list[Draft]:
-        """Handles ReasoningCompleted: ends the thoughts, unless text has already ended them.
+        """Handles ReasoningCompleted. Ends the thoughts, unless text has already ended them.
 
-        The event only repeats the steps.
+        The event itself only repeats the thoughts of the steps.
         """
         return self._end_thoughts(run)
 
@@ -180,7 +183,7 @@ class Messages:
         return self._agents.draft(run, "llm.reasoning", data)
 
     def _end_thoughts(self, run: Run) -> list[Draft]:
-        """Ends open thoughts with a further event that has an empty thought and `final`."""
+        """Ends open thoughts with one more event, which has an empty thought and `final`."""
         run.announced = False
         if run.reasoning_id is None:
             return []

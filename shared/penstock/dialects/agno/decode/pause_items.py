@@ -9,13 +9,17 @@ from penstock.dialects.agno.decode.calls import Call, tool_args, tool_name
 from penstock.dialects.agno.decode.pauses import Need
 from penstock.dialects.base import PauseItem, Subrun
 
-_OF_TEAMS: Final = "requirements"  # the section of a pause with the questions of a team
+_OF_TEAMS: Final = "requirements"  # the section of a pause that has a team's questions
 
 
 def pause_item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
-    """Returns the item of a question. `call` is the call that waits for the answer, if any."""
+    """Returns the item for a question.
+
+    `call` is the call that waits for the answer; None if no call waits.
+    """
     subrun = run.subrun
-    if subrun is None and need.run_id not in (None, run.id):  # a member without an earlier frame
+    # the run is a member's, and no earlier frame has named it
+    if subrun is None and need.run_id not in (None, run.id):
         subrun = Subrun(id=str(need.run_id), name=need.run_name or str(need.run_id))
     return PauseItem(
         item_id=item_id,
@@ -26,9 +30,10 @@ def pause_item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseIt
         description=need.description,
         input_schema=need.input_schema,
         options=need.options,
-        # If the continue request of an agent or a workflow has other arguments for a confirmed
-        # call, Agno runs the call with these. A team runs the call with the arguments that it has
-        # stored, so a person would approve arguments with which nothing runs.
+        # A person may edit the arguments of a confirmed call of an agent or a workflow, because
+        # Agno runs the call with the arguments in the continue request. A team ignores these, and
+        # runs the call with the arguments that it has stored. So the person would approve arguments
+        # with which no call runs.
         editable=call is not None and need.kind == "confirmation" and need.path[0] != _OF_TEAMS,
         subrun=subrun,
     )

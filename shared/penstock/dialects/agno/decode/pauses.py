@@ -1,8 +1,8 @@
 """Reads the questions of a paused run from the pause frame.
 
-The frame of an agent lists `tools`, the frame of a team `requirements` (with the tools of its
-members), and the frame of a workflow `step_requirements` (gates, or the tools of a step's agent).
-JSON members that are null may be missing.
+The frame of an agent lists `tools`. The frame of a team lists `requirements`, which contain the
+tools of its members. The frame of a workflow lists `step_requirements`, which are gates or the
+tools of a step's agent. JSON members that are null may be missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _JSON_TYPES = {
 
 _StepKind = Literal["input", "selection", "review", "confirmation"]
 _StepMessage = Literal["user_input_message", "output_review_message", "confirmation_message"]
-# The key under which a StepRequirement has the text for the person, by the kind of the question.
+# Maps the kind of a question to the key under which a StepRequirement has the text for the person.
 _STEP_MESSAGES: Final[Mapping[_StepKind, _StepMessage]] = {
     "input": "user_input_message",
     "selection": "user_input_message",
@@ -46,9 +46,12 @@ _STEP_MESSAGES: Final[Mapping[_StepKind, _StepMessage]] = {
 
 @dataclass(slots=True)
 class Need:
-    """One question: about a tool of a run, or (if `tool` is None) about a step of a workflow.
+    """A question about a tool of a run.
 
-    `path` is the path to the question in the pause's `resume`: section, index and so on.
+    If `tool` is None, the question is about a step of a workflow.
+
+    `path` is the path to the question in the pause's `resume`. It begins with a section and an
+    index.
     """
 
     kind: PauseKind
@@ -67,9 +70,8 @@ def run_needs(body: AgnoFrame, *, team: bool) -> list[Need]:
 
     For a team, questions from `requirements` come first, because a team that continues reads only
     its requirements. If a run of Agno 2.3 pauses again, the frame repeats the requirements of the
-    first pause unchanged, although they are settled. So the function looks up the call of each
-    requirement among `tools` by the call's id, and leaves out the requirement if the call is
-    settled.
+    first pause unchanged, although they are settled. So each requirement's call is looked up among
+    `tools` by the call's id. If the call is settled, the requirement is left out.
     """
     called = array(body.get("tools"))
     tools = [
@@ -82,7 +84,7 @@ def run_needs(body: AgnoFrame, *, team: bool) -> list[Need]:
         for tool in called
         if isinstance(tool, OBJECT) and _was_asked_about(tool) and _tool_kind(tool) is None
     }
-    # Two calls may have the same id. If one of the two calls still waits, the id is not settled.
+    # Two calls may have the same id. If one of them still waits, the id is not settled.
     settled -= {string(need.tool.get("tool_call_id")) for need in tools if need.tool}
     requirements = [
         need
@@ -148,7 +150,7 @@ def _tool_need(
 def _was_asked_about(tool: Tool) -> bool:
     """Returns whether the call has an id and waits, or has waited, for a decision.
 
-    A call that has run after its decision has `confirmed` or `answered`, and
+    A call that has run after its decision still has `confirmed` or `answered`, but has
     `requires_confirmation: false`.
     """
     keys = (
@@ -162,7 +164,7 @@ def _was_asked_about(tool: Tool) -> bool:
 
 
 def _tool_kind(tool: Tool) -> PauseKind | None:
-    """Returns the kind of answer that the call waits for; None if the call does not wait.
+    """Returns the kind of answer for which the call waits; None if the call does not wait.
 
     If several kinds apply, the most specific kind is returned, as in Agno's `pause_type`.
     """

@@ -1,7 +1,7 @@
 """Converts tool results of Agno into JSON values.
 
-Agno streams `str(value)` of a tool's result (agno 2.3 and 3.1), so an object arrives as the text of
-a Python literal.
+Agno 2.3 and 3.1 stream `str(value)` of a tool's result. So an object arrives as the text of a
+Python literal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _LITERAL_STARTS: Final = ("{", "[", "(")
 
 
 def tool_value(result: Json) -> Json:
-    """Returns a tool's result parsed as JSON or as a Python literal; the text if neither fits.
+    """Returns a tool's result, parsed as JSON or as a Python literal.
+
+    A text that is neither is returned unchanged.
 
     A text that begins with a quote is not parsed as a literal, because Agno sends strings without
     quotes.
@@ -32,7 +34,7 @@ def tool_value(result: Json) -> Json:
         return result
     try:
         return loads(result.encode())
-    except ValueError:  # not JSON, or a lone surrogate, which UTF-8 cannot encode
+    except ValueError:  # the text is not JSON, or has a lone surrogate, which UTF-8 cannot encode
         pass
     literal = result.strip()
     if len(literal) > MAX_LITERAL_CHARS or not (
@@ -41,8 +43,8 @@ def tool_value(result: Json) -> Json:
         return result
     try:
         value = ast.literal_eval(literal)
-        # JSON turns tuples into arrays and keys into strings. orjson refuses sets, bytes and
-        # integers of more than 64 bits; the function then returns the text.
+        # This turns tuples into arrays and keys into strings. For sets, bytes and integers of more
+        # than 64 bits, orjson raises an error, and the function returns the text.
         return orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return result

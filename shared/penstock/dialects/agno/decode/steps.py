@@ -1,13 +1,13 @@
 """Decodes the steps of Agno workflows and gives them ids that are unique in the run.
 
-A loop runs the same step several times under the same upstream id. The second time the step's id is
-`<id>#2`. Each turn of a loop is also a step, `<loop>/<iteration>`, and contains the steps of the
-turn.
+A loop runs the same step several times under the same upstream id. The second time, the step's id
+becomes `<id>#2`. Each turn of a loop is also a step, with the id `<loop>/<iteration>`. It contains
+the steps of the turn.
 
 A transition is emitted when a step begins, and `to_step` is the id of this step. If a router chose
 the step, `from_step` is the router and the reason is `selected`. If the step follows a step that
-ended, `from_step` is the ended step and the reason is `sequence`. The steps of a parallel run at
-the same time and have no transitions.
+ended, `from_step` is the ended step and the reason is `sequence`. The steps inside a `Parallel` run
+at the same time and have no transitions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.dialects.agno.decode.frames import AgnoFrame, StepResult
 from penstock.dialects.base import MAX_ITEMS, Json, JsonObject, LimitReached, short
 from penstock.dialects.json import OBJECT, obj, objects, present, string, text
 
-# The type of an event, the data of the event, and the id of the step.
+# The type and the data of an event, and the id of its step.
 StepEvent = tuple[str, JsonObject, str]
 
 
@@ -28,17 +28,24 @@ class Steps:
     """Decodes the events of steps, and keeps the open steps by the upstream's id."""
 
     open: dict[str, str] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)  # by canonical step id: the step's name
-    used: dict[str, int] = field(default_factory=dict)  # by upstream id: how often the step began
-    turns: dict[str, int] = field(default_factory=dict)  # by a loop's upstream id: the current turn
-    # by the containing step: the inner step that ended last
+    # maps a canonical step id to the step's name
+    names: dict[str, str] = field(default_factory=dict)
+    # maps an upstream id to the number of times the step began
+    used: dict[str, int] = field(default_factory=dict)
+    # maps a loop's upstream id to the current turn
+    turns: dict[str, int] = field(default_factory=dict)
+    # maps a step to the inner step that ended last
     last: dict[str, str] = field(default_factory=dict)
-    # by router: the names of the chosen steps that have not begun
+    # maps a router to the names of the chosen steps that have not begun
     chosen: dict[str, list[str]] = field(default_factory=dict)
-    parallel: set[str] = field(default_factory=set)  # canonical ids of the open parallels
+    # the canonical ids of the open `Parallel` steps
+    parallel: set[str] = field(default_factory=set)
 
     def id_of(self, upstream_id: str) -> str:
-        """Returns the canonical id of a step; for a loop with an open turn, the id of the turn."""
+        """Returns the canonical id of a step.
+
+        For a loop with an open turn, returns the id of the turn.
+        """
         ours = self.open.get(upstream_id) or short(upstream_id)
         turn = self.turns.get(upstream_id)
         return ours if turn is None else f"{ours}/{turn}"
@@ -49,10 +56,10 @@ class Steps:
         return handle(self, run_id, body, kind)
 
     def failures(self, run_id: str, results: Json) -> list[StepEvent]:
-        """Returns the failures of open steps that only the results of the whole workflow report.
+        """Returns the failures of open steps that only the workflow's results report.
 
-        If all attempts of a step have failed, Agno 3.1 skips the step without an event, and the
-        workflow completes.
+        The reason is that if all attempts of a step have failed, Agno 3.1 skips the step without an
+        event, and the workflow completes.
         """
         errors = {
             name: string(result.get("error")) or "the step failed"
@@ -81,7 +88,7 @@ class Steps:
         """Continues from a snapshot."""
         self.open, self.names = dict(state["open"]), dict(state["names"])
         self.used, self.turns = dict(state["used"]), dict(state["turns"])
-        # A snapshot of a version before 0.2 does not have `last`, `chosen` and `parallel`.
+        # Snapshots of versions before 0.2 do not have `last`, `chosen` and `parallel`.
         self.last = dict(state.get("last", {}))
         self.chosen = {key: list(names) for key, names in state.get("chosen", {}).items()}
         self.parallel = set(state.get("parallel", ()))
@@ -237,8 +244,8 @@ def _results(results: Json) -> Json:
 def _flat(results: Json) -> list[StepResult]:
     """Returns the results of steps and of all steps inside them, in one list.
 
-    The function uses a loop, because the upstream decides how deep the results are nested and a
-    recursion could exceed Python's limit.
+    The function uses a loop, because the agent server decides how deeply the results are nested,
+    and a recursion could exceed Python's limit.
     """
     flat: list[StepResult] = []
     queue = [results]

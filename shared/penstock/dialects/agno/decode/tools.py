@@ -1,7 +1,7 @@
 """Decodes tool calls so that each call is announced once and has one result.
 
-If a call waits for a decision, Agno sends no event of the call before the pause, and no event after
-the pause if the call is rejected. Agno reports a failed call twice.
+If a call waits for a decision, Agno sends no event for it before the pause. If the call is then
+rejected, Agno sends no event for it after the pause either. Agno reports a failed call twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.dialects.approved_calls import same_args, warning
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
 from penstock.dialects.json import number, obj, objects, string, text
 
-# The error text for a failure for which the upstream sends no text.
+# The error text for a failed call for which Agno sends no text.
 _FAILED = "the tool failed"
 
 
@@ -30,12 +30,12 @@ class Tools:
         self._agents = agents
         self._messages = messages
         self._calls = Calls()
-        # (key of the team, id of the member, task)
+        # tuples of the team's key, the member's id and the task
         self._tasks: list[tuple[str, str | None, str]] = []
-        self._waiting: dict[str, str] = {}  # item id to call id
+        self._waiting: dict[str, str] = {}  # maps an item's id to the call's id
 
     def started(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handles ToolCallStarted: a new call, or a call that was announced at a pause."""
+        """Handles ToolCallStarted, for a new call or for a call that was announced at a pause."""
         tool: Tool = obj(body.get("tool"))
         drafts = self._messages.interrupt(run)
         call = self._calls.find(run.key, tool, pending=True)
@@ -51,7 +51,7 @@ class Tools:
         return [*drafts, self._asked(run, call, tool)]
 
     def completed(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """Handles ToolCallCompleted, also for a failed call, which ToolCallError reports again."""
+        """Handles ToolCallCompleted. For a failed call, ToolCallError reports the failure again."""
         tool: Tool = obj(body.get("tool"))
         failed = tool.get("tool_call_error") is True
         return self._ended(run, tool, (text(tool.get("result")) or _FAILED) if failed else None)
@@ -76,7 +76,7 @@ class Tools:
         return call
 
     def waits(self, item_id: str, call: Call) -> None:
-        """Notes the item id under which the pause lists the call. `decided` gets the same id."""
+        """Notes the item id under which the pause lists the call. `decided` later gets this id."""
         self._waiting[item_id] = call.id
 
     def decided(self, items: Mapping[str, JsonObject]) -> list[Draft]:
@@ -90,7 +90,8 @@ class Tools:
             call.decision = string(decision.get("decision"))
             call.value = decision.get("value")
             if (edited := decision.get("args")) is not None:
-                call.args = obj(edited)  # the arguments that run are compared with these
+                # later compared with the arguments with which the call runs
+                call.args = obj(edited)
             if call.decision == "reject":
                 outcome = "expired" if decision.get("expired") else "rejected"
                 note = string(decision.get("note")) or outcome
@@ -101,11 +102,13 @@ class Tools:
         return drafts
 
     def settle(self, body: AgnoFrame) -> list[Draft]:
-        """Ends the calls that still wait when the run completes, because Agno does not report them.
+        """Ends the calls that still wait when the run completes, because Agno sends no events for
+        them.
 
-        Two causes are known. Agno 2.3 continues a team while a member pauses. Agno 2.3 and 3.1 skip
-        a call that a continue request does not name in the expected form. If a member does not
-        stream, the results of its calls are in the last frame of the run.
+        There are two known causes. Agno 2.3 continues a team while one of its members pauses. And
+        Agno 2.3 and 3.1 skip a call if a continue request does not name the call in the expected
+        form. If a member does not stream, the last frame of the run has the results of the member's
+        calls.
         """
         drafts: list[Draft] = []
         last_tools: dict[str, Tool] = {call_id(tool): tool for tool in _inner_tools(body)}
@@ -124,7 +127,7 @@ class Tools:
         return drafts
 
     def task(self, team: Run, member_id: str) -> str | None:
-        """Returns the task that a team's call gave to this member; None if there is no task.
+        """Returns the task that a call of the team gave to this member; None if there is no task.
 
         A call gives its task to one member or to all members. A task for one member is returned
         only once.
@@ -175,7 +178,8 @@ class Tools:
     def _compared(self, run: Run, call: Call, tool: Tool) -> list[Draft]:
         """Returns a warning if an approved call runs with another tool or other arguments.
 
-        Stores the call as it runs, so that the same difference causes no second warning.
+        The tool and arguments with which the call runs are stored, so that the same difference
+        causes no second warning.
         """
         if call.decision != "approve":
             return []
@@ -211,20 +215,21 @@ class Tools:
         return self._agents.draft(self._agents.by_key(call.run), "llm.tool_result", data)
 
     def _remember_task(self, run: Run, call: Call) -> None:
-        """Keeps the task of a team's call to a member. Does nothing for any other call.
+        """Keeps the task if the call is a team's call to a member.
 
-        The frames of the member's run, which follow, do not contain the task.
+        The later frames of the member's run do not contain the task.
         """
         args: MemberCall = obj(call.args)
         task = string(args.get("task"))
         if run.kind == "team" and task is not None:
             self._tasks.append((run.key, string(args.get("member_id")), task))
-            # A member may never begin. Without this limit, such tasks would stay in memory.
+            # The oldest tasks are dropped, because a member that never begins would leave its task
+            # in memory.
             del self._tasks[:-MAX_OPEN]
 
 
 def _inner_tools(body: AgnoFrame) -> Iterator[Tool]:
-    """Returns the tools of the inner runs that are listed in the last frame of a run."""
+    """Yields the tools of the inner runs that the last frame of a run lists."""
     for runs in (body.get("member_responses"), body.get("step_executor_runs")):
         run: AgnoFrame
         for run in objects(runs):

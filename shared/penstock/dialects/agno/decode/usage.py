@@ -9,7 +9,8 @@ from penstock.dialects.base import JsonObject
 def usage(metrics: JsonObject) -> JsonObject | None:
     """Returns the token counts of a run's `metrics`, as `usage` of `lifecycle.completed`.
 
-    Returns None if there are no counts. Agno 2.3 counts the first leg of a continued run twice.
+    Returns None if there are no counts. Note that Agno 2.3 counts the first leg of a continued run
+    twice.
     """
     counts = {
         ours: metrics[theirs] for ours, theirs in TOKENS.items() if type(metrics.get(theirs)) is int

@@ -1,4 +1,5 @@
-"""Makes the keys that name the sender of a frame: its agent, team or workflow, and its run."""
+"""Makes the keys that name the sender of a frame, which are the keys of its run and of its agent,
+team or workflow."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Final
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.wire import epoch_s
 
-# The names of a workflow's events that differ from the names for an agent, by the name for an
-# agent. (The events of a team have the names for an agent, with a prefix.)
+# Maps the name of an agent's event to the name of the same event of a workflow, where the two
+# differ. The events of a team have the names of an agent's events, with a prefix.
 _WORKFLOW_NAMES: Final = {
     "RunStarted": "WorkflowStarted",
     "RunContinued": "StepContinued",
@@ -22,7 +23,8 @@ _WORKFLOW_NAMES: Final = {
 
 @dataclass(slots=True)
 class Step:
-    """A step of a workflow that has begun: its index, and the data of `workflow.step_started`."""
+    """A step of a workflow that has begun, with its index and the data of its
+    `workflow.step_started`."""
 
     index: int
     data: JsonObject
@@ -35,10 +37,10 @@ class Address:
     kind: str
     name: str
     agent_id: str = ""
-    steps: dict[str, Step] = field(default_factory=dict)  # by the canonical step id
+    steps: dict[str, Step] = field(default_factory=dict)  # maps a canonical step id to the step
 
     def frame(self, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-        """Returns the body of a frame. `name` is the name that the event has for an agent."""
+        """Returns the body of a frame. `name` is the event's name in the stream of an agent."""
         return {
             "event": name if event.get("subrun") else self._name(name),
             **self._sender(event),
@@ -48,10 +50,12 @@ class Address:
         }
 
     def awaits_start(self, dispatch: JsonObject) -> bool:
-        """Returns whether the start of the dispatch's step, or of its next attempt, follows.
+        """Returns whether the start of this dispatch's step comes after the dispatch.
 
-        Only the steps of Penstock's workflows name the run that does the step. The steps of an
-        agent server's workflow start before their inner runs.
+        The start may also be the start of the step's next attempt.
+
+        In Penstock's workflows, a step names the run that does its work, and is dispatched before
+        it starts. In an agent server's workflow, a step starts before its inner run.
         """
         step_id = dispatch.get("step_id")
         if not step_id:
@@ -72,7 +76,7 @@ class Address:
         if not source or (source["agent_type"] != "worker" and not subrun):
             return {**outer, "run_id": run_id}
         agent = {"agent_id": source["agent_id"], "agent_name": source["agent_name"]}
-        if not subrun:  # a worker speaks in the outer run itself
+        if not subrun:  # a worker sends events in the outer run itself
             return {**outer, **agent, "run_id": run_id}
         inner = {**agent, "run_id": subrun["id"]}
         if self.kind != "workflow" or subrun.get("parent_id"):

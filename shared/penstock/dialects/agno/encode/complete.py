@@ -1,4 +1,4 @@
-"""Makes the response to a request without a stream (`stream=false`), Agno's RunOutput."""
+"""Makes the response to a request without a stream (`stream=false`), which Agno calls RunOutput."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.dialects.agno.encode.conversation import messages_of
 from penstock.dialects.agno.encode.encoder import AgnoEncoder
 from penstock.dialects.base import JsonObject
 
-# The status of a run, by the name of the run's last frame. The table has the names for an agent
-# (`RunCompleted` for `TeamRunCompleted` and `WorkflowCompleted`).
+# Maps the name of a run's last frame to the status of the run. The names are those of an agent's
+# events. So `RunCompleted` also stands for `TeamRunCompleted` and `WorkflowCompleted`.
 _STATUS: Final = {
     "RunCompleted": "COMPLETED",
     "RunPaused": "PAUSED",
@@ -20,18 +20,19 @@ _STATUS: Final = {
     "RunCancelled": "CANCELLED",
 }
 
-# Keys of a frame that the RunOutput does not take over: they describe only the frame, or their
-# content is under another key.
+# The keys of a frame that the RunOutput does not have. They describe only the frame, or the
+# RunOutput has their content under another key.
 _NOT_OF_THE_RUN: Final = frozenset({"event", "created_at", "reason", "error"})
 
 
 def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None) -> JsonObject:
     """Returns the run as one object.
 
-    `status` is COMPLETED, PAUSED, ERROR or CANCELLED, or RUNNING while the run continues. `events`
-    are envelopes from the run's start up to its end or a pause. `encoder` is a new encoder with the
-    surface's kind and names. As in Agno, the `content` of a failed run is the text of the error.
-    `input` is the user's message. `messages` is the conversation; a workflow has no `messages`.
+    `events` are the run's envelopes from its start to its end or a pause. `encoder` is a new
+    encoder with the surface's kind and names. `status` is COMPLETED, PAUSED, ERROR or CANCELLED.
+    While the run continues, `status` is RUNNING. As in Agno, the `content` of a failed run is the
+    text of the error. `input` is the user's message. `messages` is the conversation; a workflow has
+    no `messages`.
     """
     events = list(events)
     encoder = encoder or AgnoEncoder()

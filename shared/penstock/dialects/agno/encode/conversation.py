@@ -1,7 +1,8 @@
-"""Makes a run's conversation as Agno stores it: user message, calls, results and answers.
+"""Makes a run's conversation in the form in which Agno stores it, with the user's message, calls,
+results and answers.
 
-Agno also stores the system prompt and the counters of each model. Canonical events do not contain
-these.
+Agno also stores the system prompt and the counters of each model. These are missing here, because
+canonical events do not contain them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Encodes canonical events into Agno's frames, in the sequences of agno-events.md.
 
-A frame has `event: Name` and its data. The encoder serves agents of other frameworks, because a
-client of an Agno agent gets the upstream's own bytes. `run_id` is the id of the Penstock run, so
-that a client can continue and cancel the run.
+A frame has `event: Name` and its data. The encoder is used for agents of other frameworks, because
+a client of an Agno agent gets the agent server's own bytes. `run_id` is the id of the Penstock run,
+so that a client can continue and cancel the run.
 
-As in Agno, a client sees a call only when the call runs. Not every upstream protocol announces that
-a call waits for a decision. So the encoder keeps a call without progress until its result or the
-end of the leg. A client never sees a rejected call. RunContentCompleted comes once in a response,
-at the end. `OMITTED` lists the types without an Agno event.
+As in Agno, a client sees a call only when the call runs, and never sees a rejected call. Not every
+protocol says that a call waits for a decision. So if a call has no progress, the encoder keeps it
+until its result or the end of the leg. RunContentCompleted comes once in a response, at the end.
+`OMITTED` lists the types without an Agno event.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ OMITTED: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class _Speaker:
-    """Keeps which text and citations one run has sent in this response."""
+    """Keeps the text and citations that one run has sent in this response."""
 
-    spoke: bool = False  # text was sent in this response
-    in_turn: bool = False  # RunContent was sent since the last result of a tool
-    sender: JsonObject = field(default_factory=dict)  # source and subrun of an inner run's frames
+    spoke: bool = False  # whether text was sent in this response
+    in_turn: bool = False  # whether RunContent was sent since the last result of a tool
+    # the source and subrun of an inner run's frames
+    sender: JsonObject = field(default_factory=dict)
     citations: JsonObject = field(default_factory=lambda: pauses.citations(None))
 
 
@@ -77,13 +78,13 @@ class _Call:
 
     @property
     def waits(self) -> bool:
-        """Whether the call needs a decision before it may run."""
+        """True if the call needs a decision before it may run."""
         return self.item is not None or bool(self.event["data"].get("pending"))
 
     def duration_s(self, event: JsonObject) -> float | None:
-        """Returns how long the call ran, up to this event.
+        """Returns the number of seconds for which the call ran, up to this event.
 
-        Returns None for a call that waited for a decision if no event shows when the call started.
+        Returns None if the call waited for a decision and no event shows when it then started.
         """
         begun_s = epoch_s(self.event) if not self.waits else self.started_s
         return None if begun_s is None else round(epoch_s(event) - begun_s, 6)
@@ -104,14 +105,15 @@ class AgnoEncoder:
     _address: Address = field(init=False)
     _started_s: float = 0
     _first_text_s: float | None = None
-    _spoke: bool = False  # the outer run has sent text, in any response
-    _thoughts: list[str] = field(default_factory=list)  # thoughts of the outer run
-    # the state of each run in this response, by the id of the inner run; "" for the outer run
+    _spoke: bool = False  # whether the outer run has sent text in any response
+    _thoughts: list[str] = field(default_factory=list)  # the thoughts of the outer run
+    # Maps an inner run's id to the run's state in this response. The id of the outer run is "".
     _speakers: dict[str, _Speaker] = field(default_factory=dict)
-    _streamed: set[str] = field(default_factory=set)  # open messages that were sent in pieces
+    _streamed: set[str] = field(default_factory=set)  # the open messages that were sent in pieces
     _calls: dict[str, _Call] = field(default_factory=dict)
     _approvals: OpenApprovals = field(default_factory=OpenApprovals)
-    # by step id: the dispatch of a step of Penstock's own workflow whose start follows
+    # Maps a step's id to its dispatch, if the step belongs to Penstock's own workflow and has not
+    # started.
     _dispatches: dict[str, JsonObject] = field(default_factory=dict)
     _state: Document = field(default_factory=lambda: Document({}))
 
@@ -147,9 +149,9 @@ class AgnoEncoder:
     def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
         """Starts an inner run, after the starts of the running calls.
 
-        One of the running calls starts the inner run, so a client must see this call first. Steps
-        of Penstock's workflows are dispatched before they start. Agno's clients expect the start of
-        the step first, so the encoder keeps such a dispatch until the step starts.
+        The running calls come first, because one of them has started the inner run. A step of a
+        Penstock workflow is dispatched before it starts, but Agno's clients expect the step's start
+        first. So the encoder keeps such a dispatch until the step starts.
         """
         yield from self._show_calls(event)
         data = event["data"]
@@ -163,8 +165,8 @@ class AgnoEncoder:
     def _inner_started(self, event: JsonObject) -> JsonObject:
         """Returns the start of an inner run. The sender of the frame is the worker or the team.
 
-        In this frame, the worker's name is also the worker's id, because only later events contain
-        the id.
+        In this frame, the worker's name is used as the worker's id, because only later events
+        contain the id.
         """
         data = event["data"]
         name = data.get("worker_name") or data["team_name"]
@@ -183,7 +185,7 @@ class AgnoEncoder:
         yield self._send_text(event, data["content"])
 
     def _message_completed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends a message. Makes a frame only if the content was not sent in pieces."""
+        """Ends a message. If the content was sent in pieces, this makes no frame."""
         data = event["data"]
         if data["message_id"] in self._streamed:
             self._streamed.discard(data["message_id"])
@@ -225,7 +227,10 @@ class AgnoEncoder:
         )
 
     def _end_content(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends the content of a run. A last empty piece of text carries the citations."""
+        """Ends the content of a run.
+
+        If there are citations, a last empty piece of text has them.
+        """
         speaker = self._speaker(event)
         if speaker.spoke:
             yield self._content(event, "", citations=speaker.citations)
@@ -270,7 +275,7 @@ class AgnoEncoder:
         data = event["data"]
         outcome = data.get("outcome")
         call = self._calls.pop(data["tool_call_id"], None)
-        if call is None:  # the run has no `llm.tool_call` for this result
+        if call is None:  # there was no `llm.tool_call` for this result
             call = _Call(event, pauses.tool(data["tool_call_id"], data["tool"], None))
         self._speaker(event).in_turn = False
         if call.started_s is None and (
@@ -349,7 +354,11 @@ class AgnoEncoder:
     # Ends.
 
     def _finished(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends an inner run. The sender is the agent of the inner run, whoever reports the end."""
+        """Ends an inner run.
+
+        The frame's sender is always the agent of the inner run, even if another agent reports the
+        end.
+        """
         data = event["data"]
         inner = event
         if obj(event.get("subrun")).get("id") != data["subrun_id"]:
@@ -383,8 +392,7 @@ class AgnoEncoder:
         first_token_s = self._first_text_s and round(self._first_text_s - self._started_s, 6)
         duration_s = round(epoch_s(event) - self._started_s, 6)
         thoughts = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
-        # Agno's own client reads the metrics of a workflow only if the metrics have the key
-        # `steps`.
+        # Agno's own client reads a workflow's metrics only if they have the key `steps`.
         steps: JsonObject = {"steps": {}} if self.kind == "workflow" else {}
         yield self._address.frame(
             event,
@@ -415,7 +423,7 @@ class AgnoEncoder:
             yield from self._end_content(event)
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keeps the state, which RunCompleted carries."""
+        """Keeps the state until RunCompleted, which contains it."""
         self._state.replace(event["data"].get("snapshot"))
         yield from ()
 
@@ -458,7 +466,10 @@ DIALECT: Final = ClientDialect(
 
 
 def _type_of(content: Json) -> str:
-    """Returns Agno's `content_type`: the name of the content's Python type, "str" for None."""
+    """Returns Agno's `content_type`, which is the name of the content's Python type.
+
+    For None, it is "str".
+    """
     return "str" if content is None else type(content).__name__
 
 

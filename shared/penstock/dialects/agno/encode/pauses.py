@@ -10,7 +10,7 @@ from penstock.dialects.agno.vocabulary import TOKENS, answered_by_decision
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj, objects, string
 
-# The types of Agno's fields, by the types of JSON Schema.
+# Maps a type of JSON Schema to the type of an Agno field.
 _FIELD_TYPES: Final = {
     "string": "str",
     "integer": "int",
@@ -24,7 +24,7 @@ CONFIRM: Final = "I have tools to execute, but I need confirmation."
 _INPUT: Final = "I have tools to execute, but I need user input."
 _EXTERNAL: Final = "I have tools to execute, but it needs external execution."
 
-# The text of a pause, by the kind of its first item.
+# Maps the kind of a pause's first item to the text of the pause.
 PAUSE_TEXTS: Final[Mapping[str, str]] = {
     "input": _INPUT,
     "credential": _INPUT,
@@ -34,7 +34,7 @@ PAUSE_TEXTS: Final[Mapping[str, str]] = {
     "long_running": _EXTERNAL,
 }
 
-# The built-in tools that Agno calls for a question, by the kind of the question.
+# Maps the kind of a question to the built-in tool that Agno calls to ask it.
 _ASKING_TOOLS: Final[Mapping[str, str]] = {
     "input": "get_user_input",
     "feedback": "ask_user",
@@ -65,10 +65,12 @@ def tool(call_id: str, name: str, args: Json) -> JsonObject:
 
 
 def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
-    """Returns the tool object of an approval's item. A client answers by filling in this object.
+    """Returns the tool object for an approval's item.
 
-    `tool_call_id` is the id of the call, as in the ToolCallStarted that follows. If the item has no
-    call, `tool_call_id` is the id of the item.
+    A client answers the item by filling in this object.
+
+    `tool_call_id` is the call's id, which the later ToolCallStarted also has. If the item has no
+    call, `tool_call_id` is the item's id.
     """
     kind = item["kind"]
     name = item.get("tool") or _ASKING_TOOLS.get(kind, kind)
@@ -89,7 +91,10 @@ def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
 
 
 def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """Returns the requirement of an item. If the item is of an inner run, names the member."""
+    """Returns the requirement for an item.
+
+    If the item belongs to an inner run, the requirement names the member.
+    """
     member = item.get("subrun")
     whose: JsonObject = {}
     if member:
@@ -110,7 +115,8 @@ def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
 
 
 def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """Returns the requirement of a workflow's item: a gate, or the call of a step's agent."""
+    """Returns the requirement for a workflow's item, which is a gate or a call of a step's
+    agent."""
     if item.get("tool_call_id"):
         member = obj(item.get("subrun"))
         return {
@@ -144,7 +150,7 @@ def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObje
 
 
 def is_silent(item: JsonObject | None, name: str) -> bool:
-    """Returns whether the item's answer is the call's result. Agno sends no event of such a call.
+    """Returns whether the item's answer is the call's result. Agno sends no event for such a call.
 
     Returns False for a call without an item.
     """
@@ -154,12 +160,16 @@ def is_silent(item: JsonObject | None, name: str) -> bool:
 
 
 def result_text(result: Json) -> str | None:
-    """Returns a result as Agno writes it: `str(value)`, so an object becomes a Python literal."""
+    """Returns a result as Agno writes it, with `str(value)`.
+
+    So an object becomes a Python literal.
+    """
     return result if result is None or isinstance(result, str) else str(result)
 
 
 def completion_text(done: JsonObject, duration_s: float | None) -> str:
-    """Returns the `content` of ToolCallCompleted: a line about the call and its duration."""
+    """Returns the `content` of ToolCallCompleted, which is a line about the call and its
+    duration."""
     args = ", ".join(f"{name}={value}" for name, value in done["tool_args"].items())
     time = "" if duration_s is None else f" in {duration_s:.4f}s"
     return f"{done['tool_name']}({args}) completed{time}. "
@@ -183,7 +193,8 @@ def citations(cited: Json) -> JsonObject:
 def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) -> JsonObject:
     """Returns a run's metrics.
 
-    The times of the canonical events give the durations that the upstream has not sent.
+    Durations that the agent server has not sent are computed from the times of the canonical
+    events.
     """
     measured: JsonObject = {"duration": duration_s}
     if first_token_s is not None:

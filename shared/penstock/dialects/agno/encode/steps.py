@@ -9,7 +9,8 @@ from penstock.dialects.agno.encode.address import Address, Step
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj
 
-# The prefix of a step's event names, by the kind of the step. Other kinds have the prefix "Step".
+# Maps the kind of a step to the prefix of its events' names. For all other kinds, the prefix is
+# "Step".
 _NAMES: Final = {
     "steps": "StepsExecution",
     "loop": "LoopExecution",
@@ -22,7 +23,7 @@ _NAMES: Final = {
 
 def _started(address: Address, event: JsonObject) -> JsonObject:
     data = event["data"]
-    known = address.steps.get(data["step_id"])  # None unless the step is tried again
+    known = address.steps.get(data["step_id"])  # known only if the step is tried again
     address.steps[data["step_id"]] = Step(known.index if known else len(address.steps), data)
     chosen: JsonObject = {}
     if data.get("kind") == "condition":
@@ -46,7 +47,7 @@ def _progressed(address: Address, event: JsonObject) -> JsonObject:
     return _frame(address, event, "StepProgress", content=event["data"].get("message"))
 
 
-# The functions that make the frame of a step, by the action of the `workflow` category.
+# Maps an action of the category `workflow` to the function that makes its frame.
 STEP_FRAMES: Final[Mapping[str, Callable[[Address, JsonObject], JsonObject]]] = {
     "step_started": _started,
     "step_progress": _progressed,
@@ -79,6 +80,6 @@ def _frame(address: Address, event: JsonObject, name: str, **fields: Json) -> Js
         where |= {"step_id": parent or step_id, "iteration": begun.get("iteration", 1)}
     elif parent:
         # The canonical parent of a step in a loop is a turn (`<loop>/<n>`). In Agno, the parent is
-        # the loop, so the number of the turn is removed.
+        # the loop itself, so the number of the turn is removed.
         where["parent_step_id"] = parent.removesuffix(f"/{begun.get('iteration')}")
     return address.frame({**event, "source": None, "subrun": None}, name, **where, **fields)
