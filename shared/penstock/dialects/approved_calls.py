@@ -1,7 +1,7 @@
 """Compares the tool call that runs with the call that was approved.
 
-Frameworks change a call between its approval and its run: frameworks reorder keys, write `1.0` for
-`1`, and drop or add arguments that are null. The comparison ignores these changes.
+Frameworks change a call between its approval and its run. They reorder keys, write `1.0` for `1`,
+and drop or add arguments that are null. The comparison ignores these changes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import orjson
 from penstock.dialects.base import Json, JsonObject
 
 NOT_APPROVED = "not_what_was_approved"
-# The size of the arguments that `detail` may contain, in bytes of JSON. For larger arguments,
-# `detail` has only a digest.
+# The greatest size of the arguments in `detail`, in bytes of JSON. For larger arguments, `detail`
+# has only a digest.
 MAX_SHOWN_BYTES = 16_384
-_MAX_READABLE = 300  # the number of characters that a call may have in `message`
-# The levels that `_encoded` wraps around the arguments, to check that orjson can write them inside
-# an event. An event wraps fewer levels around the arguments.
+_MAX_READABLE = 300  # the greatest number of characters of a call in `message`
+# `_encoded` wraps this many levels around the arguments, to check that orjson can write them inside
+# of an event. An event itself wraps fewer levels around the arguments.
 _LEVELS_AROUND = 8
 _UNSHOWN = b"(nested too deeply to be shown)"
 
@@ -33,7 +33,7 @@ def warning(
 ) -> JsonObject:
     """Returns the data of `system.warning` for a call that differs from the approved call.
 
-    `approved` and `ran` are each the name of a tool and the arguments of the call.
+    `approved` and `ran` are pairs of a tool's name and the arguments.
     """
     return {
         "message": f"the agent server ran {_readable(*ran)} as the call {call_id}, and what was "
@@ -54,8 +54,8 @@ def _given(args: JsonObject) -> JsonObject:
 def _same(one: Json, other: Json) -> bool:
     """Returns whether two JSON values are equal.
 
-    The function uses a loop, because the upstream decides how deep the values are and a recursion
-    could exceed Python's limit.
+    The function uses a loop, because the agent server decides how deeply the values are nested, and
+    a recursion could exceed Python's limit.
     """
     pairs = [(one, other)]
     while pairs:

@@ -9,25 +9,25 @@ from typing import Any, Final, Literal, Protocol, TypedDict
 
 from penstock.sse import Frame
 
-# Any JSON value, without checks by mypy. A recursive alias would make mypy slow and would find few
+# Any JSON value; mypy does not check it. A recursive type would make mypy slow and would find few
 # mistakes.
 Json = Any
 JsonObject = dict[str, Any]
-# A JSON value that mypy checks. `get` of a TypedDict has the type `object` for a misspelt key, and
-# mypy refuses `object` for a parameter of this type. So mypy reports the misspelt key.
+# A JSON value that mypy checks. If a key of a TypedDict is misspelt, `get` has the type `object`. A
+# parameter of the type `JsonValue` does not accept `object`, so mypy reports the misspelt key.
 JsonValue = dict[str, Any] | list[Any] | str | int | float | bool | None
 
-# Limits of a decoder for one run: the open parts of one kind, the items of one list, and the
-# characters of one name or id. docs/decisions/0032 has the reasons.
+# The limits of a decoder for one run: the number of open parts of one kind, the number of items in
+# one list, and the number of characters of a name or id. docs/decisions/0032 has the reasons.
 MAX_OPEN: Final = 1_000
 MAX_ITEMS: Final = 10_000
 MAX_NAME_CHARS: Final = 1_024
-# A token count of this size or more is ignored, so that JSON can hold the sum of the counts.
+# Token counts of at least this size are ignored, so that JSON can represent the sum of the counts.
 MAX_COUNT: Final = 2**53
 
 
 class LimitReached(ValueError):
-    """The upstream exceeds a limit of the decoder.
+    """The error for an agent server that exceeds a limit of the decoder.
 
     The decoder catches this error and ends the run with the code `limit`.
     """
@@ -46,7 +46,7 @@ class LimitReached(ValueError):
 def short(name: str) -> str:
     """Returns a name or id in at most `MAX_NAME_CHARS` characters.
 
-    A longer name is cut and ends in a digest of the whole name, so that two long names stay
+    A longer name is cut, and a digest of the whole name is added, so that two long names stay
     distinct.
     """
     if len(name) <= MAX_NAME_CHARS:
@@ -62,13 +62,13 @@ class Ids:
         self.used: dict[str, int] = dict(used or {})
 
     def unique(self, wanted: str) -> str:
-        """Returns the wanted id if it is unused, else the wanted id with a number (`m1#2`).
+        """Returns the wanted id. If it is used already, adds a number (`m1#2`).
 
         A long id is cut first (see `short`).
         """
         wanted = short(wanted)
-        # The upstream decides how long a chain of ids (x, x#2, x#2#2) gets. The code uses a loop,
-        # because a recursion could exceed Python's limit.
+        # The code uses a loop, because the agent server decides how long a chain of ids (x, x#2,
+        # x#2#2) gets, and a recursion could exceed Python's limit.
         while (times := self.used.get(wanted, 0) + 1) > 1:
             self.used[wanted] = times
             wanted = f"{wanted}#{times}"
@@ -76,7 +76,7 @@ class Ids:
         return wanted
 
     def make(self, prefix: str) -> str:
-        """Returns a new id for something without an upstream id: `prefix-1`, `prefix-2`, …"""
+        """Returns a new id (`prefix-1`, `prefix-2`, …) for something that has no upstream id."""
         count = self.used.get(prefix, 0) + 1
         self.used[prefix] = count
         return self.unique(f"{prefix}-{count}")
@@ -95,7 +95,10 @@ AgentType = AgentKind | Literal["worker"]
 
 
 class Source(TypedDict):
-    """Names the agent that an event comes from (executions-sse.md), always with all four keys."""
+    """Names the agent from which an event comes (executions-sse.md).
+
+    All four keys are always present.
+    """
 
     agent_id: str
     agent_type: AgentType  # "worker" for an agent inside the outer run
@@ -104,7 +107,7 @@ class Source(TypedDict):
 
 
 class Subrun(TypedDict, total=False):
-    """Names the inner run that an event belongs to."""
+    """Names the inner run to which an event belongs."""
 
     id: str
     parent_id: str
@@ -160,7 +163,8 @@ class PauseItem:
 class Pause:
     """A stop of the run at which the upstream waits for answers.
 
-    `resume` holds the upstream's data that the adapter needs to continue the run, as received.
+    `resume` has the data of the agent server, unchanged, that the adapter needs to continue the
+    run.
     """
 
     items: list[PauseItem]
@@ -182,9 +186,10 @@ class AgentFacts:
 
 
 def cut_off(error: str, status: Literal["failed", "partial_success"] = "failed") -> JsonObject:
-    """Returns the fields `{status, error}` that mark an incomplete `llm.message_completed`.
+    """Returns the fields `{status, error}` that mark the message of an `llm.message_completed` as
+    incomplete.
 
-    `status` is "failed", or "partial_success" if a client can use the text as it is
+    `status` is "failed". If a client can use the incomplete text, `status` is "partial_success"
     (agent-runs-sse.md, TEXT_MESSAGE_END). A complete message has neither field.
     """
     return {"status": status, "error": error}
@@ -193,24 +198,25 @@ def cut_off(error: str, status: Literal["failed", "partial_success"] = "failed")
 class Decoder(Protocol):
     """Decodes the frames of one protocol into drafts.
 
-    One instance serves all legs of one run. A decoder is deterministic: the same frames give the
-    same drafts, in any chunking and at any time. `feed` never raises: a frame that the decoder
-    cannot read becomes `custom.event` or `lifecycle.failed`.
+    One instance serves all legs of one run. A decoder is deterministic. The same frames give the
+    same drafts at any time. `feed` never raises an exception. A frame that the decoder cannot read
+    becomes `custom.event` or `lifecycle.failed`.
     """
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begins a leg, before its first frame.
+        """Begins a leg. This is called before the leg's first frame.
 
         Leg 1 starts the run. Each later leg continues the run after a pause.
         """
         ...
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Takes the decisions on the pause before this leg. Call it right after `open(leg > 1)`.
+        """Takes the decisions on the pause before this leg.
 
-        `items` maps an item id to
-        `{"decision": "approve" | "reject", "note": str | None, "value": Any}`.
-        Returns the results of those calls for which the upstream sends no result.
+        This is called right after `open`, from leg 2 on.
+
+        `items` maps an item id to `{"decision": "approve" | "reject", "note": str | None, "value":
+        Any}`. Returns the results of those calls for which the upstream sends no result.
         """
         ...
 
@@ -229,7 +235,7 @@ class Decoder(Protocol):
     def abort(self) -> Sequence[Draft | Pause]:
         """Ends a leg whose response was cut off.
 
-        Returns the drafts that close open parts. The caller reports afterwards why the response was
+        Returns the drafts that close all open parts. The caller then reports why the response was
         cut off.
         """
         ...
@@ -247,16 +253,21 @@ class Decoder(Protocol):
 class ClientDialect:
     """Describes one client dialect: its encoder, and the properties that its callers depend on.
 
-    `unchanged`: whether each event becomes one frame, whose data is the stored event and whose name
-    is `category.action`. If so, a caller needs no encoder to write the frame. `omitted`: the
-    canonical types that have no event in this dialect. Each value says where a client sees the
-    content of such an event instead. `stateful`: whether a frame depends on earlier events of the
-    run. If so, a reader that begins in the middle of a run must first feed the encoder all events
-    from the run's start. `select_types`: a function that takes categories and types of the dialect
-    and returns the types that a client wants. The function raises ValueError for an unknown
-    category or type. `select_types` is None if clients of the dialect cannot choose types.
-    `for_workflows`: the encoder for a run of a Penstock workflow together with the runs of the
-    workflow's steps, if this encoder differs from `encoder`.
+    With `unchanged`, each event becomes one frame, whose data is the stored event and whose name is
+    `category.action`. A caller then needs no encoder to write the frame.
+
+    `omitted` has the canonical types without an event in this dialect. Each value says where a
+    client sees the content of such an event instead.
+
+    With `stateful`, a frame depends on earlier events of the run. A reader that begins in the
+    middle of a run must then first feed the encoder all events from the run's start.
+
+    `select_types` is a function that takes categories and types of the dialect and returns the
+    types that a client wants. It raises ValueError for an unknown category or type. If clients of
+    the dialect cannot choose types, `select_types` is None.
+
+    `for_workflows` is the encoder for the run of a Penstock workflow together with the runs of its
+    steps. It is None if `encoder` is used for these, too.
     """
 
     encoder: Callable[[], Encoder]
@@ -268,16 +279,17 @@ class ClientDialect:
 
     @property
     def has_warnings(self) -> bool:
-        """Whether a `system.warning` of Penstock itself has an event in this dialect."""
+        """True if a `system.warning` of Penstock itself has an event in this dialect."""
         return "system.warning" not in self.omitted
 
 
 class Encoder(Protocol):
     """Encodes canonical events into the frames of one client protocol. One instance serves one run.
 
-    An encoder is deterministic, so that clients can reconnect. For a reconnect the caller feeds a
-    new encoder from the run's start, gets the same frames, and skips the frames that the client
-    already has. An encoder closes open parts before the frame of an error or an end.
+    An encoder is deterministic, so that clients can reconnect. When a client reconnects, the caller
+    feeds a new encoder from the run's start. It gets the same frames as before, and skips the
+    frames that the client already has. Before the frame of an error or of the run's end, an encoder
+    closes all open parts.
     """
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:

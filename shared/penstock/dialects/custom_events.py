@@ -1,9 +1,10 @@
-"""Makes canonical drafts of an upstream's custom events that have the name of a canonical event.
+"""Makes canonical drafts from an agent server's custom events that have the name of a canonical
+event.
 
 So an agent of any framework can emit nearly every canonical type. For example, a custom event named
 `retrieval.result` becomes this type, and a custom event named `metrics_update` (the name in
 unified-events.md) becomes `system.metrics`. If a custom event fits no canonical type, the caller
-makes a `custom.event` of it.
+turns it into a `custom.event`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from penstock.dialects.base import Draft, Json, JsonObject
 from penstock.events import CATALOGUE, InvalidEvent, typed_data
 
 # The prefixes of the canonical types that a custom event cannot become. The author of an agent's
-# tools decides what the agent's custom events contain. A custom event must never end or pause a run
-# or report a decision. Only the upstream's own frames and Penstock's services may end or pause a
-# run or report a decision.
+# tools decides what custom events contain. So a custom event must never end or pause a run, or
+# report a decision. Only the agent server's own frames and Penstock's services may do this.
 FORBIDDEN = ("lifecycle.", "approval.")
 
 
 def from_custom(name: str, value: Json) -> Draft | None:
-    """Returns the canonical draft (without source) of a custom event; None if it does not fit.
+    """Returns the canonical draft (without source) for a custom event; None if the event fits no
+    canonical type.
 
     `name` is `category.action` or one of the 22 unified names. `value` must be an object with the
-    required fields of the named event, each of the right type. Further fields are kept. The
-    function adds required fields that the payloads of unified-events.md and executions-sse.md lack.
+    required fields of the named event, each of the right type. Further fields are kept. If the
+    payloads of unified-events.md and executions-sse.md lack a required field, the function adds it.
 
     Security: the result is None for `lifecycle.*` and `approval.*`, and for the unified names of
     lifecycle events (session_started, session_ended, run_retry, run_interrupted). `run_error`
@@ -58,7 +59,7 @@ def _fields(names: dict[str, str], **defaults: Json) -> Translate:
 
 
 def _identified(key: str, by: str, translate: Translate) -> Translate:
-    """Makes a function that adds the id `key`, a digest of the field `by`.
+    """Makes a function that adds an id under `key`. The id is a digest of the field `by`.
 
     The unified event has no such id, and the canonical type requires one.
     """
@@ -80,8 +81,8 @@ def _automation(value: JsonObject) -> JsonObject:
     return {"automation": value.get("workflow"), **value}
 
 
-# By canonical type: the function that adds the fields that the type requires and the payload of
-# executions-sse.md lacks.
+# Maps a canonical type to a function. The function adds the fields that the type requires and that
+# the payload of executions-sse.md lacks.
 _EXECUTIONS: dict[str, Translate] = {
     "dispatch.worker": _identified("subrun_id", "worker_name", _fields({})),
     "system.warning": _fields({}, code="warning"),

@@ -1,4 +1,7 @@
-"""Lists the upstream protocols with their decoders. A new protocol needs one row in this table."""
+"""Lists the protocols of agent servers with their decoders.
+
+A new protocol needs one row in this table.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lists the client dialects, each with its encoder. A new dialect needs one row in this table.
 
-AG-UI is not in this table. The AG-UI encoder needs the client's thread and run ids, and the events
-of a run do not contain these ids. `agui.encode.PROFILES` lists the field profiles of AG-UI.
+AG-UI is not in this table, because its encoder needs the client's thread and run ids. The events of
+a run do not contain these ids. `agui.encode.PROFILES` lists the field profiles of AG-UI.
 """
 
 from __future__ import annotations

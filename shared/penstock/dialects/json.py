@@ -1,7 +1,9 @@
-"""Reads JSON values from an agent server. Only `loads` raises; the other functions take any value.
+"""Reads JSON values from an agent server.
 
-`obj` and `objects` return Any, so that a caller can assign the result to a TypedDict. At run time
-nothing checks that the value has the members of the TypedDict.
+Only `loads` raises exceptions; the other functions accept any value.
+
+`obj` and `objects` return Any, so that a caller can assign the result to a TypedDict. At run time,
+nothing checks that the value has the TypedDict's members.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import orjson
 
 from penstock.dialects.base import Json, JsonObject, JsonValue
 
-# The number of levels that an upstream's JSON may have. orjson writes at most 254 levels. The limit
-# is lower, because canonical events and the frames for clients wrap some levels around a value.
+# The greatest number of levels in an agent server's JSON. orjson writes at most 254 levels. This
+# limit is lower, because canonical events and the frames for clients wrap some levels around a
+# value.
 MAX_LEVELS: Final = 200
 _ORJSON_LEVELS: Final = 254
 
-# The type `dict`, for the check `isinstance(value, OBJECT)`. After this check mypy treats the value
-# as Any, so that a caller can pass the value as a TypedDict. After `isinstance(value, dict)` mypy
-# would not accept the value as a TypedDict.
+# The type `dict`, for the check `isinstance(value, OBJECT)`. After this check, mypy treats the
+# value as Any, so a caller can pass it as a TypedDict. After `isinstance(value, dict)`, mypy would
+# not accept this.
 OBJECT: Final[Any] = dict
 
 
@@ -46,12 +49,12 @@ def parsed(content: str) -> Json:
     """Returns the JSON value that a text contains, or the text itself if it is not JSON."""
     try:
         return loads(content.encode())
-    except ValueError:  # also for a lone surrogate, which UTF-8 cannot encode
+    except ValueError:  # also raised for a lone surrogate, which UTF-8 cannot encode
         return content
 
 
 def dumped(value: JsonValue) -> str:
-    """Returns the value as compact JSON, or `str(value)` if orjson refuses the value.
+    """Returns the value as compact JSON. If orjson refuses the value, returns `str(value)`.
 
     orjson writes every value that `loads` returned.
     """
@@ -62,7 +65,7 @@ def dumped(value: JsonValue) -> str:
 
 
 def string(value: JsonValue) -> str | None:
-    """Returns the string; None for an empty string or a value of another type."""
+    """Returns the string unchanged; None for an empty string or a value of another type."""
     return value if isinstance(value, str) and value else None
 
 
@@ -79,17 +82,17 @@ def verbatim(value: JsonValue) -> str:
 
 
 def number(value: JsonValue) -> float | None:
-    """Returns the number; None for a boolean or a value of another type."""
+    """Returns the number unchanged; None for a boolean or a value of another type."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def obj(value: JsonValue) -> Any:
-    """Returns the object; an empty object for a value of another type."""
+    """Returns the object unchanged; an empty object for a value of another type."""
     return value if isinstance(value, dict) else {}
 
 
 def array(value: JsonValue) -> list[Json]:
-    """Returns the array; an empty array for a value of another type."""
+    """Returns the array unchanged; an empty array for a value of another type."""
     return value if isinstance(value, list) else []
 
 
@@ -104,7 +107,10 @@ def strings(value: JsonValue) -> list[str]:
 
 
 def has_content(value: JsonValue) -> bool:
-    """Returns False for null, false, "", [] and {}, and True for any other value, also for 0."""
+    """Returns False for null, false, "", [] and {}.
+
+    Returns True for any other value, even for 0.
+    """
     return value is not None and value is not False and value not in ("", [], {})
 
 

@@ -1,4 +1,7 @@
-"""Keeps the approvals that a run waits for. A workflow's run may wait for several at once."""
+"""Keeps the approvals for which a run waits.
+
+A workflow's run may wait for several approvals at once.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from typing import Final
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import objects
 
-# The types of the events after which an approval takes no decision any more.
+# The types of the events after which an approval can no longer be decided.
 _SETTLED: Final = frozenset({"approval.decided", "approval.expired", "approval.withdrawn"})
 
 
 @dataclass(slots=True)
 class OpenApprovals:
-    """The requests without a decision, by the approval's id, in the order of the requests."""
+    """Keeps the requests that wait for a decision, in the order of the requests."""
 
     requests: dict[Json, JsonObject] = field(default_factory=dict)
 
@@ -28,7 +31,7 @@ class OpenApprovals:
             self.requests.pop(approval_id, None)
 
     def items(self) -> Iterator[tuple[JsonObject, JsonObject]]:
-        """Yields pairs: the data of an `approval.requested` event, and one open item of this
+        """Yields pairs of the data of an `approval.requested` event and one open item of this
         event."""
         for request in self.requests.values():
             for item in objects(request.get("items")):

@@ -1,9 +1,9 @@
 """Checks JSON patches (RFC 6902) and applies them to a document.
 
-A few bytes of a patch may cause much work: `copy` can double a document. So sizes are limited, and
-a patch that exceeds a limit does not apply. If a patch fails, the document must be as before. To
-copy a large document before each patch would cost much. So a patch changes the document in place,
-and the document records how to undo the patch.
+A few bytes of a patch may cause much work. For example, `copy` can double a document. So sizes are
+limited, and a patch that exceeds a limit is not applied. If a patch fails, the document must be as
+it was before. It would cost much to copy a large document before each patch. So a patch changes the
+document in place, and the document records how to undo the patch.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Final
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj
 
-# The limit for the size of a document. The size is the number of values plus the number of
-# characters in the texts.
+# The greatest size of a document. The size is the number of values plus the number of characters in
+# the texts.
 MAX_SIZE: Final = 16 * 1024 * 1024
-MAX_LEVELS: Final = 200  # the levels of a document; orjson writes at most 254 levels
-# The greatest size of a value that one operation copies, or moves to a deeper place.
+# the greatest number of levels in a document; orjson writes at most 254 levels
+MAX_LEVELS: Final = 200
+# The greatest size of a value that one operation may copy, or may move to a deeper place.
 MAX_COPIED: Final = 10_000
-# The greatest number of keys in a path for `apply_each`, which may add a level for each key.
+# The greatest number of keys in a path for `apply_each`, because it may add a level for each key.
 MAX_KEYS: Final = 100
 
 _POINTER = re.compile(r"(?:/(?:[^/~]|~[01])*)*")  # RFC 6901
@@ -38,7 +39,8 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class DoesNotApply(ValueError):
-    """The patch does not fit the document, or the result would exceed a limit."""
+    """The error for a patch that does not fit the document, or whose result would exceed a
+    limit."""
 
 
 def is_patch(value: Json) -> bool:
@@ -62,14 +64,19 @@ def tokens(pointer: str) -> list[str]:
 
 
 class Document:
-    """Holds a copy of a JSON value and changes the copy by patches, never the given value."""
+    """Holds a copy of a JSON value, and changes this copy by patches.
+
+    The original value is never changed.
+    """
 
     def __init__(self, value: Json) -> None:
         self.value, self._size = _copied(value)
         self._undo: list[Callable[[], object]] = []
 
     def apply(self, patch: list[JsonObject]) -> None:
-        """Applies all operations of a patch (see `is_patch`), or none of them.
+        """Applies all operations of a patch (see `is_patch`).
+
+        If one of them fails, none is applied.
 
         Raises:
             DoesNotApply: An operation does not fit, or the result would exceed a limit.
@@ -86,7 +93,10 @@ class Document:
             self._undo = []
 
     def replace(self, value: Json) -> list[str]:
-        """Replaces the whole value. Returns the outermost keys where old and new value differ."""
+        """Replaces the whole value.
+
+        Returns the outermost keys at which the old and the new value differ.
+        """
         old, new = obj(self.value), obj(value)
         self.value, self._size = _copied(value)
         return [
@@ -96,7 +106,7 @@ class Document:
         ]
 
     def apply_each(self, changes: Iterable[Json]) -> list[str]:
-        """Applies each change that fits, makes missing parents, and skips all other changes.
+        """Applies each change that fits, and skips all other changes. Missing parents are made.
 
         The encoders of Agno and ADK use this method, because the clients of these dialects get
         whole values instead of patches. A nearly correct state serves such a client better than no
@@ -148,8 +158,8 @@ class Document:
             DoesNotApply: The value or the document would exceed a limit.
         """
         copy, size = _copied(value, limit, len(path))
-        # The size never shrinks when a value is removed. To subtract the size of the removed value,
-        # the document would have to walk through the whole value.
+        # The size does not shrink when a value is removed, because computing the size of the
+        # removed value would take a walk through the whole value.
         self._size += size
         if self._size > MAX_SIZE:
             raise DoesNotApply(f"the document is larger than {MAX_SIZE}")
@@ -216,8 +226,8 @@ class Document:
     def _move(self, operation: JsonObject) -> None:
         source, path = tokens(operation["from"]), tokens(operation["path"])
         if len(path) > len(source):
-            # The copy is not used. The call raises the error if the moved value would become too
-            # deep.
+            # The copy is not used. This call only raises the error if the moved value is too large
+            # or would become too deep.
             _copied(self._get(source), MAX_COPIED, len(path))
         self._put(path, self._drop(source))
 
@@ -276,8 +286,8 @@ def _is_index(token: str, end: int) -> bool:
 def _copied(value: Json, limit: int | None = None, level: int = 0) -> tuple[Json, int]:
     """Returns a copy of the value, and the value's size in values and characters.
 
-    `level` is the level of the value in its document. The function uses a loop, because the
-    upstream decides how deep the value is and a recursion could exceed Python's limit.
+    `level` is the level of the value in its document. The function uses a loop, because the agent
+    server decides how deeply the value is nested, and a recursion could exceed Python's limit.
 
     Raises:
         DoesNotApply: The size exceeds the limit, or the value would be too deep.

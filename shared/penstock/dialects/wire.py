@@ -17,7 +17,8 @@ def frame(body: JsonObject, event: str | None = None) -> Frame:
         return Frame(orjson.dumps(body), event)
     except orjson.JSONEncodeError:
         # orjson writes at most 254 levels. A canonical event may have 254 levels, and some dialects
-        # wrap further levels around a part of the event. `json` also writes such a body.
+        # wrap further levels around a part of the event. Such a body is written with the slower
+        # module `json`, which has no limit of 254 levels.
         return Frame(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(), event)
 
 

@@ -1,6 +1,8 @@
-"""Decodes the runs of workflows, which have no agent server: there is nothing to decode.
+"""Provides the decoder for the runs of workflows.
 
-The service `workflows` writes the events of such a run as they are.
+It decodes nothing, because these runs have no agent server.
+
+The service `workflows` writes the canonical events of such a run itself.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from typing import Final
 from penstock.dialects.base import AgentFacts, Draft, JsonObject, Pause
 from penstock.sse import Frame
 
-PROTOCOL: Final = "workflow"  # in the facts of the run's first `open` frame
-WRITER: Final = "workflows"  # the only writer whose events make up the run
+PROTOCOL: Final = "workflow"  # the protocol in the facts of the run's first `open` frame
+WRITER: Final = "workflows"  # the only writer of the run's events
 
 
 class WorkflowDecoder:

@@ -1,17 +1,19 @@
 """Makes the ids of messages, tool calls and interrupts that an AG-UI client gets.
 
 Canonical ids are unique only in their run (`msg-1-1`), and an upstream may use the same id in each
-run. An AG-UI client keeps all messages of a thread by id, and appends new text to the message whose
-id it gets again. If two runs used the same id, the client would join the answers of both runs to
-one message. So the encoder puts a qualifier, which names the run, before each id of the run:
+run. An AG-UI client keeps all messages of a thread by their ids. If the client gets an id again, it
+appends the new text to the message with this id. So if two runs used the same id, the client would
+join the answers of both runs into one message. To prevent this, the encoder puts a qualifier, which
+names the run, before each id of the run:
 
     <the last 12 characters of the run's id> "." <canonical id>
 
-The messages that a client sends back go to an AG-UI upstream without the qualifier
+When a client sends messages back, an AG-UI server gets them without the qualifiers
 (`own_messages`).
 
 The id of an interrupt consists of the approval and its item: `<approval id> "/" <item id>`. An
-approval id is a UUID. An item id comes from the upstream and may contain any characters, also "/".
+approval id is a UUID. An item id comes from the agent server and may contain any characters, even
+"/".
 """
 
 from __future__ import annotations
@@ -32,24 +34,25 @@ _SCOPED = re.compile(rf"[0-9A-Za-z_-]{{{SCOPE_LENGTH}}}\.(.*)", re.DOTALL)
 
 
 def scope_of(run_id: str) -> str:
-    """Returns the qualifier with which the ids of this run begin, with the dot."""
+    """Returns the qualifier at the beginning of this run's ids, including the dot."""
     return f"{run_id[-SCOPE_LENGTH:].rjust(SCOPE_LENGTH, '0')}."
 
 
 def unscoped(id: str) -> str:
-    """Returns an id without its qualifier, or the id itself if it has no qualifier."""
+    """Returns an id without its qualifier. An id that has no qualifier is returned unchanged."""
     match = _SCOPED.fullmatch(id)
     return match[1] if match else id
 
 
 @dataclass(slots=True)
 class Names:
-    """Maps the ids of one run to names, which are the ids that the client gets.
+    """Maps the ids of one run to names. Names are the ids that the client gets.
 
-    An id that the run itself has begun to use (`begin`) gets the qualifier of the run (`scope`).
-    All other ids come from a snapshot of the conversation. Such an id belongs to an earlier run or
-    to the client, and keeps the name from the snapshot. Message ids and call ids share one map,
-    because a client makes a message with the call's id if no message asks for the call.
+    If the run itself has begun to use an id (`begin`), the id's name has the qualifier of the run
+    (`scope`). All other ids come from a snapshot of the conversation. Such an id belongs to an
+    earlier run or to the client, and keeps the name that it has in the snapshot. Message ids and
+    call ids are in one map, because a client makes a message with a call's id if the call belongs
+    to no message.
     """
 
     scope: str = ""
@@ -57,33 +60,42 @@ class Names:
     _restated: dict[str, str] = field(default_factory=dict)
 
     def begin(self, id: str) -> str:
-        """Makes and returns the name of an id that the run begins to use."""
+        """Makes and returns the name for an id that the run begins to use."""
         name = self._own[id] = self.scope + id
         return name
 
     def of(self, id: str) -> str:
-        """Returns the name of an id that an event refers to; makes a name for an unknown id."""
+        """Returns the name of an id to which an event refers.
+
+        If the id is unknown, makes a name.
+        """
         return self._own.get(id) or self._restated.get(id) or self.begin(id)
 
     def restate(self, messages: Sequence[JsonObject]) -> Restated:
-        """Returns the messages of a snapshot with names as their ids. Does not change this map."""
+        """Returns the messages of a snapshot with names instead of ids.
+
+        This map stays unchanged.
+        """
         return Restated(self.scope, self._own, messages)
 
     def keep(self, restated: Restated) -> None:
-        """Keeps the names of a snapshot that the client gets."""
+        """Keeps the names in a snapshot, because the client gets this snapshot."""
         self._restated = restated.names
 
 
 class Restated:
-    """Copies the messages of a conversation and replaces their ids by names (see `Names`).
+    """Copies the messages of a conversation, and replaces their ids with names (see `Names`).
 
     `own` has the ids that the run has begun to use. `known` has messages whose ids are already
-    names. If an id has names in `known`, the occurrences of the id keep these names in the same
-    order. If an id occurs more than once, several runs use the id. The last occurrence then belongs
-    to this run, if the id is in `own`, and each earlier occurrence gets a number as its qualifier,
-    as in `000000000001.m1`. An id that Penstock has not made may look as if it already had a
-    qualifier. Such an id gets the number 0 as its qualifier. Without the number, `own_messages`
-    would remove the beginning of the id.
+    names.
+
+    An id gets its name by these rules. If the id is in `own`, its last occurrence belongs to this
+    run and gets the qualifier of this run. All other occurrences belong to earlier runs or to the
+    client. They get the names that the id has in `known`, in the same order. If there are more
+    occurrences than known names, each further occurrence gets its number as the qualifier, as in
+    `000000000001.m1`. An id that Penstock has not made may look as if it had a qualifier. Such an
+    id gets the number 0 as its qualifier, because `own_messages` would otherwise remove the
+    beginning of the id.
     """
 
     def __init__(
@@ -100,7 +112,8 @@ class Restated:
         self._total_calls = Counter(id for each in messages for id in _ids(_calls(each)))
         self._seen: Counter[str] = Counter()
         self._seen_calls: Counter[str] = Counter()
-        self._called: dict[str, str] = {}  # by call id: the name of the last call so far
+        # maps a call's id to the name of the last call with this id so far
+        self._called: dict[str, str] = {}
         self.names: dict[str, str] = {}
         self.messages = [self._message(each) for each in messages]
 
@@ -108,12 +121,13 @@ class Restated:
     def sure(self) -> Sequence[JsonObject] | None:
         """The messages before the first message whose id the client may not know.
 
-        None if the client knows the id of each message before the last one.
+        This is None if the client knows the ids of all messages before the last one.
 
-        A client keeps the messages that it knows in their place and appends all others. This run
-        does not know which id the client has for an answer of an earlier run. So the client would
-        append this answer and change its place. If the client first gets only the messages before
-        the answer, the client takes all other messages from the whole snapshot, in the right order.
+        When a client gets a snapshot, it keeps the messages that it knows in their places, and
+        appends all others. But Penstock does not know which id the client has for an answer of an
+        earlier run. If the ids differ, the client would append this answer in the wrong place. So
+        the client first gets a snapshot with only the messages before the answer. It then takes all
+        other messages from the whole snapshot, in the right order.
         """
         for at, message in enumerate(self.messages[:-1]):
             id = message.get("id")
@@ -159,7 +173,8 @@ class Restated:
 
 
 def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
-    """Returns the names of the messages and calls, by their ids without the qualifier."""
+    """Returns a dict from ids without qualifiers to the names of the messages and calls with these
+    ids."""
     found: dict[str, list[str]] = {}
     for message in messages:
         for name in _ids((message, *_calls(message))):
@@ -170,14 +185,20 @@ def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
 
 
 def ids_of_run(run_id: str, messages: Sequence[JsonObject]) -> set[str]:
-    """Returns those ids in the messages that belong to this run, without the qualifier."""
+    """Returns the ids in the messages that belong to this run.
+
+    They are returned without the qualifier.
+    """
     scope = scope_of(run_id)
     names = (name for each in messages for name in _ids((each, *_calls(each))))
     return {name.removeprefix(scope) for name in names if name.startswith(scope)}
 
 
 def call_name(messages: Sequence[JsonObject], id: str) -> str:
-    """Returns the name of the last call with this id in the messages; the id if there is none."""
+    """Returns the name of the last call with this id in the messages.
+
+    If there is no such call, returns the id.
+    """
     for message in reversed(messages):
         for name in _ids(_calls(message)):
             if unscoped(name) == id:
@@ -195,10 +216,11 @@ def _calls(message: JsonObject) -> list[JsonObject]:
 
 
 def own_messages(messages: Sequence[Any]) -> list[Any]:
-    """Returns the messages of a client with the ids of an AG-UI upstream, without the qualifier.
+    """Returns the messages of a client with the ids that an AG-UI server has given them, without
+    qualifiers.
 
-    If an id has several qualifiers, only the first is removed. Values that are not messages, and
-    ids that are not strings, stay unchanged. Changed messages are copies.
+    If an id has several qualifiers, only the first qualifier is removed. Values that are not
+    messages, and ids that are not strings, stay unchanged. Changed messages are copies.
     """
     return [_own_message(each) if isinstance(each, dict) else each for each in messages]
 
@@ -228,6 +250,9 @@ def interrupt_id(approval_id: str, item_id: str) -> str:
 
 
 def parse_interrupt_id(interrupt: str) -> tuple[str, str | None]:
-    """Returns approval id and item id; the item id is None for an interrupt of all items."""
+    """Returns the approval's id and the item's id.
+
+    For an interrupt of all items, the item's id is None.
+    """
     approval_id, slash, item_id = interrupt.partition("/")
     return approval_id, item_id if slash else None

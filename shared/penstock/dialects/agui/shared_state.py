@@ -1,5 +1,7 @@
-"""Computes the state that an AG-UI server shares with its clients, by the rules that clients
-use."""
+"""Computes the state that an AG-UI server shares with its clients.
+
+The rules are those of the reference client.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from penstock.dialects.patch import Document, DoesNotApply, is_patch
 
 
 class SharedState:
-    """Keeps the shared state: the last snapshot, changed by the patches after it."""
+    """Keeps the shared state, which is the last snapshot, changed by the later patches."""
 
     def __init__(self) -> None:
         self._document: Document | None = None
 
     @property
     def is_known(self) -> bool:
-        """Whether a snapshot or a patch has arrived."""
+        """True if a snapshot or a patch has arrived."""
         return self._document is not None
 
     @property
@@ -30,9 +32,9 @@ class SharedState:
         self._document = Document(value)
 
     def delta(self, patch: Json) -> None:
-        """Handles STATE_DELTA: changes the state by a patch.
+        """Handles STATE_DELTA, which changes the state by a patch.
 
-        As in the reference client, a patch that does not apply changes nothing.
+        As in the reference client, a patch that cannot be applied changes nothing.
         """
         if is_patch(patch):
             self._document = self._document or Document({})

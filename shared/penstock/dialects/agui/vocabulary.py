@@ -1,4 +1,4 @@
-"""Defines the names of AG-UI 1.0, and the check for older clients, which do not know all names.
+"""Defines the names of AG-UI 1.0, and a check for older clients, which do not know all these names.
 
 Source: the AG-UI 1.0 schema, and the behaviour of its TypeScript client 1.0.0 and 0.0.59.
 """
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-# The version of AG-UI that RUN_STARTED declares. An AG-UI upstream may have another version, but
+# The version of AG-UI that RUN_STARTED declares. An AG-UI server may have another version, but
 # Penstock translates the stream to this version.
 PROTOCOL_VERSION: Final = "1.0"
 
-# The token counts of a run: the canonical name of each, and its member of AG-UI's `TokenUsage`.
+# Maps the canonical name of a token count to the member of AG-UI's `TokenUsage` with this count.
 TOKENS: Final[Mapping[str, str]] = {
     "input_tokens": "inputTokens",
     "output_tokens": "outputTokens",
@@ -26,9 +26,9 @@ TOKENS: Final[Mapping[str, str]] = {
 TEXT_ROLES: Final = frozenset({"developer", "system", "assistant", "user"})
 CLIENT_KINDS: Final = frozenset(
     {"external", "long_running"}
-)  # kinds of items that a frontend answers by running a tool
+)  # the kinds of items that a frontend answers by running a tool
 
-# The names of custom events that are emitted by the author of an agent and not by the framework.
+# The names of custom events that the author of an agent emits, not the framework.
 OWN_EVENTS: Final = frozenset({"agno.CustomEvent"})
 
 # The names of custom events about the internal work of a framework. AG-UI clients do not get these

@@ -1,4 +1,7 @@
-"""Writes canonical events as frames: `event: category.action`, and the envelope as `data`."""
+"""Writes canonical events as frames.
+
+A frame has `event: category.action` and the envelope as `data`.
+"""
 
 from __future__ import annotations
 

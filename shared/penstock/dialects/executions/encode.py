@@ -17,7 +17,8 @@ import orjson
 from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.sse import Frame
 
-# The documented keys of `data`, each with its default for an event without the key.
+# Maps a canonical type to the documented keys of its `data`. Each key has a default for events that
+# lack the key.
 DOCUMENTED: Final[Mapping[str, JsonObject]] = {
     "lifecycle.started": {},
     "lifecycle.completed": {"summary": ""},
@@ -32,7 +33,7 @@ DOCUMENTED: Final[Mapping[str, JsonObject]] = {
     "system.warning": {"message": ""},
     "system.error": {"message": "", "code": ""},
 }
-# Outcomes of a tool call that did not fail.
+# The outcomes of tool calls that did not fail.
 _SUCCEEDED: Final = frozenset({"ok", "partial"})
 SOURCELESS: Final = frozenset({"lifecycle.started", "lifecycle.cancelled"})
 SOURCE_KEYS: Final = ("agent_id", "agent_type", "agent_name", "team_name")

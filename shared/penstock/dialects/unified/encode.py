@@ -1,12 +1,12 @@
 """Encodes canonical events into the frames of unified-events.md.
 
 The name of a frame is the unified type, and the data of a frame is the root object of
-unified-events.md. A payload has exactly the documented keys and also `run_id`, because a session
-has many runs. `run_id` is the id of the canonical run in every payload, also in `workflow_*`. A
-field that the canonical event lacks is null. `tool_call_result` also has `is_error`.
+unified-events.md. A payload has exactly the documented keys, and in addition `run_id`, because a
+session has many runs. In every payload, even in `workflow_*`, `run_id` is the id of the canonical
+run. A field that the canonical event lacks is null. `tool_call_result` also has `is_error`.
 
-A message id begins with the run's id, because unified message ids are unique in the session, but
-upstreams number their messages from 1 in every run.
+A message id begins with the run's id. The reason is that unified message ids must be unique in the
+session, but agent servers number their messages from 1 in every run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from penstock.dialects.unified.types import OMITTED, selected
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
-# The namespace of event ids, which makes the ids reproducible: an encoder that is fed again from
-# the run's start gives each frame the same id as before.
+# The UUID namespace of event ids. It makes the ids reproducible. If an encoder is fed again from
+# the run's start, it gives each frame the same id as before.
 _NAMESPACE: Final = uuid.UUID("0b9c33a4-6c1a-5c8e-9a53-0d4c6f2b7e91")
 
 Payload = tuple[str, JsonObject]
@@ -36,10 +36,10 @@ Field = Callable[[JsonObject, str], Json]
 
 @dataclass(slots=True)
 class _Message:
-    """A message that has begun and not ended."""
+    """A message that has begun and has not ended."""
 
     id: str
-    # False for the text that follows after a message was closed before its end
+    # False for the rest of a message whose beginning was closed before the message's end.
     is_whole: bool = True
     text: list[str] = field(default_factory=list)
 
@@ -48,11 +48,13 @@ class _Message:
 class UnifiedEncoder:
     """Encodes the events of one run (see `penstock.dialects.base.Encoder`)."""
 
-    _agent: str = ""  # the run's agent, for events without a source
-    _open: dict[str, _Message] = field(default_factory=dict)  # by canonical message id
-    # by canonical message id: how many messages have begun under the id
+    _agent: str = ""  # the run's agent, as the agent of events without a source
+    # Maps a canonical message id to the open message.
+    _open: dict[str, _Message] = field(default_factory=dict)
+    # Maps a canonical message id to the number of messages that have begun under this id.
     _begun: Counter[str] = field(default_factory=Counter)
-    _warnings: list[Payload] = field(default_factory=list)  # warnings until no message is open
+    # the warnings that wait until no message is open
+    _warnings: list[Payload] = field(default_factory=list)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """Returns the frames of one canonical event. `event` is the envelope of the event.
@@ -80,8 +82,7 @@ class UnifiedEncoder:
         self._agent = data.get("agent", "")
         metadata = {
             "user_id": data.get("user_id"),
-            # If the run has no workflow, the name of the run's agent takes the place of the
-            # workflow's name.
+            # If the event names no workflow, the run's agent is used as the name.
             "workflow": data.get("workflow", self._agent),
         }
         session_id = event.get("session_id", "")
@@ -108,12 +109,12 @@ class UnifiedEncoder:
         yield "run_interrupted", {"reason": data.get("reason", default), "step": step}
 
     def _erred(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Encodes an error of the run, of a step or of the system. Ends open messages first."""
+        """Ends open messages, and then encodes an error of the run, of a step or of the system."""
         yield from self._close(event, agent)
         data = event["data"]
         error = data.get("error")
         reported = error if isinstance(error, dict) else data
-        detail = data.get("detail")  # has the step of a custom event named `run_error`
+        detail = data.get("detail")  # the step, if the error was a custom event named `run_error`
         inside: JsonObject = detail if isinstance(detail, dict) else {}
         step, speaker = (
             value if isinstance(value := inside.get(key), str) and value else None
@@ -133,8 +134,8 @@ class UnifiedEncoder:
     def _warned(self, event: JsonObject, agent: str) -> Iterator[Payload]:
         """Keeps a warning until no message is open.
 
-        The dialect has only `run_error` for a warning, and open messages end at a `run_error`. A
-        warning that the encoder sent at once would cut off the open messages.
+        For a warning, the dialect has only `run_error`, at which open messages end. If the encoder
+        sent a warning at once, the warning would cut off the open messages.
         """
         data = event["data"]
         payload = {
@@ -162,8 +163,8 @@ class UnifiedEncoder:
     def _message_completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
         """Ends a message.
 
-        If no piece of the content was sent before (structured output), the whole content becomes
-        one delta.
+        If no piece of the content was sent before, as with structured output, the whole content
+        becomes one delta.
         """
         data = event["data"]
         if data["message_id"] not in self._open:
@@ -191,7 +192,7 @@ class UnifiedEncoder:
         self._open.clear()
 
     def _thought(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Encodes a thought. Makes no frame for an empty thought, which only ends the thoughts."""
+        """Encodes a thought. An empty thought only ends the thoughts, so it makes no frame."""
         data = event["data"]
         if data["thought"]:
             debug = data.get("debug") is True
@@ -207,7 +208,8 @@ class UnifiedEncoder:
 
 Handler = Callable[[UnifiedEncoder, JsonObject, str], Iterator[Payload]]
 
-# The handlers of types whose frames depend on earlier events, or that make several frames or none.
+# Maps a type to its handler, if its frames depend on earlier events, or if it may make several
+# frames or none.
 _HANDLERS: Final[Mapping[str, Handler]] = {
     "lifecycle.started": UnifiedEncoder._started,
     "lifecycle.paused": UnifiedEncoder._interrupted,
@@ -230,7 +232,10 @@ def _data(key: str, default: Json = None) -> Field:
 
 
 def _speaker(event: JsonObject, agent: str) -> Json:
-    """Returns the agent that the event's data names, else the agent of the event's source."""
+    """Returns the agent that the event's data names.
+
+    If it names none, returns the agent of the event's source.
+    """
     named = event["data"].get("agent")
     return named if isinstance(named, str) and named else agent
 
@@ -240,7 +245,7 @@ def _is_error(event: JsonObject, _agent: str) -> Json:
 
 
 def _result(event: JsonObject, _agent: str) -> Json:
-    """Returns a workflow's result as an object with a `summary`, as unified-events.md demands."""
+    """Returns a workflow's result as an object with a `summary`, as unified-events.md requires."""
     result = event["data"].get("result")
     if isinstance(result, dict) and isinstance(result.get("summary"), str):
         return result
@@ -263,8 +268,8 @@ def _failure(event: JsonObject, _agent: str) -> Json:
     return f"failed: {event['data'].get('result', '')}"
 
 
-# By canonical type, for the types that make exactly one frame: the unified type, and the function
-# that makes each field of the payload.
+# Maps each canonical type that makes exactly one frame to its unified type and to the functions
+# that make the fields of the payload.
 _FIELDS: Final[Mapping[str, tuple[str, Mapping[str, Field]]]] = {
     "lifecycle.retrying": (
         "run_retry",

@@ -1,4 +1,4 @@
-"""Lists the 22 types of unified-events.md with their nine categories.
+"""Lists the 22 types of unified-events.md and their nine categories.
 
 `OMITTED` lists the canonical types that have no unified type.
 """
@@ -26,8 +26,8 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "infrastructure": ("metrics_update",),
 }
 
-# The category of each unified type. The categories have the names of the summary table in
-# unified-events.md, written in snake_case.
+# Maps each unified type to its category. The names of the categories come from the summary table in
+# unified-events.md, in snake_case.
 CATEGORY_OF: Final[Mapping[str, str]] = {
     type: category for category, types in _TYPES.items() for type in types
 }
@@ -57,7 +57,7 @@ OMITTED: Final[Mapping[str, str]] = {
 
 
 def selected(categories: Collection[str] = (), types: Collection[str] = ()) -> frozenset[str]:
-    """Returns the types that are in one of the categories and also among the given types.
+    """Returns the types that are in one of the given categories and also among the given types.
 
     No categories means all categories, and no types means all types.
 

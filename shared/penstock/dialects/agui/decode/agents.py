@@ -1,4 +1,4 @@
-"""Decodes the subagents of an agent, and the steps of the agent and of each subagent.
+"""Decodes the subagents of an agent, and the steps of the agent and its subagents.
 
 A subagent begins with SUBAGENT_STARTED, or with the first other event that names the subagent.
 """
@@ -22,20 +22,21 @@ from penstock.dialects.base import (
 )
 from penstock.dialects.json import obj, present, string
 
-Owner = str | None  # the agent server's id of a subagent; None for the agent itself
+Owner = str | None  # the upstream id of a subagent; None for the agent itself
 
 
 @dataclass(slots=True)
 class _Agent:
     """The agent of a run (`key` is "") or one of its subagents.
 
-    `steps` are the open steps. Each step is inside the step before it in the list.
+    `steps` has the open steps. Each step is inside the previous step in the list.
     """
 
     source: Source
     key: str = ""
     subrun: Subrun | None = None
-    suspended: bool = False  # the subagent waits with the run, and continues in a later leg
+    # whether the subagent waits together with the run, and continues in a later leg
+    suspended: bool = False
     steps: list[list[str]] = field(default_factory=list)  # pairs of name and step id
 
 
@@ -54,7 +55,7 @@ class Agents:
         self._subagents: dict[str, _Agent] = {}
         self._subrun_ids = Ids()
         self._step_ids = Ids()
-        self.run_id = ""  # the upstream's id of this leg's run
+        self.run_id = ""  # the upstream id of this leg's run
 
     @property
     def source(self) -> Source:
@@ -74,7 +75,7 @@ class Agents:
     def meet(self, body: AguiFrame) -> list[Draft]:
         """Starts the subagent that the event names, if the subagent is unknown.
 
-        SUBAGENT_* events have handlers of their own.
+        Events SUBAGENT_* are not handled here, because they have handlers of their own.
         """
         owner = owner_of(body)
         if owner is None or owner in self._subagents or _is_about_subagent(body):
@@ -98,14 +99,14 @@ class Agents:
         return [*self._finish(owner, "cancelled"), self._dispatch(owner, body)]
 
     def finished(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles SUBAGENT_FINISHED: the subagent has ended, or waits for the run's next leg."""
+        """Handles SUBAGENT_FINISHED. The subagent has ended, or waits until the run's next leg."""
         owner = owner_of(body)
         agent = self._subagents.get(owner) if owner else None
         if owner is None or agent is None:
             return None
         if obj(body.get("outcome")).get("type") == "suspended":
             agent.suspended = True
-            return None  # so that the caller emits the upstream's event as a `custom.event`
+            return None  # the caller then emits the upstream's event as a `custom.event`
         return self._finish(owner, "completed", result=body.get("result"))
 
     def failed(self, body: AguiFrame) -> list[Draft] | None:
@@ -169,7 +170,7 @@ class Agents:
         return [self.draft(body, "workflow.step_started", with_metadata(data, body))]
 
     def step_finished(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles STEP_FINISHED: ends the agent's last open step with the event's name.
+        """Handles STEP_FINISHED. Ends the agent's last open step that has the event's name.
 
         The output is None, because AG-UI has no outputs of steps.
         """
@@ -189,8 +190,8 @@ class Agents:
     def close(self, status: str, error: JsonObject | None = None) -> list[Draft]:
         """Ends all open steps and all subagents.
 
-        If there is an error, the steps fail with this error. Otherwise, the steps are completed.
-        The subagents end with `status`.
+        With `error`, the steps fail with this error. Without it, the steps are completed. The
+        subagents end with `status`.
         """
         drafts = []
         for agent in (*reversed(self._subagents.values()), self._outer):

@@ -1,8 +1,8 @@
-"""Expands *_CHUNK events into the START, CONTENT and END events that they abbreviate.
+"""Expands *_CHUNK events into the START, CONTENT and END events for which they stand.
 
 The module follows the rules of AG-UI's reference client. A chunk without an id continues the
-message or call of the chunk before. Any other event of the same agent or subagent ends the open
-message or call. A few types (`_BESIDE`) may come between chunks and do not end the message or call.
+message or call of the previous chunk. Any other event of the same agent or subagent ends the open
+message or call, except for a few types (`_BESIDE`) that may come between chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from penstock.dialects.json import string
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of chunk: prefix and content word of the event types, and the key of the id."""
+    """A kind of chunk, with the prefix and the content word of its event types, and the key of its
+    id."""
 
     prefix: str
     content: str
@@ -40,11 +41,11 @@ class Chunks:
         self._lanes: dict[str | None, tuple[_Kind, str]] = {}
 
     def expand(self, body: Any) -> list[Any]:
-        """Returns the start, content and end events that a chunk event abbreviates.
+        """Returns the start, content and end events for which a chunk event stands.
 
-        Any other event stays unchanged. If the event ends an open message or call, the end event of
-        the message or call comes first. A chunk without an id also stays unchanged if there is no
-        chunk to continue.
+        Any other event is returned unchanged. If it ends an open message or call, the end event of
+        this message or call comes first. A chunk without an id is also returned unchanged, if there
+        is no message or call to continue.
         """
         type_ = string(body.get("type"))
         kind = _CHUNKS.get(type_) if type_ else None

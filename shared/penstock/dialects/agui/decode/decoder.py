@@ -4,11 +4,11 @@ First, `chunks` expands chunk events. Then one table maps the type of an event t
 Further modules handle messages (`messages`), tool calls (`tools`), subagents and steps (`agents`)
 and pauses (`pauses`).
 
-The decoder leaves out data that has no content or that repeats other events: `timestamp` and
-`rawEvent` of an event, a message without text, REASONING_START and REASONING_END, the text that
-Agno repeats at a pause, and the arguments of a repeated call. An event that is malformed or has no
-place in the contract becomes a `custom.event`, with the event's type as the name and the event as
-the value. A CUSTOM event keeps its own name and value.
+The decoder leaves out data that has no content or that repeats other events. Such data is the
+`timestamp` and `rawEvent` of an event, a message without text, REASONING_START and REASONING_END,
+the text that Agno repeats at a pause, and the arguments of a repeated call. An event that is
+malformed or has no place in the contract becomes a `custom.event`. Its name is the event's type,
+and its value is the whole event. A CUSTOM event keeps its own name and value.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _ON_INTERRUPT = "on_interrupt"
 class AguiDecoder:
     """Decodes one run (see `penstock.dialects.base.Decoder`).
 
-    `AgentFacts.drop` names types that the decoder leaves out if they would become a `custom.event`.
-    `AgentFacts.client_tools` has the tools that the client runs. If a server does not say what an
-    open call waits for, a call of such a tool waits for its result, and any other call waits for a
-    confirmation.
+    If an event would become a `custom.event` and `AgentFacts.drop` names its type, the event is
+    left out. `AgentFacts.client_tools` has the tools that the client runs. If a server does not say
+    for what an open call waits, a call of such a tool waits for its result, and any other call
+    waits for a confirmation.
     """
 
     def __init__(self, agent: AgentFacts) -> None:
         self._drop = agent.drop
-        self._over = False  # a terminal event was emitted, so no more events follow
-        self._waits = False  # this leg ended in a pause
+        self._over = False  # whether a terminal event was emitted; if so, no more events follow
+        self._waits = False  # whether this leg ended in a pause
         self._thread_id = ""
         self._usage: JsonObject = {}
         self._models: list[JsonObject] = []  # the token counts of each model
@@ -73,7 +73,7 @@ class AguiDecoder:
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Takes the decisions, and returns the results of the calls that the client ran.
+        """Takes the decisions. Returns the results of the calls that the client ran.
 
         The upstream sends no event for these calls.
         """
@@ -101,14 +101,17 @@ class AguiDecoder:
         return drafts
 
     def end(self) -> Sequence[Draft | Pause]:
-        """Ends a leg whose response ended. A run that neither ended nor paused is lost."""
+        """Ends a leg whose response ended. If the run has neither ended nor paused, it is lost."""
         if self._over or self._waits:
             return []
         message = "the upstream's stream ended without a final event"
         return self._fail({"error": message, "code": "upstream_lost"})
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """Closes the open parts of a response that was cut off. The caller reports the reason."""
+        """Closes the open parts of a response that was cut off.
+
+        The caller reports why it was cut off.
+        """
         if self._over or self._waits:
             return []
         return [*self._messages.close(_CUT["message"]), *self._agents.close("failed", _CUT)]
@@ -149,7 +152,10 @@ class AguiDecoder:
     # The run.
 
     def _started(self, body: AguiFrame) -> Sequence[Draft]:
-        """Handles RUN_STARTED: takes the upstream's ids. The canonical run has already started."""
+        """Handles RUN_STARTED.
+
+        Takes only the upstream ids, because the canonical run has already started.
+        """
         self._agents.run_id = string(body.get("runId")) or self._agents.run_id
         self._thread_id = string(body.get("threadId")) or self._thread_id
         value = {
@@ -181,7 +187,7 @@ class AguiDecoder:
             }
             items = [question.item for question in questions]
             return [*drafts, Pause(items, resume, self._agents.source)]
-        if kind == "interrupt":  # a pause without items could never be answered
+        if kind == "interrupt":  # nobody could answer a pause without items
             message = "the upstream paused and named nothing to decide"
             return self._fail({"error": message, "code": "upstream_error"})
         return [*self._warned(kind), *self._complete(body)]
@@ -218,7 +224,7 @@ class AguiDecoder:
         return self._end("lifecycle.failed", failure, {})
 
     def _end(self, event_type: str, data: JsonObject, body: AguiFrame) -> Sequence[Draft]:
-        """Emits the terminal event after the ends of open parts."""
+        """Emits the ends of all open parts, and then the terminal event."""
         self._over = True
         status, error = _ENDS[event_type]
         if "error" in data:
@@ -273,13 +279,16 @@ class AguiDecoder:
         if draft is not None:
             return [self._agents.draft(body, draft.type, draft.data)]
         if name in _HANDLERS or name in EventType.__members__ or "metadata" in body:
-            # The caller emits a `custom.event` with the whole event. The name and value alone could
-            # look like another event, and would lack the metadata.
+            # The caller then emits a `custom.event` with the whole event. The name and value alone
+            # would lack the metadata, and could look like another event.
             return None
         return self._custom(name, body, value)
 
     def _custom(self, name: str, body: Json, value: Json) -> list[Draft]:
-        """Returns a `custom.event` of the upstream; nothing if the configuration drops the name."""
+        """Returns a `custom.event` for an upstream event.
+
+        If the configuration drops the event's name, returns nothing.
+        """
         if name in self._drop:
             return []
         data = {"protocol": "agui", "name": name, "value": value}
@@ -291,8 +300,8 @@ class AguiDecoder:
 
 _CUT: JsonObject = {"code": "upstream_lost", "message": "the run was cut off"}
 
-# By the type of the terminal event: the status with which subagents end, and the error with which
-# open steps fail. If the error is None, the open steps are completed.
+# Maps the type of a terminal event to the status with which subagents end, and to the error with
+# which open steps fail. If the error is None, the open steps are completed.
 _ENDS: Mapping[str, tuple[str, JsonObject | None]] = {
     "lifecycle.completed": ("completed", None),
     "lifecycle.failed": ("failed", None),
@@ -317,9 +326,10 @@ def _by_tools(handle: Callable[[Tools, AguiFrame], Drafts]) -> Handler:
     return lambda decoder, body: handle(decoder._tools, body)
 
 
-# The handler of each known type. Any other type becomes a `custom.event`. All decoders share this
-# table. A table of bound methods would take 4 KB for each open run. Such a table would also refer
-# to its decoder, so only the cycle collector could free the decoder after the run has ended.
+# Maps each known type to its handler. An event of any other type becomes a `custom.event`. All
+# decoders share this table. If each decoder had a table of bound methods, the table would take 4 KB
+# for each open run. It would also refer to its decoder, so that only the garbage collector could
+# free the decoder after the run.
 _HANDLERS: Final[Mapping[str, Handler]] = {
     "RUN_STARTED": AguiDecoder._started,
     "RUN_FINISHED": AguiDecoder._finished,

@@ -1,7 +1,7 @@
 """Decodes messages and thoughts.
 
 The decoder announces a message with its first text. A message without text makes no events, because
-servers begin and end such messages only to attach tool calls to them.
+servers use such messages only to attach tool calls to them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
 from penstock.dialects.json import present, string
 from penstock.dialects.text_buffer import append_text
 
-# The key under which the decoder keeps the thoughts of THINKING events. AG-UI 1.0 no longer has
-# these events. THINKING events carry no ids, so only one train of thought can be open at a time.
+# The key for the thoughts of THINKING events, which AG-UI 1.0 no longer has. These events have no
+# ids, so only one train of thought can be open at a time.
 _THINKING = "THINKING"
 
 
@@ -28,8 +28,9 @@ class _Message:
     role: str
     start: AguiFrame
     parts: list[str] = field(default_factory=list)
-    begun: bool = False  # llm.message_started was emitted
-    # the id of the message before, if the text so far is equal to that message's complete text
+    begun: bool = False  # whether llm.message_started was emitted
+    # The id of the previous message, if the text so far is equal to the previous message's complete
+    # text.
     echo_of: str | None = None
 
 
@@ -49,15 +50,17 @@ class Messages:
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
         self._leg = 0
-        self._messages: dict[str, _Message] = {}  # by the upstream's id
+        self._messages: dict[str, _Message] = {}  # maps an upstream id to the open message
         self._thoughts: dict[str, _Thoughts] = {}
         self._ids = Ids()
         self._thought_ids = Ids()
-        self._latest: dict[str, str] = {}  # upstream id to canonical id, also of ended messages
-        # an ended message that repeats the message before, and its end; see `release`
+        # maps upstream ids to canonical ids, also for ended messages
+        self._latest: dict[str, str] = {}
+        # an ended message that repeats the previous message, and the event that ended it; see
+        # `release`
         self._echo: tuple[_Message, AguiFrame] | None = None
-        self._last: tuple[str, str] | None = None  # id and text of the message before
-        self.summary = ""  # the agent's last complete message
+        self._last: tuple[str, str] | None = None  # the id and text of the previous message
+        self.summary = ""  # the text of the agent's last complete message
 
     def open(self, leg: int) -> None:
         """Begins a leg."""
@@ -65,7 +68,7 @@ class Messages:
         self._last = None
 
     def message_id(self, upstream_id: str) -> str:
-        """Returns the canonical id of a message; the upstream's id if the message is unknown."""
+        """Returns the canonical id of a message; the upstream id if the message is unknown."""
         return self._latest.get(upstream_id, upstream_id)
 
     # Messages.
@@ -104,11 +107,12 @@ class Messages:
         return self._end(message, body)
 
     def release(self, body: AguiFrame) -> list[Draft]:
-        """Emits or drops a message that was held back because it repeats the message before.
+        """Emits or drops a message that was held back because it repeats the previous message.
 
-        The event after the message decides. Before a call that pauses the run, Agno sends the last
-        text again as another message, and attaches the call to the second message. If the event
-        starts such a call, the decoder drops the second message and attaches the call to the first.
+        `body` is the event after this message. Before a call that pauses the run, Agno sends the
+        last text again as a second message, and attaches the call to the second message. If `body`
+        starts such a call, the second message is dropped, and the call is attached to the first
+        message. Otherwise the second message is emitted.
         """
         is_call = body.get("type") == "TOOL_CALL_START"
         if is_call:
@@ -135,7 +139,7 @@ class Messages:
         return message
 
     def _repeats(self, message: _Message, body: AguiFrame) -> bool:
-        """Returns whether the text so far is equal to the complete text of the message before."""
+        """Returns whether the text so far is equal to the complete text of the previous message."""
         if message.begun or self._last is None or owner_of(body) is not None:
             return False
         last_id, last_text = self._last
@@ -198,7 +202,8 @@ class Messages:
         return None if thoughts is None else self._end_thoughts(thoughts)
 
     def span(self, body: AguiFrame) -> list[Draft] | None:
-        """Ignores REASONING_START and REASONING_END: the events in between have the content."""
+        """Ignores REASONING_START and REASONING_END, because the events between them have the
+        content."""
         return []
 
     def thinking_started(self, body: AguiFrame) -> list[Draft] | None:
@@ -224,8 +229,8 @@ class Messages:
         return [] if thoughts is None else self._end_thoughts(thoughts)
 
     def _think(self, key: str, wanted_id: str, body: AguiFrame) -> _Thoughts:
-        # The wanted id is not yet unique. `_thought` makes the unique id with the first text,
-        # because servers also begin thoughts without any text.
+        # This id may not be unique yet. `_thought` makes it unique when the first text comes,
+        # because servers also begin thoughts that never get a text.
         thoughts = self._thoughts[key] = _Thoughts(wanted_id, owner_of(body))
         return thoughts
 
@@ -241,7 +246,8 @@ class Messages:
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def _end_thoughts(self, thoughts: _Thoughts) -> list[Draft]:
-        """Ends begun thoughts with a further event that has an empty thought and `final`."""
+        """Ends thoughts that have begun with one more event, which has an empty thought and
+        `final`."""
         if not thoughts.begun:
             return []
         data = {"thought": "", "reasoning_id": thoughts.id, "final": True}
@@ -251,7 +257,7 @@ class Messages:
     def close(self, error: str | None = None) -> list[Draft]:
         """Ends open messages and thoughts.
 
-        `error` says why the messages are incomplete; None for complete messages.
+        `error` says why the messages are incomplete. If `error` is None, they are complete.
         """
         drafts = self.release({})
         for thoughts in self._thoughts.values():
@@ -264,7 +270,10 @@ class Messages:
         return drafts
 
     def dump(self) -> JsonObject:
-        """Returns the state between two legs as JSON, for `load`. No message may be open."""
+        """Returns the state between two legs as JSON, for `load`.
+
+        No message may be open at this time.
+        """
         return {
             "ids": dict(self._ids.used),
             "thought_ids": dict(self._thought_ids.used),

@@ -1,6 +1,8 @@
-"""Reads the questions of a paused AG-UI run: interrupts, unanswered calls, LangGraph's older event.
+"""Reads the questions of a paused AG-UI run.
 
-`items` of the pause's `resume` says for each item id how the answer is sent:
+They are interrupts, unanswered calls, or events of older LangGraph servers.
+
+The member `items` of the pause's `resume` says for each item id how the answer is sent:
 
 - `{"style": "resume", "kind": …, "interrupt": …}`: an entry of `resume[]` in the next request
 - `{"style": "tool", "tool_call_id": …, "kind": …}`: a message of role `tool`
@@ -18,7 +20,7 @@ from penstock.dialects.agui.decode.tools import Call, Tools
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, PauseItem, PauseKind
 from penstock.dialects.json import obj, objects, parsed, string, text
 
-# The reasons of interrupts that a person answers with yes or no.
+# The reasons of those interrupts that a person answers with yes or no.
 _CONFIRMATIONS = frozenset({"tool_call", "confirmation"})
 
 
@@ -37,15 +39,16 @@ class Pauses:
     def __init__(self, agents: Agents, tools: Tools) -> None:
         self._agents = agents
         self._tools = tools
-        self._interrupts: list[Json] = []  # values of CUSTOM on_interrupt in this leg
-        self._waiting: dict[str, str] = {}  # item id to the upstream's id of the call
+        # the values of the events CUSTOM on_interrupt in this leg
+        self._interrupts: list[Json] = []
+        self._waiting: dict[str, str] = {}  # maps an item's id to the call's upstream id
 
     def open(self) -> None:
         """Begins a leg."""
         self._interrupts = []
 
     def interrupted(self, value: Json) -> None:
-        """Handles CUSTOM on_interrupt: ag-ui-langgraph reports that its graph waits.
+        """Handles CUSTOM on_interrupt, with which ag-ui-langgraph reports that its graph waits.
 
         ag-ui-langgraph sends JSON values as text.
         """
@@ -73,7 +76,10 @@ class Pauses:
         return [self._of_call(call, bool(named_ids), ids) for call in calls]
 
     def pause(self, questions: Iterable[Question]) -> list[Draft]:
-        """Notes the calls of a pause, and returns the announcements of calls that need one."""
+        """Notes the calls of a pause.
+
+        Returns the announcements of the calls that were not announced before.
+        """
         drafts = []
         for question in questions:
             if question.call is not None:
@@ -85,9 +91,9 @@ class Pauses:
         return drafts
 
     def decided(self, item_id: str, decision: JsonObject) -> list[Draft]:
-        """Takes a decision. Returns the result of the call, if the client ran the call.
+        """Takes a decision. If the client ran the call, returns the call's result.
 
-        Any other approval or rejection is only noted, because the upstream reports the result.
+        Any other decision is only noted, because the agent server reports the result.
         """
         call = self._tools.find(self._waiting.pop(item_id, None))
         if call is None:
@@ -115,7 +121,7 @@ class Pauses:
         for interrupt in objects(interrupts):
             interrupt_id = string(interrupt.get("id"))
             if interrupt_id is None:
-                continue  # a malformed interrupt could never be answered
+                continue  # nobody could answer this malformed interrupt
             call = self._tools.find(interrupt.get("toolCallId"))
             schema = interrupt.get("responseSchema")
             schema = schema if isinstance(schema, dict) else None
@@ -133,9 +139,9 @@ class Pauses:
     def _of_call(self, call: Call, named: bool, ids: Ids) -> Question:
         """Returns the question about an unanswered call.
 
-        The question asks for the result of the call if RUN_FINISHED listed the call as pending
-        (`named`), or if the client runs the tool. Otherwise, the question asks for a confirmation,
-        because Agno's calls wait for a confirmation in this case.
+        The question asks for the result of the call if RUN_FINISHED has listed the call as pending
+        (`named`), or if the client runs the tool. Otherwise the question asks for a confirmation,
+        because such calls of Agno wait for one.
         """
         kind: PauseKind = "external" if named or self._tools.is_clients(call) else "confirmation"
         item = PauseItem(ids.unique(call.upstream_id), kind, subrun=self._agents.subrun(call.owner))
@@ -143,7 +149,7 @@ class Pauses:
         return _about(item, answer, call)
 
     def _of_value(self, value: Json, ids: Ids) -> Question:
-        """Returns the question of a graph's interrupt, which may have any value and any answer."""
+        """Returns the question of a graph's interrupt. Its value and its answer may be any JSON."""
         value = parsed(value) if isinstance(value, str) else value
         graph: GraphInterrupt = obj(value)
         described = string(graph.get("message")) or string(graph.get("question"))
@@ -154,8 +160,8 @@ class Pauses:
 def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
     """Returns the text of the `tool` message that answers an item of style `tool`.
 
-    A value is sent as it is. A confirmation without a value is sent in the form that Agno's AG-UI
-    interface reads.
+    A value is sent unchanged. A confirmation without a value is sent in the form that Agno's AG-UI
+    interface expects.
     """
     rejected, note = decision.get("decision") == "reject", string(decision.get("note"))
     value = decision.get("value")
@@ -167,7 +173,10 @@ def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
 
 
 def _kind(interrupt: Interrupt, schema: JsonObject | None) -> PauseKind:
-    """Returns the kind of an interrupt, by the schema, or by the reason if the schema is None."""
+    """Returns the kind of an interrupt.
+
+    It follows from the schema, or from the interrupt's reason if the schema is None.
+    """
     if schema is not None:
         return "confirmation" if "approved" in obj(schema.get("properties")) else "input"
     return "confirmation" if string(interrupt.get("reason")) in _CONFIRMATIONS else "input"

@@ -7,7 +7,7 @@ from penstock.dialects.base import Json, JsonObject
 
 
 class State:
-    """Keeps the server's state, read from the events of a stream."""
+    """Computes the server's state from the events of a stream."""
 
     def __init__(self) -> None:
         self._state = SharedState()
@@ -18,7 +18,7 @@ class State:
         return self._state.value
 
     def feed(self, body: JsonObject) -> None:
-        """Takes one event. Events other than STATE_SNAPSHOT and STATE_DELTA change nothing."""
+        """Takes one event. Only STATE_SNAPSHOT and STATE_DELTA change the state."""
         if body.get("type") == "STATE_SNAPSHOT":
             self._state.snapshot(body.get("snapshot"))
         elif body.get("type") == "STATE_DELTA":

@@ -28,14 +28,15 @@ class Call:
     metadata: JsonObject | None = None
     parts: list[str] = field(default_factory=list)
     args: JsonObject = field(default_factory=dict)
-    asked: bool = False  # llm.tool_call was emitted
-    passed: bool = False  # the agent sent text after the call, so it does not wait for the result
+    asked: bool = False  # whether llm.tool_call was emitted
+    # whether the agent sent text after the call, and so does not wait for the result
+    passed: bool = False
     kind: str | None = None  # the kind of the pause item that asks about the call
     refusal: str | None = None  # the note of the rejection; None if the call is not rejected
 
     @property
     def body(self) -> AguiFrame:
-        """An event body that names the subagent of the call."""
+        """An event body that names the call's subagent."""
         return {"subagentRunId": self.owner}
 
 
@@ -48,18 +49,17 @@ class Tools:
         self._client_tools = client_tools
         self._leg = 0
         self._ids = Ids()
-        self._open: dict[str, Call] = {}  # by the upstream's id
-        self._answered: set[str] = set()  # upstream ids of calls that have a result
-        self._fresh: list[Call] = []  # calls that were announced after the agent's last text
-        # upstream ids of calls whose arguments a person may edit in the answer
+        self._open: dict[str, Call] = {}  # maps an upstream id to the open call
+        self._answered: set[str] = set()  # the upstream ids of calls that have a result
+        self._fresh: list[Call] = []  # the calls that were announced after the agent's last text
+        # The upstream ids of calls whose arguments a person may edit in the answer.
         self._editable: set[str] = set()
-        # by upstream id: the approved arguments, or None if they are unknown
+        # Maps an upstream id to the approved arguments; to None if they are unknown.
         self._approved: dict[str, JsonObject | None] = {}
-        # the upstream ids of calls that were refused because the approval expired
+        # The upstream ids of calls that were refused because their approval has expired.
         self._expired: set[str] = set()
-        self._repeated: dict[
-            str, tuple[str, list[str]]
-        ] = {}  # name and arguments of a repeated call
+        # Maps the upstream id of a repeated call to its tool's name and the pieces of its arguments.
+        self._repeated: dict[str, tuple[str, list[str]]] = {}
 
     def open(self, leg: int) -> None:
         """Begins a leg."""
@@ -77,7 +77,7 @@ class Tools:
     # Events.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """Handles TOOL_CALL_START: a new call, or a call of an earlier leg that runs now."""
+        """Handles TOOL_CALL_START, for a new call or for a call of an earlier leg that runs now."""
         upstream_id = string(body.get("toolCallId"))
         if upstream_id is None:
             return None
@@ -90,14 +90,15 @@ class Tools:
             data = {"tool_call_id": known.id, "status": "running"}
             return [self._agents.draft(body, "llm.tool_progress", data)]
         if known is not None and not known.asked:
-            return None  # the call has begun and not ended
+            return None  # the call has begun and has not ended
         self._add(upstream_id, body)
         return []
 
     def arguments(self, body: AguiFrame) -> list[Draft] | None:
         """Handles TOOL_CALL_ARGS.
 
-        Keeps the arguments of a repeated call, to compare them with the approved arguments.
+        If the call repeats an approved call, the arguments are kept, to compare them with the
+        approved arguments.
         """
         call, delta = self.find(body.get("toolCallId")), body.get("delta")
         if call is None or not isinstance(delta, str):
@@ -149,7 +150,7 @@ class Tools:
         return [*drafts, self._agents.draft(body, "llm.tool_result", with_metadata(data, body))]
 
     def text_received(self) -> None:
-        """Notes that the agent sent text, and so does not wait for the earlier calls."""
+        """Notes that the agent sent text. So it does not wait for the calls before the text."""
         for call in self._fresh:
             call.passed = True
         self._fresh.clear()
@@ -159,10 +160,10 @@ class Tools:
     def waiting(self, ids: Iterable[str]) -> list[Call]:
         """Returns the calls that the client must answer.
 
-        If there are ids, the result has the calls with these ids. If there are no ids, the result
-        has the announced open calls of this leg, without the calls after which the agent sent text.
-        The result has no calls of earlier legs, because these calls are already decided, even if
-        the upstream never sends their results.
+        If `ids` is not empty, the result has the calls with these ids. Otherwise the result has the
+        open calls of this leg that were announced and after which the agent sent no text. Calls of
+        earlier legs are left out, because they are already decided, even if the agent server never
+        sends their results.
         """
         named = [self.find(each) or self._add(each, {}) for each in ids]
         return named or [
@@ -172,7 +173,9 @@ class Tools:
         ]
 
     def waits(self, call: Call, kind: str, *, editable: bool = False) -> list[Draft]:
-        """Notes that an item of the pause asks about the call. Announces the call if necessary.
+        """Notes that an item of the pause asks about the call.
+
+        If the call is not announced yet, announces it.
 
         `editable` says whether the answer may change the arguments.
         """
@@ -185,10 +188,10 @@ class Tools:
     def approve(self, call: Call, value: Json) -> None:
         """Notes an approval and the approved arguments.
 
-        If the answer may change the arguments and is not empty, the answer contains the approved
-        arguments. Otherwise, the arguments of the call are approved, with the changes in `values`
-        of the answer, if the answer has the form of Agno's interface. If only the server knows how
-        an answer changes the arguments, the decoder keeps None.
+        If the answer may change the arguments and is not empty, it contains the approved arguments.
+        If the answer has the form of Agno's interface, the call's own arguments are approved, with
+        the changes in the answer's `values`. If only the agent server knows how the answer changes
+        the arguments, None is kept. In all other cases, the call's own arguments are approved.
         """
         given = value if isinstance(value, dict) else {}
         args: JsonObject | None = call.args
@@ -226,7 +229,10 @@ class Tools:
         return "expired" if call.upstream_id in self._expired else "rejected"
 
     def close(self) -> list[Draft]:
-        """Announces the calls that are not announced yet, when the run completes or pauses."""
+        """Announces the calls that are not announced yet.
+
+        This is called when the run completes or pauses.
+        """
         return [draft for call in list(self._open.values()) for draft in self._announce(call)]
 
     def dump(self) -> JsonObject:
@@ -246,15 +252,17 @@ class Tools:
         self._open = {call["upstream_id"]: Call(**call) for call in state["open"]}
         self._fresh = [call for call in self._open.values() if call.asked and not call.passed]
         self._answered = set(state["answered"])
-        # snapshots of older releases do not have these keys
+        # Snapshots of older releases do not have these keys.
         self._editable = set(state.get("editable", ()))
         self._approved = dict(state.get("approved", {}))
         self._expired = set(state.get("expired", ()))
 
     def _compared(self, call: Call, body: AguiFrame) -> list[Draft]:
-        """Returns a warning and the new arguments if a repeated call differs from the approved one.
+        """Returns a warning and the new arguments if a repeated call differs from the approved
+        call.
 
-        Stores the call as it runs, so that the same difference causes no second warning.
+        The tool and arguments with which the call runs are stored, so that the same difference
+        causes no second warning.
         """
         repeated = self._repeated.pop(call.upstream_id, None)
         if repeated is None:
@@ -264,8 +272,8 @@ class Tools:
         repeated_args = _arguments(args_text)
         ran = repeated_args if repeated_args is not None else {"": args_text}
         if not args_text or approved is None or (repeated_args is None and not approved):
-            # The server repeats no arguments, or no approved arguments are known, so only the names
-            # of the tools are compared.
+            # The server has repeated no arguments, or the approved arguments are unknown. So only
+            # the names of the tools are compared.
             ran = approved or {}
         if tool == call.tool and same_args(approved or {}, ran):
             return []
@@ -328,7 +336,10 @@ class Tools:
 
 
 def _arguments(args_text: str) -> JsonObject | None:
-    """Returns the arguments as an object, {} for no text; None if the text is not an object."""
+    """Returns the arguments as an object.
+
+    Returns {} for an empty text, and None if the text is not an object.
+    """
     if not args_text.strip():
         return {}
     try:

@@ -13,21 +13,22 @@ from penstock.dialects.text_buffer import append_text
 
 
 class Transcript:
-    """Collects the messages that a client of the stream would have.
+    """Collects the messages that a client has after the events of a stream.
 
-    The events must have expanded chunks (see `chunks`). THINKING_* events make no message.
+    Chunk events must be expanded before (see `chunks`). THINKING_* events make no message.
     """
 
     def __init__(self, messages: Iterable[JsonObject] = ()) -> None:
-        self.begun: set[str] = set()  # ids with events of their own, not only in a snapshot
+        # the ids of messages with events of their own, not only in a snapshot
+        self.begun: set[str] = set()
         self._messages: list[JsonObject] = []
         self._by_id: dict[str, JsonObject] = {}
-        self._calls: dict[str, JsonObject] = {}  # by id
-        self._answered: set[str] = set()  # ids of calls that have a result
-        self._writing: set[str] = set()  # calls with incomplete arguments
-        # Pieces of text. The key of this dictionary is the id of the object that the text belongs
-        # to, and the text's key in this object. `messages` joins the pieces, because pieces arrive
-        # often and the messages are read seldom.
+        self._calls: dict[str, JsonObject] = {}  # maps a call's id to the call
+        self._answered: set[str] = set()  # the ids of calls that have a result
+        self._writing: set[str] = set()  # the ids of calls with incomplete arguments
+        # The pieces of texts that still grow. Each key has the id of the object to which the text
+        # belongs, and the text's key in this object. Pieces arrive often and the messages are read
+        # seldom, so the pieces are only joined in `messages`.
         self._pieces: dict[tuple[str, str], tuple[JsonObject, list[str]]] = {}
         self._become(messages)
 
@@ -64,7 +65,7 @@ class Transcript:
     def _call(self, body: JsonObject) -> None:
         call_id = string(body.get("toolCallId"))
         if call_id is None or call_id in self._calls:
-            return  # a repeated call
+            return  # the call is repeated
         parent_id = string(body.get("parentMessageId"))
         message = self._by_id.get(parent_id) if parent_id else None
         if message is None or message.get("role") != "assistant":
@@ -138,7 +139,7 @@ def tool_message(tool_call_id: str, content: Json) -> JsonObject:
 
 
 def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list[JsonObject]:
-    """Joins two lists of messages. A later message with the same id replaces the earlier one."""
+    """Joins two lists of messages. A later message replaces an earlier message with the same id."""
     found: dict[object, JsonObject] = {}
     for message in (*messages, *others):
         found[string(message.get("id")) or len(found)] = message

@@ -1,4 +1,7 @@
-"""Sums token counts. AG-UI has counts for each model, and the usage of a run is the sum."""
+"""Sums token counts.
+
+AG-UI counts tokens for each model, and the usage of a run is the sum of these counts.
+"""
 
 from __future__ import annotations
 
@@ -18,5 +21,6 @@ def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
 
 
 def usage_metrics(models: Sequence[JsonObject]) -> JsonObject | None:
-    """Returns the token counts of each model as received; None if there are no counts."""
+    """Returns the token counts of each model, as they were received; None if there are no
+    counts."""
     return {"models": list(models)} if models else None

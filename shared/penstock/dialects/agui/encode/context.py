@@ -1,4 +1,5 @@
-"""Holds the data that all modules of the encoder use: the client, the current event, open parts."""
+"""Holds the data that all modules of the encoder use: the client, the current event, and the open
+parts."""
 
 from __future__ import annotations
 
@@ -11,14 +12,18 @@ from penstock.dialects.agui.ids import Names
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import JsonObject
 
-# An AG-UI event before its profile: type, fields, and further facts that a profile may add.
+# An AG-UI event before a profile writes it, as its type, its fields, and further facts that a
+# profile may add.
 Emitted = tuple[EventType, JsonObject, JsonObject]
 NO_FACTS: Final[JsonObject] = {}
 
 
 @dataclass(slots=True)
 class Context:
-    """The context of one run. `type` and `owner` (the inner run) describe the current event."""
+    """The context of one run.
+
+    `type` and `owner` are the type and the inner run of the current event.
+    """
 
     profile: Profile
     modern: bool
@@ -29,11 +34,11 @@ class Context:
 
     @property
     def scope(self) -> str:
-        """The qualifier with which this run's ids begin (see `ids`)."""
+        """The qualifier at the beginning of this run's ids (see `ids`)."""
         return self.names.scope
 
     def custom(self, data: JsonObject) -> Emitted:
-        """Returns a CUSTOM event for a type that AG-UI lacks, with the event's data as value."""
+        """Returns a CUSTOM event for a type that AG-UI lacks. Its value is the event's data."""
         ids: JsonObject = {  # the ids under which the client knows the call and the message
             key: self.names.of(data[key])
             for key in ("tool_call_id", "message_id")

@@ -2,9 +2,9 @@
 
 Each leg of a run becomes one AG-UI run. `lifecycle.paused` ends an AG-UI run with the outcome
 `interrupt`, or with success and pending calls if a frontend must run tools. `lifecycle.resumed`
-begins the next AG-UI run. The encoder leaves out events between `lifecycle.paused` and
-`lifecycle.resumed`, because clients refuse events outside a run. If a run ends while it waits, the
-encoder sends RUN_STARTED and a terminal event.
+begins the next AG-UI run. Events between `lifecycle.paused` and `lifecycle.resumed` are left out,
+because clients refuse events outside of a run. If a run ends while it waits, the encoder sends
+RUN_STARTED and a terminal event.
 
 An event of a type that AG-UI lacks becomes CUSTOM, with the name `penstock.<category>.<action>` and
 with the event's data as the value.
@@ -38,7 +38,7 @@ from penstock.events import TERMINAL
 from penstock.sse import Frame
 
 # The error text that clients get for every internal error of Penstock, because the original text
-# may name internals. agent-runs-sse.md prescribes this text.
+# may name internals. agent-runs-sse.md requires this text.
 INTERNAL_ERROR: Final = "runtime execution failed"
 
 _ENDS_A_WAIT: Final = TERMINAL | {"lifecycle.resumed"}
@@ -49,19 +49,19 @@ class Phase(Enum):
 
     BEFORE = auto()
     RUNNING = auto()
-    WAITING = auto()  # an AG-UI run has ended, and the next has not begun
+    WAITING = auto()  # the last AG-UI run has ended, and the next one has not begun
     OVER = auto()
 
 
-# `feed` uses these names, because an attribute of an enum takes 0.14 µs in Python 3.11.
+# `feed` uses these names, because the access to an enum's attribute takes 0.14 µs in Python 3.11.
 _OVER, _RUNNING, _WAITING = Phase.OVER, Phase.RUNNING, Phase.WAITING
 
 
 class AguiEncoder:
     """Encodes one run. `run_ids` returns the AG-UI runId of each leg, counted from 1.
 
-    If a run ends while it waits, the encoder asks for the id of one further leg. `protocol_version`
-    is the version that the client declared, or None for a client before 1.0. Such a client gets no
+    If a run ends while it waits, `run_ids` is also called for one further leg. `protocol_version`
+    is the version that the client declared. It is None for a client before 1.0, which gets no
     SUBAGENT_*, no outcome `cancelled`, no `pendingToolCallIds` and no results in parts. The encoder
     makes the ids of messages and tool calls unique in the thread (see `ids`).
     """
@@ -87,7 +87,10 @@ class AguiEncoder:
         self._handlers = self._table()
 
     def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Emitted]]]:
-        """Returns the handler of each type that AG-UI has. Any other type becomes CUSTOM."""
+        """Returns a dict from canonical types to handlers.
+
+        An event of any other type becomes CUSTOM.
+        """
         passthrough = Passthrough(self._context)
         return {
             "lifecycle.started": _nothing,
@@ -127,7 +130,8 @@ class AguiEncoder:
         if phase is _OVER:
             return ()
         if name["category"] == "approval":
-            # A policy may decide a request without a pause, so a request is shown at the pause.
+            # A policy may decide a request without a pause. So a request is not shown before the
+            # run pauses.
             self._approvals.feed(type, data)
         if phase is _WAITING and type not in _ENDS_A_WAIT:
             return ()
@@ -145,9 +149,9 @@ class AguiEncoder:
         ]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
-        """Ends a stream that cannot continue to the run's end, with an error.
+        """Ends a stream with an error, because it cannot continue to the run's end.
 
-        If the stream ended without an error, the client would assume success.
+        If the stream just ended, the client would assume that the run succeeded.
         """
         if self.phase not in (Phase.BEFORE, Phase.RUNNING):
             return ()
@@ -163,11 +167,14 @@ class AguiEncoder:
 
     @property
     def place(self) -> Place:
-        """The thread id and run id for an event that has no time."""
+        """The place of an event that has no time: its thread id and run id."""
         return Place(self._thread_id, self._run_id, None)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emits the starts of all open parts, for a client that joins now or a new AG-UI run."""
+        """Emits the starts of all open parts.
+
+        A client needs them if it joins now, or when a new AG-UI run begins.
+        """
         yield from self._steps.reopened()
         yield from self._messages.reopened()
         yield from self._tools.reopened()
@@ -232,7 +239,7 @@ class AguiEncoder:
         self.phase = Phase.OVER
         if self._context.modern:
             yield self._finished(data, outcome={"type": "cancelled"})
-        else:  # an older client does not know the outcome `cancelled`
+        else:  # an older client, which does not know the outcome `cancelled`
             facts = {"by": data.get("by")}
             yield _error(f"The run was cancelled: {reason}.", "cancelled", facts)
 
@@ -250,7 +257,8 @@ class AguiEncoder:
     ) -> Iterator[Emitted]:
         """Emits the ends of all open parts.
 
-        `suspended` has the ids of the interrupts if the run waits; None if the run ends.
+        If the run waits, `suspended` has the ids of the interrupts. If the run ends, `suspended` is
+        None.
         """
         yield from self._messages.close(error)
         yield from self._tools.close()

@@ -1,6 +1,6 @@
-"""Keeps the open parts of an AG-UI run: messages, thoughts, calls, steps and subagents.
+"""Keeps the open parts of an AG-UI run, which are messages, thoughts, calls, steps and subagents.
 
-A client rejects a stream in which a run ends, or begins again, before all its parts end.
+A client rejects a stream if a run ends or begins before all open parts have ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Message:
 
     role: str
     owner: str | None  # the inner run of the message
-    sent: bool = False  # a piece of its text was sent
+    sent: bool = False  # whether a piece of the text was sent
     text: list[str] = field(default_factory=list)
     started: JsonObject = field(default_factory=dict)
 
@@ -50,26 +50,31 @@ class Subagent:
 
 @dataclass(slots=True)
 class Ledger:
-    """Keeps the open parts by canonical id, in the order in which they began."""
+    """Keeps the open parts by their canonical ids, in the order in which they began."""
 
     messages: dict[str, Message] = field(default_factory=dict)
-    thoughts: dict[str, str | None] = field(default_factory=dict)  # inner run, by reasoning id
+    # maps a reasoning id to the inner run
+    thoughts: dict[str, str | None] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
     steps: dict[str, Step] = field(default_factory=dict)
     subagents: dict[str, Subagent] = field(default_factory=dict)
-    known_subagents: set[str] = field(default_factory=set)  # started in this AG-UI run
-    # The inner run of each open or ended part, by the part's kind and id.
+    # the ids of subagents that were started in this AG-UI run
+    known_subagents: set[str] = field(default_factory=set)
+    # Maps the kind and id of each open or ended part to its inner run.
     owners: dict[str, str | None] = field(default_factory=dict)
 
     def owner_of(self, entity: str, owner: str | None) -> str | None:
         """Returns the inner run that first opened the part, or `owner` if the part is new.
 
-        In AG-UI, no other inner run may continue the part.
+        In AG-UI, only the inner run that opened a part may continue it.
         """
         return self.owners.setdefault(entity, owner)
 
     def step_name(self, step_id: str, description: str, owner: str | None) -> str:
-        """Returns the description, made unique among the open steps of the owner."""
+        """Returns a name for a step.
+
+        It is the description, made unique among the open steps of the owner.
+        """
         taken = {step.name for step in self.steps.values() if step.owner == owner}
         name = description or step_id
         while name in taken:

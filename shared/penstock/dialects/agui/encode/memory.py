@@ -1,7 +1,7 @@
 """Computes the messages and the state that an AG-UI client has after the events of its stream.
 
-The module follows the rules of the TypeScript client 1.0.0 for the events that Penstock's encoder
-makes.
+The module follows the rules of AG-UI's TypeScript client 1.0.0, for those events that Penstock's
+encoder makes.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.patch import Document, DoesNotApply
 from penstock.dialects.text_buffer import append_text
 
-NOTHING: Final = object()  # means that no state is known; None is the state null
+NOTHING: Final = object()  # means that no state is known, while None means that the state is null
 
 
 @dataclass(slots=True)
 class Memory:
     """Computes a client's conversation from the events of its stream.
 
-    `apply` takes the events in order. The time for an event grows with the event's size, not with
-    the conversation.
+    `apply` takes the events in order. The time for an event depends on the event's size, and not on
+    the conversation's size.
     """
 
     _messages: list[JsonObject] = field(default_factory=list)
-    _by_id: dict[str, JsonObject] = field(default_factory=dict)  # the newest message of each id
+    # maps an id to the newest message with this id
+    _by_id: dict[str, JsonObject] = field(default_factory=dict)
     _calls: dict[str, tuple[JsonObject, JsonObject]] = field(default_factory=dict)
-    # Pieces of text, by the object that the text belongs to and the text's key in this object.
-    # `messages` joins the pieces, because pieces arrive often and the messages are read seldom.
+    # The pieces of texts that still grow. Each key has the object to which the text belongs, and
+    # the text's key in this object. Pieces arrive often and the messages are read seldom, so the
+    # pieces are only joined in `messages`.
     _pieces: dict[tuple[int, str], tuple[JsonObject, list[str]]] = field(default_factory=dict)
     run: JsonObject | None = None  # the last RUN_STARTED
     end: JsonObject | None = None  # RUN_FINISHED or RUN_ERROR of this run
     _state: SharedState = field(default_factory=SharedState)
-    # the contents of activities, by message id
+    # maps a message id to the content of the activity
     _contents: dict[str, Document] = field(default_factory=dict)
 
     @property
@@ -49,7 +51,7 @@ class Memory:
 
     @property
     def state(self) -> Json:
-        """The state; NOTHING before the first state event."""
+        """The state of the client; NOTHING before the first state event."""
         return self._state.value if self._state.is_known else NOTHING
 
     def apply(self, event: JsonObject) -> None:
@@ -59,7 +61,8 @@ class Memory:
             handler(self, event)
 
     def hear(self, id: str, text: str) -> None:
-        """Adds a message of the user, unless the last message is a user's with the same text."""
+        """Adds a message of the user, unless the last message is also the user's and has the same
+        text."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "user" or last.get("content") != text:
             self._append({"id": id, "role": "user", "content": text})
@@ -122,7 +125,10 @@ class Memory:
         _merge(call, event)
 
     def _parent(self, event: JsonObject) -> JsonObject:
-        """Returns the message of a tool call: the message that the event names, or a new one."""
+        """Returns the message to which a tool call belongs.
+
+        This is the message that the event names, or a new message.
+        """
         id = event.get("parentMessageId")
         existing = self._message(id) if id else None
         if existing is not None and existing["role"] == "assistant":
@@ -221,7 +227,10 @@ class Memory:
 
 
 def _place(messages: list[JsonObject], asking: JsonObject) -> int:
-    """Returns the index for a tool's result: after the message of the call and earlier results."""
+    """Returns the index at which a tool's result is inserted.
+
+    It comes after the call's message and the earlier results.
+    """
     # The search goes backwards, because a result usually comes soon after its call.
     at = end = len(messages)
     while messages[at - 1] is not asking:
@@ -260,7 +269,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
 
 
 def remembered(events: Iterable[JsonObject]) -> Memory:
-    """Returns the memory after these events."""
+    """Returns the memory of a client after these events."""
     memory = Memory()
     for event in events:
         memory.apply(event)

@@ -1,4 +1,4 @@
-"""Checks which AG-UI values of an upstream can go to the client unchanged.
+"""Checks which AG-UI values of an agent server can be sent to the client unchanged.
 
 A value is sent unchanged only if the client's schema accepts the value without a warning. Any other
 value becomes part of a CUSTOM event, which may contain any JSON.
@@ -41,7 +41,7 @@ def _fits(value: Json, required: Shape, optional: Shape) -> bool:
     return all(name in known and known[name](item) for name, item in value.items())
 
 
-# The shapes of the required members and of the optional members, by event type.
+# Maps an event type to the shapes of its required members and of its optional members.
 _NATIVE: Final[Mapping[EventType, tuple[Shape, Shape]]] = {
     EventType.RAW: ({"event": _anything}, {"source": _string}),
     EventType.CUSTOM: ({"name": _string, "value": _anything}, {}),
@@ -62,15 +62,16 @@ _NATIVE: Final[Mapping[EventType, tuple[Shape, Shape]]] = {
         {},
     ),
 }
-# Members that every event may have. The encoder writes these members itself, or leaves them out.
+# The members that every event may have. The encoder writes these members itself, or leaves them
+# out.
 _ENVELOPE: Final = frozenset({"type", "timestamp", "rawEvent", "subagentRunId", "metadata"})
 
 
 def native_event(name: str, value: Json) -> tuple[EventType, JsonObject] | None:
-    """Returns type and fields of an AG-UI event from a `custom.event` of the protocol `agui`.
+    """Returns the type and fields of the AG-UI event in a `custom.event` of the protocol `agui`.
 
-    `name` and `value` are either the type of an event and the event, or the name and value of a
-    CUSTOM event. Returns None if a client would not accept the fields of the type.
+    `name` and `value` are either the type of an event and the event itself, or the name and value
+    of a CUSTOM event. Returns None if a client would not accept the event's fields.
     """
     shapes = _NATIVE.get(EventType(name)) if name in _NATIVE else None
     if shapes is None and name in EventType.__members__:

@@ -1,4 +1,4 @@
-"""Sends state, history and an AG-UI upstream's events unchanged if the client accepts them."""
+"""Sends state, history and the events of AG-UI servers unchanged, if the client accepts them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.dialects.patch import is_patch
 
 
 class Passthrough:
-    """Encodes events whose values are sent unchanged, or inside a CUSTOM event."""
+    """Encodes events whose values are sent unchanged or inside of a CUSTOM event."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -49,9 +49,9 @@ class Passthrough:
     def _keeps_what_is_open(self, messages: list[JsonObject]) -> bool:
         """Returns whether a snapshot contains all open messages and calls.
 
-        A client drops messages that the snapshot lacks, and would reject the later end of such a
-        message. The result is always True in a profile of complete messages, because such a profile
-        sends no message before the message's end.
+        A client drops messages that a snapshot lacks, and then rejects the end of such a message.
+        In a profile of complete messages, the result is always True, because such a profile never
+        sends incomplete messages.
         """
         kept = {message["id"] for message in messages}
         kept.update(call["id"] for each in messages for call in each.get("toolCalls", ()))
@@ -61,7 +61,8 @@ class Passthrough:
         )
 
     def _restate_owners(self, messages: list[JsonObject]) -> None:
-        """Takes the inner runs of messages and calls from a snapshot, as a client does."""
+        """Takes the inner runs of messages and calls from a snapshot, because a client does so,
+        too."""
         for message in messages:
             owner = message.get("subagentRunId")
             kind = "thought" if message["role"] == "reasoning" else "message"
@@ -73,8 +74,8 @@ class Passthrough:
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles custom.event.
 
-        Sends an event of an AG-UI upstream unchanged, if the client accepts the event. Leaves out
-        events about the internal work of a framework.
+        An event of an AG-UI server is sent unchanged if the client accepts it. Events about the
+        internal work of a framework are left out.
         """
         if data["name"] in INTERNAL_EVENTS:
             return
@@ -91,6 +92,7 @@ class Passthrough:
         scoped: JsonObject = {
             name: name_of(fields[name]) for name in ("messageId", "entityId") if name in fields
         }
-        complete = data["name"] in EventType.__members__  # the value is the complete event
+        # if the name is an event type, the value is the complete event
+        complete = data["name"] in EventType.__members__
         facts = {"metadata": data["value"].get("metadata")} if complete else NO_FACTS
         yield type, {**fields, **scoped}, facts

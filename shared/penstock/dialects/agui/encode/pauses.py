@@ -1,8 +1,8 @@
 """Makes the interrupts of a pause, and reads the decisions from a client's `resume[]`.
 
-Each item of an approval becomes one interrupt; `ids` defines the interrupt's id. A client answers a
-confirmation with `{"approved": bool, "reason"?: str, "editedArgs"?: object}`, and any other item
-with a value. The status `cancelled` is a rejection.
+Each item of an approval becomes one interrupt. The module `ids` defines the interrupt's id. A
+client answers a confirmation with `{"approved": bool, "reason"?: str, "editedArgs"?: object}`. It
+answers any other item with a value. The status `cancelled` is a rejection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from penstock.dialects.base import Json, JsonObject
 
 CONFIRMATIONS: Final = frozenset({"confirmation", "review"})
 
-# AG-UI's usual reasons, by the kind of an item. The reasons of other kinds begin with `penstock:`.
+# Maps the kind of an item to AG-UI's usual reason. The reason for any other kind begins with
+# `penstock:`.
 _REASONS: Final[Mapping[str, str]] = {
     "confirmation": "confirmation",
     "input": "input_required",
@@ -23,20 +24,23 @@ _REASONS: Final[Mapping[str, str]] = {
     "external": "tool_call",
     "long_running": "tool_call",
 }
-_YES_OR_NO: Final = ("approved", "accepted", "confirmed")  # the keys of Penstock, Agno and ADK
+# the keys that Penstock, Agno and ADK use
+_YES_OR_NO: Final = ("approved", "accepted", "confirmed")
 _NOTES: Final = ("reason", "note")
 _METADATA: Final = ("item_id", "kind", "digest", "tool", "args", "options", "editable")
 
 
 class UnclearAnswer(ValueError):
-    """Raised if a resume entry neither approves nor rejects a call, so that the call does not
-    run."""
+    """The error for a resume entry that neither approves nor rejects a call.
+
+    The call then does not run.
+    """
 
 
 def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: bool) -> JsonObject:
-    """Returns the `Interrupt` of one item in the data of `approval.requested`.
+    """Returns the `Interrupt` for one item. `approval` is the data of `approval.requested`.
 
-    `names` has the id under which the client knows the tool call. A `modern` client also gets the
+    `names` maps the tool call's id to the id that the client has. A `modern` client also gets the
     inner run.
     """
     kind = item["kind"]
@@ -61,20 +65,21 @@ def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: b
 
 
 def interrupt_of_all(approval_id: str) -> JsonObject:
-    """Returns the one interrupt of an approval whose items are unknown.
+    """Returns the one interrupt for an approval whose items are unknown.
 
-    The items are unknown if the request has expired.
+    The items are unknown if the event of the request has expired.
     """
     return {"id": approval_id, "reason": "confirmation", "message": "A decision is needed."}
 
 
 def decided(item: JsonObject, entry: JsonObject) -> JsonObject:
-    """Returns the decision of a `resume[]` entry on an item: `{item_id, decision, note, value}`.
+    """Returns the decision that a `resume[]` entry makes on an item, as `{item_id, decision, note,
+    value}`.
 
     `item` is an item of `approval.requested`. The approvals service takes the result unchanged.
 
     Raises:
-        UnclearAnswer: The answer to a confirmation is neither yes nor no.
+        UnclearAnswer: The entry answers a confirmation with neither yes nor no.
     """
     payload = entry.get("payload")
     fields = payload if isinstance(payload, dict) else {}

@@ -1,8 +1,9 @@
-"""Makes the frames that bring a client without any events to the current state of a run.
+"""Makes the frames that bring a client, which has no events yet, to the current state of a run.
 
-A client rejects a stream that begins in the middle, and shows repeated events twice. So the prelude
-has the whole conversation: RUN_STARTED, MESSAGES_SNAPSHOT, STATE_SNAPSHOT, and one start for each
-open part. The frames of the run's later events follow.
+A client rejects a stream that begins in the middle of a run. If events were repeated, the client
+would show them twice. So the prelude has the whole conversation as snapshots. It consists of
+RUN_STARTED, MESSAGES_SNAPSHOT, STATE_SNAPSHOT, and one start for each open part. After the prelude,
+the client gets the frames of the run's later events.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from penstock.sse import Frame
 def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject]) -> None:
     """Adds a run of the thread, or further events of a run, to a client's memory.
 
-    `events` are the canonical events in order. `encoder` encodes these events.
+    `events` are the canonical events in their order, and `encoder` encodes them.
     """
     for event in events:
         frames = encoder.feed(event)
@@ -37,12 +38,12 @@ def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject])
 def prelude(
     encoder: AguiEncoder, events: Iterable[JsonObject], memory: Memory | None = None
 ) -> list[Frame]:
-    """Returns the frames that bring an empty client to the state of the run after `events`.
+    """Returns the frames that bring a client without events to the state of the run after `events`.
 
-    `encoder` is a new encoder. The caller uses the same encoder for the later events. `memory` has
-    the thread before this run: other runs (see `remember`), and the client's own messages and
-    state. If the run waits or has ended, the last frame is RUN_FINISHED or RUN_ERROR. The result is
-    empty if there are no events.
+    `encoder` must be new. The caller then uses this encoder for the later events. `memory` has the
+    thread before this run, which consists of other runs (see `remember`) and the client's own
+    messages and state. If the run waits or has ended, the last frame is RUN_FINISHED or RUN_ERROR.
+    The result is empty if there are no events.
     """
     memory = memory or Memory()
     remember(memory, encoder, events)

@@ -1,11 +1,13 @@
 """Defines the two field profiles of AG-UI's events: the strict profile `agui`, and `agui+runs`.
 
 In `agui`, an event has exactly the fields that AG-UI describes. Penstock's own fields are under
-`metadata.penstock`. In `agui+runs`, an event has the fields of agent-runs-sse.md and, at the top
-level, the fields that an AG-UI client needs. Messages and arguments are sent when they are
-complete. The contract keeps some counters internal (`COUNTERS`), so `agui+runs` removes these
-counters from metrics and from the frames of upstreams. Arguments, results, state and `ui_schema`
-are the agent's own data and stay unchanged, even if some of their keys have the names of counters.
+`metadata.penstock`. In `agui+runs`, an event has the fields of agent-runs-sse.md. At the top level,
+it also has the fields that an AG-UI client needs. Messages and arguments are sent when they are
+complete.
+
+In agent-runs-sse.md, some counters are internal (`COUNTERS`). So `agui+runs` removes these counters
+from metrics and from the frames of agent servers. Arguments, results, state and `ui_schema` are the
+agent's own data. They stay unchanged, even if some of their keys have the names of counters.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from penstock.dialects.base import Json, JsonObject
 
 
 class Place(NamedTuple):
-    """The ids of an event's thread and run, and the time of the event."""
+    """The ids of an event's thread and run, and the event's time."""
 
     thread_id: str
     run_id: str  # the AG-UI run's id
@@ -28,11 +30,13 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Describes a field profile. `body` writes an event of a type from AG-UI's fields and facts.
+    """Describes a field profile.
 
-    `complete`: messages and arguments are sent when they are complete, not in deltas.
-    `step`: the name of the step that each run has, if the upstream sends no step of the contract.
-    `id_first`: the order of lines in a stream (see `penstock.sse.encode`).
+    `body` writes an event from its type, its fields and its facts.
+
+    With `complete`, messages and arguments are sent when they are complete, not in deltas. `step`
+    is the name of the step that a run gets if the agent server sends none of agent-runs-sse.md's
+    steps. `id_first` sets the order of lines in a frame (see `penstock.sse.encode`).
     """
 
     name: str
@@ -44,7 +48,7 @@ class Profile:
 
 # The strict profile.
 
-# The facts that the strict profile writes to `metadata.penstock`, by type.
+# Maps a type to the facts that the strict profile writes to `metadata.penstock`.
 _KEPT: Final[Mapping[EventType, tuple[str, ...]]] = {
     EventType.RUN_STARTED: ("run_id", "leg", "agent"),
     EventType.RUN_FINISHED: ("approval_id", "reason", "by"),
@@ -75,7 +79,7 @@ def _strict(type: EventType, fields: JsonObject, facts: JsonObject, place: Place
     if place.timestamp_ms is not None:
         body["timestamp"] = place.timestamp_ms
     if facts:
-        metadata = facts.get("metadata")  # the metadata of an AG-UI upstream
+        metadata = facts.get("metadata")  # the metadata from an AG-UI server
         metadata = dict(metadata) if isinstance(metadata, dict) else {}
         kept = {name: facts[name] for name in _KEPT.get(type, ()) if facts.get(name) is not None}
         if kept:
@@ -95,7 +99,7 @@ COUNTERS: Final = frozenset(
         "cost",
         "latencyMs",
         "model",
-        # the spellings of the same counters in the frames of upstreams
+        # the names of the same counters in the frames of agent servers
         "input_tokens",
         "output_tokens",
         "latency_ms",
@@ -109,9 +113,9 @@ _CALL_STATUS: Final = {"ok": "success", "partial": "partial"}
 
 # The first keys of the events TOOL_CALL_START, TOOL_CALL_ARGS and TOOL_CALL_END.
 _CALL: Final = ("messageId", "toolCallId", "toolCallName")
-# The top-level keys of each event of agent-runs-sse.md in the document's order, followed by the
-# keys that an AG-UI client needs (delta, toolCallId, content, outcome). Events of other types keep
-# all keys.
+# Maps each type in agent-runs-sse.md to the top-level keys of its events. First come the document's
+# keys in the document's order, then the keys that an AG-UI client needs (delta, toolCallId,
+# content, outcome). Events of other types keep all their keys.
 _KEYS: Final[Mapping[EventType, tuple[str, ...]]] = {
     EventType.RUN_STARTED: (),
     EventType.RUN_FINISHED: ("outcome",),
@@ -213,9 +217,11 @@ _DOCUMENTED: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObj
 
 
 def _custom_value(fields: JsonObject) -> Json:
-    """Returns the value of a CUSTOM event, without counters if it has metrics or upstream frames.
+    """Returns the value of a CUSTOM event.
 
-    The events of an agent's author keep all their keys.
+    If it contains metrics or frames of agent servers, counters are removed.
+
+    Events that the author of an agent defined keep all their keys.
     """
     name, value = fields["name"], fields["value"]
     if name == "penstock.system.metrics":
@@ -228,7 +234,7 @@ def _custom_value(fields: JsonObject) -> Json:
 
 
 def _without_counters(value: Json) -> Json:
-    """Returns the value without counters at any depth."""
+    """Returns a copy of the value in which counters are removed at any depth."""
     if isinstance(value, dict):
         return {
             name: _without_counters(item) for name, item in value.items() if name not in COUNTERS

@@ -14,22 +14,24 @@ from penstock.dialects.agui.vocabulary import INTERNAL_EVENTS, EventType
 from penstock.dialects.base import JsonObject
 from penstock.events import TERMINAL
 
-PROFILE_STEP: Final = "\0step"  # no canonical event has this step id
+PROFILE_STEP: Final = "\0step"  # the id of the profile's step; no canonical event has this step id
 
-# The names of the steps of agent-runs-sse.md. If a step of the upstream has one of these names, the
-# step is sent unchanged.
+# The names of the steps in agent-runs-sse.md. If a step of the agent server has one of these names,
+# it is sent unchanged.
 CONTRACT_STEPS: Final = frozenset({"router", "worker"})
 
-# The types of events before which the profile's step may not begin. Before a type in `_OUTSIDE` the
-# step never begins. Before a type in `_ENDS` the step begins only if the AG-UI run has had no step.
+# The profile's step begins before the first event with content. It never begins before an event
+# whose type is in `_OUTSIDE`. It begins before an event whose type is in `_ENDS` only if the AG-UI
+# run has had no step.
 _ENDS: Final = TERMINAL | {"lifecycle.paused"}
 _OUTSIDE: Final = frozenset({"lifecycle.started", "lifecycle.resumed", "approval.requested"})
 
-# The names of custom events that a server may send about the run before the server's first step
+# The names of custom events about the run that an agent server may send before its first step
 # begins.
 _BEFORE_ITS_STEPS: Final = INTERNAL_EVENTS | {"RUN_STARTED"}
 
-# The fields that say where an inner run comes from. Only AG-UI upstreams send them.
+# Maps the canonical fields that name an inner run's origin to AG-UI's fields. Only AG-UI servers
+# send these fields.
 _PARENTS: Final = {
     "parent_tool_call_id": "parentToolCallId",
     "parent_message_id": "parentMessageId",
@@ -42,12 +44,12 @@ class Steps:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._open = context.open
-        self._had_step = False  # this AG-UI run has had a step
+        self._had_step = False  # whether this AG-UI run has had a step
 
     def step_started(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles workflow.step_started.
 
-        A profile with a step of its own sends steps that the contract lacks as CUSTOM.
+        A profile with a step of its own sends a step that agent-runs-sse.md lacks as CUSTOM.
         """
         if self._context.profile.step and not self._is_contracts(data):
             yield self._context.custom(data)
@@ -63,7 +65,7 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step, data)
 
     def _is_contracts(self, data: JsonObject) -> bool:
-        """Returns whether the contract has this step, and no open step has the same name."""
+        """Returns whether agent-runs-sse.md has this step and no open step has the same name."""
         name = data.get("description")
         others = (step for id, step in self._open.steps.items() if id != PROFILE_STEP)
         return name in CONTRACT_STEPS and all(step.name != name for step in others)
@@ -71,8 +73,8 @@ class Steps:
     def enter(self, data: JsonObject) -> Iterator[Emitted]:
         """Begins the profile's step before the current event, unless a step is open.
 
-        The step begins only before the first event with content, because the upstream may begin
-        with a step of its own.
+        The step does not begin before the first event with content, because the agent server may
+        first begin a step of its own.
         """
         name, type = self._context.profile.step, self._context.type
         if name is None or self._open.steps or type in _OUTSIDE:
@@ -95,18 +97,18 @@ class Steps:
             yield self._step(EventType.STEP_FINISHED, step, data)
 
     def begin(self) -> None:
-        """Begins an AG-UI run, in which the client knows only the inner runs that continue."""
+        """Begins an AG-UI run. In this run, the client knows only the inner runs that continue."""
         self._had_step = False
         self._open.known_subagents.clear()
         self._open.known_subagents.update(self._open.subagents)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emits the starts of inner runs and steps that continue."""
+        """Emits again the starts of inner runs and steps that continue."""
         again: set[str] = set()
         for id, subagent in self._open.subagents.items():
             fields = {"subagentRunId": id, **subagent.started}
-            # If the parent has ended, the client does not know the parent in this AG-UI run, so the
-            # field is left out.
+            # If the parent has ended, the client does not know it in this AG-UI run. So the field
+            # is left out.
             if fields.get("parentSubagentRunId") not in again:
                 fields.pop("parentSubagentRunId", None)
             again.add(id)
@@ -117,8 +119,8 @@ class Steps:
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
         """Emits the ends of all steps and inner runs.
 
-        The ledger keeps the steps and inner runs, because they continue in the next AG-UI run if
-        the run only waits.
+        The ledger keeps the steps and inner runs. If the run only waits, they continue in the next
+        AG-UI run.
         """
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)
@@ -137,7 +139,7 @@ class Steps:
         return type, self._context.tagged({"stepName": step.name}, step.owner), facts
 
     def team_dispatched(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles dispatch.team. A team that is no inner run of its own becomes CUSTOM."""
+        """Handles dispatch.team. A team without an inner run of its own becomes CUSTOM."""
         if data.get("subrun_id"):
             yield from self._begin(data["team_name"], data)
         else:
@@ -148,7 +150,11 @@ class Steps:
         yield from self._begin(data["worker_name"], data)
 
     def _begin(self, name: str, data: JsonObject) -> Iterator[Emitted]:
-        """Begins an inner run. A client accepts the same id only once in an AG-UI run."""
+        """Begins an inner run.
+
+        If the client knows the id already, the event becomes CUSTOM, because a client accepts an id
+        only once in an AG-UI run.
+        """
         id = data["subrun_id"]
         if not self._context.modern or id in self._open.known_subagents:
             yield self._context.custom(data)

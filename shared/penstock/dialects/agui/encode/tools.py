@@ -29,8 +29,8 @@ class Tools:
     def arguments(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles llm.tool_args.
 
-        If the data has a value at a path and no text (`delta`), AG-UI has no event for the piece.
-        The encoder then sends the arguments with the call.
+        If the piece is a value at a path and not a text (`delta`), AG-UI has no event for it. The
+        arguments are then sent together with the call.
         """
         delta = data.get("delta")
         id = data["tool_call_id"]
@@ -50,7 +50,7 @@ class Tools:
             yield EventType.TOOL_CALL_ARGS, fields, _facts(call)
 
     def called(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles llm.tool_call. Makes events only for the first call with an id."""
+        """Handles llm.tool_call. Only the first call with an id makes events."""
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
         if call is None:
@@ -66,7 +66,7 @@ class Tools:
         yield from self._end(id, call, text if text is not None else dumped(call.args), data)
 
     def reopened(self) -> Iterator[Emitted]:
-        """Emits the starts of calls with incomplete arguments again."""
+        """Emits again the starts of calls with incomplete arguments."""
         if not self._context.profile.complete:
             for id, call in self._open.calls.items():
                 yield self._start(id, call)
@@ -107,7 +107,7 @@ class Tools:
         yield EventType.TOOL_CALL_END, fields, facts
 
     def answered(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles llm.tool_result. If the call is incomplete, first ends the call."""
+        """Handles llm.tool_result. If the call has not ended, ends it first."""
         yield from self._messages.end_thoughts()
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
@@ -118,10 +118,11 @@ class Tools:
         parts = data.get("content")
         message_id = data.get("message_id")
         if message_id in (None, "", id):
-            # If a call has no message, the client makes a message with the call's id. So the
-            # message of the result needs another id.
+            # If a call belongs to no message, the client makes a message with the call's id. So the
+            # result's message needs another id.
             message_id = f"{id}.result"
-        call_name = self._context.names.of(id)  # must come before `begin` names the result's id
+        # must come before `begin`, which names the result's id
+        call_name = self._context.names.of(id)
         fields = {
             "messageId": self._context.names.begin(message_id),
             "toolCallId": call_name,
@@ -143,7 +144,11 @@ def _facts(call: Call) -> JsonObject:
 
 
 def _result_text(result: JsonObject) -> str:
-    """Returns a tool's result as text: a string unchanged, other values as JSON, or the error."""
+    """Returns a tool's result as text.
+
+    A string is returned unchanged, and any other value as JSON. A failed call gives the text of the
+    error.
+    """
     value = result.get("result")
     if value is None:
         return result.get("error") or ""

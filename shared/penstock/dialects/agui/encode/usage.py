@@ -11,7 +11,8 @@ _MAX_SAFE_INTEGER: Final = 2**53 - 1
 
 
 def token_usage(usage: JsonObject | None) -> JsonObject:
-    """Returns the `TokenUsage` of a run's `usage`, with only those counts that a client accepts."""
+    """Converts a run's `usage` into a `TokenUsage`, which has only those counts that a client
+    accepts."""
     counts = {theirs: (usage or {}).get(ours) for ours, theirs in TOKENS.items()}
     return {
         name: count
