@@ -58,7 +58,7 @@ class Tools:
         self._approved: dict[str, JsonObject | None] = {}
         # The upstream ids of calls that were refused because their approval has expired.
         self._expired: set[str] = set()
-        # Maps the upstream id of a repeated call to its tool's name and the pieces of its arguments.
+        # Maps the upstream id of a repeated call to the name and the pieces of the arguments.
         self._repeated: dict[str, tuple[str, list[str]]] = {}
 
     def open(self, leg: int) -> None:
