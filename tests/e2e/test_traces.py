@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -30,7 +28,8 @@ pytestmark = [
 ]
 
 CLIENT = "00f067aa0ba902b7"  # the id of the client's span
-APPROVED, NESTED, UNSAMPLED = "a" * 32, "b" * 32, "c" * 32
+APPROVED, NESTED, UNSAMPLED, DECIDING = "a" * 32, "b" * 32, "c" * 32, "d" * 32
+KILLED, BY_ADK, CANCELLED = "e" * 32, "1" * 32, "2" * 32
 # Each is content of the runs below.
 PROMPT, ANSWER = "zebra-4711", "Document created"
 SERVICES = dict.fromkeys(
@@ -78,6 +77,26 @@ async def start(penstock: Deployment, agent: str, message: str, traceparent: str
     return str(answer.json()["run_id"])
 
 
+async def answer_with_a_tool(to: Answer, may_end: asyncio.Event) -> None:
+    """Answer as an AG-UI server; a tool runs until `may_end` is set."""
+    given = orjson.loads(to.request.body)
+    ids = {"threadId": given["threadId"], "runId": given["runId"]}
+    call = {"toolCallId": "call-1"}
+    await to.head()
+    for each in (
+        {"type": "RUN_STARTED", **ids},
+        {"type": "TOOL_CALL_START", **call, "toolCallName": "dig"},
+        {"type": "TOOL_CALL_ARGS", **call, "delta": orjson.dumps({"for": PROMPT}).decode()},
+        {"type": "TOOL_CALL_END", **call},
+    ):
+        await to.send(sse.encode(orjson.dumps(each)))
+    await may_end.wait()
+    result = {"type": "TOOL_CALL_RESULT", **call, "messageId": "m1", "content": ANSWER}
+    for each in (result, {"type": "RUN_FINISHED", **ids}):
+        await to.send(sse.encode(orjson.dumps(each)))
+    await to.end()
+
+
 async def answer_agui(to: Answer, headers: list[dict[str, str]]) -> None:
     """Answer as an AG-UI server; keep the headers of the request."""
     headers.append({name.lower(): value for name, value in to.request.headers.items()})
@@ -89,7 +108,7 @@ async def answer_agui(to: Answer, headers: list[dict[str, str]]) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def seen(
-    tmp_path_factory: pytest.TempPathFactory, agno_server: Upstream
+    tmp_path_factory: pytest.TempPathFactory, agno_server: Upstream, adk_server: Upstream
 ) -> AsyncIterator[Seen]:
     """Run a deployment with tracing and all runs of this module; yield when it has stopped.
 
@@ -103,7 +122,10 @@ async def seen(
         with collector() as made:
             async with receiver() as hooks, misbehaving() as fake:
                 fake.scripted = lambda request: True
-                fake.script(lambda to: answer_agui(to, headers))
+                may_end = asyncio.Event()
+                fake.script(
+                    lambda to: answer_with_a_tool(to, may_end), lambda to: answer_agui(to, headers)
+                )
                 rules = folder / "rules.yaml"
                 rules.write_text(RULES.format(url=hooks.url(), secret=SECRET))
                 agents: list[dict[str, Any]] = [
@@ -111,6 +133,7 @@ async def seen(
                         **{"id": "assistant", "protocol": "agno", "agent": "demo-agent"},
                         "url": agno_server.url,
                     },
+                    {"id": "adk", "protocol": "adk", "agent": "demo", "url": adk_server.url},
                     {"id": "fake", "protocol": "agui", "url": fake.url},
                     {"id": "flow", "protocol": "workflow"},
                 ]
@@ -122,22 +145,40 @@ async def seen(
                 async with deployment(nats.url, folder, agents, SERVICES, **settings) as penstock:
                     async with connected(nats.url) as bus:
                         await define(bus, FLOW)
+                    await run_with_a_killed_normalizer(penstock, may_end)
                     new = await run_all(penstock)
-                    await hooks.count(5)  # of the four runs, and the run of the step
+                    await hooks.count(7)  # of the six runs that completed, and the step's run
                 yield Seen(made, hooks.requests, headers, new)
     finally:
         nats.remove()
 
 
+async def run_with_a_killed_normalizer(penstock: Deployment, may_end: asyncio.Event) -> None:
+    run_id = await start(penstock, "fake", PROMPT, f"00-{KILLED}-{CLIENT}-01")
+    await penstock.until(run_id, "llm.tool_call")
+    [normalizer] = penstock.of("normalizer")
+    await penstock.kill(normalizer)
+    await penstock.start("normalizer")
+    may_end.set()
+    assert (await penstock.all(run_id))[-1].type == "lifecycle.completed"
+
+
 async def run_all(penstock: Deployment) -> str:
+    by_adk = await start(penstock, "adk", "weather", f"00-{BY_ADK}-{CLIENT}-01")
+    cancelled = await start(penstock, "assistant", "confirm", f"00-{CANCELLED}-{CLIENT}-01")
+    await penstock.until(cancelled, "lifecycle.paused")
+    answer = await penstock.http.post(f"{penstock.edge()}/v1/runs/{cancelled}/cancel")
+    assert answer.is_success, answer.text
+    assert (await penstock.all(cancelled))[-1].type == "lifecycle.cancelled"
     approved = await start(penstock, "assistant", f"confirm {PROMPT}", f"00-{APPROVED}-{CLIENT}-01")
     *_, paused = await penstock.until(approved, "lifecycle.paused")
-    answer = await penstock.decide(paused.data["approval_id"], "approve")
+    deciding = f"00-{DECIDING}-{CLIENT}-01"
+    answer = await penstock.decide(paused.data["approval_id"], "approve", traceparent=deciding)
     assert answer.is_success, answer.text
     nested = await start(penstock, "flow", PROMPT, f"00-{NESTED}-{CLIENT}-01")
     unsampled = await start(penstock, "fake", PROMPT, f"00-{UNSAMPLED}-{CLIENT}-00")
     new = await start(penstock, "fake", PROMPT, f"00-{'0' * 32}-{CLIENT}-01")
-    for run_id in (approved, nested, unsampled, new):
+    for run_id in (by_adk, approved, nested, unsampled, new):
         assert (await penstock.all(run_id))[-1].type == "lifecycle.completed"
     return new
 
@@ -148,6 +189,7 @@ async def test_a_run_with_an_approval_and_a_webhook_is_one_trace(seen: Seen) -> 
         seen.named(APPROVED, "POST /v1/runs"),
         seen.named(APPROVED, "invoke_agent assistant"),
     )
+    legs = [span for span in spans if span.name == "leg assistant"]
     shown = sorted((span.service, span.name, span.parent) for span in spans)
     assert shown == sorted(
         [
@@ -155,11 +197,11 @@ async def test_a_run_with_an_approval_and_a_webhook_is_one_trace(seen: Seen) -> 
             ("penstock-normalizer", "invoke_agent assistant", request.id),
             ("penstock-connector", "leg assistant", run.id),
             ("penstock-connector", "leg assistant", run.id),
+            ("penstock-normalizer", "execute_tool create_document", legs[1].id),
             ("penstock-approvals", "approval", run.id),
             ("penstock-automations", "delivery event", run.id),
         ]
     )
-    legs = [span for span in spans if span.name == "leg assistant"]
     assert [leg.attributes["penstock.leg"] for leg in legs] == [1, 2]
     assert run.attributes["gen_ai.operation.name"] == "invoke_agent"
     assert run.attributes["gen_ai.agent.id"] == "assistant"
@@ -167,10 +209,51 @@ async def test_a_run_with_an_approval_and_a_webhook_is_one_trace(seen: Seen) -> 
     approval = seen.named(APPROVED, "approval")
     assert approval.attributes["penstock.approval.outcome"] == "approved"
     assert run.began_ns <= legs[0].began_ns < approval.began_ns < approval.ended_ns <= run.ended_ns
+    tool = seen.named(APPROVED, "execute_tool create_document")
+    assert legs[1].began_ns <= tool.began_ns <= tool.ended_ns <= run.ended_ns
+    assert approval.ended_ns <= tool.ended_ns
+    assert tool.links == (f"{APPROVED}-{approval.id}",)
     assert not any(span.is_error for span in spans)
     delivery = seen.named(APPROVED, "delivery event")
     [webhook] = [each for each in seen.webhooks if APPROVED in each.headers["traceparent"]]
     assert webhook.headers["traceparent"] == f"00-{APPROVED}-{delivery.id}-01"
+
+
+async def test_a_decision_and_its_approval_are_linked_in_both_directions(seen: Seen) -> None:
+    """The decision is a request in the trace of the client that decided."""
+    [decision] = seen.collector.of(DECIDING)
+    approval = seen.named(APPROVED, "approval")
+    assert decision.name == "POST /v1/approvals/{approval_id}/decision"
+    assert decision.parent == CLIENT
+    assert decision.links == (f"{APPROVED}-{approval.id}",)
+    assert approval.links == (f"{DECIDING}-{decision.id}",)
+
+
+async def test_an_approval_whose_run_is_cancelled_has_a_span(seen: Seen) -> None:
+    approval = seen.named(CANCELLED, "approval")
+    assert approval.attributes["penstock.approval.status"] == "withdrawn"
+    assert approval.parent == seen.named(CANCELLED, "invoke_agent assistant").id
+
+
+async def test_a_tool_that_a_real_adk_server_runs_is_below_its_leg(seen: Seen) -> None:
+    tool, leg = seen.named(BY_ADK, "execute_tool get_weather"), seen.named(BY_ADK, "leg adk")
+    assert tool.parent == leg.id
+    assert tool.attributes["gen_ai.tool.call.id"]
+    assert tool.links == ()
+
+
+async def test_a_tools_span_outlives_the_kill_of_the_normalizer_and_is_exported_once(
+    seen: Seen,
+) -> None:
+    """The tool ran before, during and after the kill."""
+    [tool] = [
+        span
+        for span in seen.collector.spans
+        if span.trace_id == KILLED and span.name == "execute_tool dig"
+    ]
+    leg = seen.named(KILLED, "leg fake")
+    assert tool.parent == leg.id
+    assert leg.began_ns <= tool.began_ns < tool.ended_ns <= leg.ended_ns + 1_000_000_000
 
 
 async def test_a_workflows_step_and_its_run_are_below_the_workflow(seen: Seen) -> None:
@@ -209,25 +292,3 @@ async def test_no_span_has_content(seen: Seen) -> None:
         text = str((span.name, span.attributes))
         assert PROMPT not in text
         assert ANSWER not in text
-
-
-async def test_a_service_whose_collector_hangs_serves_and_stops(tmp_path: Path) -> None:
-    nats = NatsServer(tmp_path / "nats")
-    nats.start()
-    agents = [{"id": "assistant", "protocol": "agno", "url": "http://127.0.0.1:9", "agent": "a"}]
-    try:
-        with collector() as made:
-            made.hangs = True
-            settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": made.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
-            async with deployment(nats.url, tmp_path, agents, {"edge": 1}, **settings) as penstock:
-                await start(penstock, "assistant", PROMPT, "none")
-                assert await asyncio.to_thread(made.asked.wait, 30)
-                await start(penstock, "assistant", PROMPT, "none")
-                [edge] = penstock.instances
-                edge.process.popen.send_signal(signal.SIGTERM)
-                # The exporter alone would try for 10 s and more.
-                assert await asyncio.to_thread(edge.process.popen.wait, 40) == 0
-                assert not made.over.is_set()
-            assert "did not take the last spans" in edge.process.log.read_text()
-    finally:
-        nats.remove()

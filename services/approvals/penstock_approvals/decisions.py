@@ -86,7 +86,7 @@ class Approvals:
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         match body["event"]:
             case {"category": "approval", "action": "requested"}:
-                await self._on_requested(body)
+                await self._on_requested(body, stored.headers.get("traceparent"))
             case {"category": "approval", "action": "withdrawn"}:
                 await self._ends.no_longer_asked(body["data"])
             case _:
@@ -100,7 +100,7 @@ class Approvals:
         asked before. Raises what `on_event` raises.
         """
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
-        await self._on_requested(body, again=True)
+        await self._on_requested(body, stored.headers.get("traceparent"), again=True)
 
     async def on_due(self, approval_id: str) -> None:
         """Record and announce each escalation whose time has come, or the end of an approval whose
@@ -158,7 +158,9 @@ class Approvals:
                 *(record.run_id, record.approval_id, record.on_deadline),
             )
 
-    async def _on_requested(self, body: dict[str, object], *, again: bool = False) -> None:
+    async def _on_requested(
+        self, body: dict[str, object], traceparent: str | None, *, again: bool = False
+    ) -> None:
         """Record the request with the policy's ruling.
 
         Then ask people, or send the policy's decision.
@@ -181,6 +183,7 @@ class Approvals:
             items=data["items"],
             requested_at=str(body["timestamp"]),
             updated_at=str(body["timestamp"]),
+            traceparent=traceparent,
         )
         kept = await self.get(approval_id)
         if kept is None:

@@ -24,7 +24,6 @@ from penstock_approvals.outcomes.escalations import escalations
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 from penstock_approvals.runs.announcements import Announcements, Event
 from penstock_approvals.runs.approval_span import span_of
-from penstock_approvals.runs.ends import pause_of
 from penstock_approvals.runs.news import WORKFLOWS, News
 
 log = logging.getLogger(__name__)
@@ -99,21 +98,7 @@ class Outbox:
         await self._deadlines.cancel(record)
         await self._bucket.delete(f"{_PREFIX}{approval_id}")
         if spans.is_on():
-            await self._record_span(record)
-
-    async def _record_span(self, record: ApprovalRecord) -> None:
-        """Record the approval's span.
-
-        The run's trace context is in the record of the run's pause.
-        """
-        try:
-            pause = await pause_of(self._bus, record.run_id)
-        except (BusError, ObjectGone, ValueError) as error:
-            log.debug("run %s: its approval gets no span: %s", record.run_id, error)
-            return
-        if pause is not None:
-            traceparent = pause.fold.get("facts", {}).get("traceparent")
-            spans.record(span_of(record, traceparent))
+            spans.record(span_of(record))
 
     async def _carry_out(self, record: ApprovalRecord) -> None:
         """Send the command that continues or cancels the run.

@@ -105,6 +105,7 @@ class ApprovalRecords:
             why = f"{where}: {fault['msg']}" if where else fault["msg"]
             raise UnreadableRecord(entry.key, why) from error
         log_fields.approval_of(record.run_id, record.approval_id)
+        log_fields.traced(record.run_id, record.traceparent)
         return Held(record, entry)
 
     async def _value(self, record: ApprovalRecord) -> bytes:

@@ -18,6 +18,7 @@ from penstock.bus.records import DecideReply, DecideRequest
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock.tracing import requests
 from penstock.web.operation import operations_of, routes_of
 from penstock_approvals.api import Api
 from penstock_approvals.audit.anchors import Anchors
@@ -180,7 +181,11 @@ class ApprovalsService(Service):
 
     async def _decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
         await self._restore.after_losses()  # NATS may have lost an earlier decision
+        if (traceparent := requests.current()) is not None:
+            request = request.model_copy(update={"traceparent": traceparent})
         reply = await self._approvals.decide(approval_id, request)
+        if reply.approval is not None:
+            requests.link(reply.approval.span_context)
         if reply.status == 200:
             task = asyncio.create_task(self._send_on(approval_id))
             self._sending.add(task)

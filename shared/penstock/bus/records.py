@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock.tracing import spans
+
 RunStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 ClaimState = Literal["held", "cancelled"]
 # The ways by which a decision can come.
@@ -320,6 +322,7 @@ class Vote(Record):
     items: list[Decided]
     note: str | None = None
     idempotency_key: str | None = None
+    traceparent: str | None = Field(None, description="The trace context of the caller's request")
     void: bool = Field(False, description="A later vote has changed what is to be approved")
 
 
@@ -381,6 +384,14 @@ class ApprovalRecord(Record):
     on_deadline: OnDeadline = "reject"
     escalations: list[Escalation] = []
     escalated: int = Field(0, description="How many of the escalations were reached")
+    traceparent: str | None = Field(
+        None, description="The W3C trace context with which the run was started"
+    )
+
+    @property
+    def span_context(self) -> str | None:
+        """The trace context of the approval's span, in the run's trace; None without a trace."""
+        return spans.of_approval(self.traceparent, self.run_id, self.approval_id)
 
     def decided_items(self) -> list[Decided]:
         """Return the decision of each item, with the note of the whole decision if it has none.
@@ -432,6 +443,7 @@ class DecideRequest(Record):
         description="ADK: the invocation that the decision names. It is sent upstream only if it "
         "is the pause's own",
     )
+    traceparent: str | None = Field(None, description="The trace context of the caller's request")
 
     @property
     def made_by(self) -> Decider:

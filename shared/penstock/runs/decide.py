@@ -8,6 +8,7 @@ from uuid import uuid4
 from penstock.bus import Bus, Msg, OutcomeUnknown
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
 from penstock.bus.subjects import decide
+from penstock.tracing import requests
 from penstock.web.problems import Problem
 
 ANSWER_S: Final = 3.0
@@ -34,12 +35,15 @@ async def forward_decision(
         BusError: the request was not sent.
     """
     key = request.idempotency_key or uuid4().hex
-    keyed = request.model_copy(update={"idempotency_key": key})
+    trace = request.traceparent or requests.current()
+    keyed = request.model_copy(update={"idempotency_key": key, "traceparent": trace})
     reply = await _request(bus, approval_id, keyed) or await _request(bus, approval_id, keyed)
     if reply is None:
         text = "it is not known whether the decision was taken; ask for the approval's state"
         raise Problem(503, text)
     outcome = DecideReply.model_validate_json(reply.data)
+    if outcome.approval is not None:
+        requests.link(outcome.approval.span_context)
     if outcome.status != 200:
         raise Problem(outcome.status, outcome.detail)
     return outcome.approval

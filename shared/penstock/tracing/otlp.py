@@ -22,7 +22,14 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import Decision
-from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+)
 
 from penstock import telemetry
 from penstock.tracing import context
@@ -121,9 +128,12 @@ class Otlp:
             kind=_KINDS[span.kind],
             attributes=dict(span.attributes),
             start_time=span.began_ns,
+            links=[Link(_remote(link)) for each in span.links if (link := context.parse(each))],
         )
         if recorded.is_recording():
             telemetry.SPANS.labels("recorded").inc()
+        for name, at_ns in span.events:
+            recorded.add_event(name, timestamp=at_ns)
         if span.error is not None:
             recorded.set_attribute("error.type", span.error)
             recorded.set_status(StatusCode.ERROR)
@@ -138,10 +148,12 @@ def _below(parent: TraceContext | None) -> Context:
     """Return the SDK's context for a child span of this parent."""
     if parent is None:
         return Context()
-    above = SpanContext(
-        int(parent.trace_id, 16), int(parent.span_id, 16), True, TraceFlags(parent.flags)
-    )
-    return trace.set_span_in_context(NonRecordingSpan(above), Context())
+    return trace.set_span_in_context(NonRecordingSpan(_remote(parent)), Context())
+
+
+def _remote(of: TraceContext) -> SpanContext:
+    """Return the SDK's identity of a span that may be another process's."""
+    return SpanContext(int(of.trace_id, 16), int(of.span_id, 16), True, TraceFlags(of.flags))
 
 
 async def _in_thread(work: Callable[[], object], timeout_s: float) -> None:

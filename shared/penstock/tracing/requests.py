@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.tracing import context, spans
-from penstock.tracing.context import TraceContext
+from penstock.tracing.context import SAMPLED, TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +18,26 @@ class _Request:
     context: TraceContext
     parent: str | None
     began_ns: int
+    links: list[str] = field(default_factory=list)
 
 
 _header: ContextVar[str | None] = ContextVar("traceparent", default=None)
 _request: ContextVar[_Request | None] = ContextVar("request span", default=None)
 
 
+def header_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Return the valid `traceparent` among the headers of an ASGI request, or None.
+
+    As W3C Trace Context demands, an invalid header is ignored, and so are several headers.
+    """
+    values = [value for name, value in headers if name == b"traceparent"]
+    header = values[0].decode("latin-1") if len(values) == 1 else None
+    return header if context.parse(header) is not None else None
+
+
 def enter(header: str | None) -> None:
-    """Remember the `traceparent` of this task's request; ignore an invalid header."""
-    _header.set(header if context.parse(header) is not None else None)
+    """Remember the `traceparent` of this task's request; see `header_of`."""
+    _header.set(header)
 
 
 def traceparent() -> str:
@@ -41,13 +53,25 @@ def traceparent() -> str:
     return _header.get() or str(context.random_context(0))
 
 
+def current() -> str | None:
+    """Return the context of this task's request, for a link to it; None if it gets no span."""
+    request = _request.get()
+    is_sampled = request is not None and request.context.flags & SAMPLED
+    return str(request.context) if request is not None and is_sampled else None
+
+
 def begin(header: str | None) -> None:
-    """Begin the span of this task's request. Does nothing while tracing is off."""
-    parent = context.parse(header)
-    sampled = spans.decide(header if parent is not None else None)
-    if sampled is None:
-        return
-    _request.set(_Request(sampled, header if parent is not None else None, time.time_ns()))
+    """Begin the span of this task's request; see `header_of`. Does nothing while tracing is off."""
+    sampled = spans.decide(header)
+    if sampled is not None:
+        _request.set(_Request(sampled, header, time.time_ns()))
+
+
+def link(traceparent: str | None) -> None:
+    """Link the span of this task's request to another span, unless that is not sampled."""
+    request, other = _request.get(), context.parse(traceparent)
+    if request is not None and other is not None and other.flags & SAMPLED:
+        request.links.append(str(other))
 
 
 def end(method: str, route: str, status_code: int) -> None:
@@ -70,5 +94,6 @@ def end(method: str, route: str, status_code: int) -> None:
                 "http.response.status_code": status_code,
             },
             error=str(status_code) if status_code >= 500 else None,
+            links=tuple(request.links),
         )
     )

@@ -31,7 +31,8 @@ class Span:
     `context` and `parent` are `traceparent`s. If `parent` is None, the span begins a trace.
 
     Attributes contain ids, numbers and outcomes, and never content. `error` is a code, for example
-    the code of a failed run; None if there was no error.
+    the code of a failed run; None if there was no error. `links` are the `traceparent`s of related
+    spans, also of other traces. `events` are names and times (nanoseconds since 1970) in the span.
     """
 
     name: str
@@ -42,6 +43,8 @@ class Span:
     ended_ns: int
     attributes: Mapping[str, Value] = field(default_factory=dict)
     error: str | None = None
+    links: tuple[str, ...] = ()
+    events: tuple[tuple[str, int], ...] = ()
 
 
 class Recorder(Protocol):
@@ -113,6 +116,16 @@ def of_run(traceparent: str | None, run_id: str) -> str | None:
     `traceparent` is the trace context with which the run was started.
     """
     return child(traceparent, "run", run_id)
+
+
+def of_leg(traceparent: str | None, run_id: str, number: int) -> str | None:
+    """Return the context of a leg's span; for `traceparent`, see `of_run`."""
+    return child(of_run(traceparent, run_id), "leg", run_id, number)
+
+
+def of_approval(traceparent: str | None, run_id: str, approval_id: str) -> str | None:
+    """Return the context of an approval's span; for `traceparent`, see `of_run`."""
+    return child(of_run(traceparent, run_id), "approval", approval_id)
 
 
 def record(span: Span | None) -> None:

@@ -163,7 +163,7 @@ class Router:
             scope["path_params"] = {**values, **operation.given} if operation.given else values
             try:
                 if spans.is_on() and operation.method not in SAFE_METHODS:
-                    requests.begin(_traceparent(scope))
+                    requests.begin(requests.header_of(scope["headers"]))
                 operation.check(identity)
                 response = await route.handler(_request(operation, scope, receive, send))
             except Problem as problem:
@@ -214,12 +214,6 @@ def _count(operation: Operation | None, code: int) -> None:
     telemetry.HTTP_REQUESTS.labels(method, route, code).inc()
     if spans.is_on():
         requests.end(method, route, code)
-
-
-def _traceparent(scope: Scope) -> str | None:
-    """Return the request's header `traceparent`; None if there is none, or more than one."""
-    values = [value for name, value in scope["headers"] if name == b"traceparent"]
-    return values[0].decode("latin-1") if len(values) == 1 else None
 
 
 async def refuse(

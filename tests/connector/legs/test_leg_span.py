@@ -8,11 +8,11 @@ import pytest
 
 from penstock.settings import AguiAgent
 from penstock.tracing import spans
-from penstock.tracing.context import TraceContext
 from penstock.tracing.spans import Span
-from penstock_connector.legs.leg_span import headers_of, leg_context, span_of
+from penstock_connector.legs.leg_span import headers_of, span_of
 from penstock_connector.legs.outcome import RELEASED, TAKEN_OVER, Outcome, ended, lost
 from penstock_connector.upstreams.base import Call
+from support.fakes.recorder import recording
 
 CLIENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 AGENT = AguiAgent(
@@ -20,29 +20,22 @@ AGENT = AguiAgent(
 )
 
 
-class Ignoring:
-    """A recorder without a collector."""
-
-    def samples(self, parent: TraceContext | None, trace_id: str) -> bool:
-        return True
-
-    def record(self, span: Span) -> None:
-        pass
-
-
 @pytest.fixture
 def tracing() -> Iterator[None]:
-    spans.use(Ignoring())
-    try:
+    with recording():
         yield
-    finally:
-        spans.use(None)
 
 
 def of(outcome: Outcome, number: int = 1) -> Span | None:
-    context = leg_context(CLIENT, "r1", number)
+    context = spans.of_leg(CLIENT, "r1", number)
     return span_of(
-        run_id="r1", number=number, agent=AGENT, traceparent=context, outcome=outcome, began_ns=1
+        run_id="r1",
+        number=number,
+        agent=AGENT,
+        session_id="s1",
+        traceparent=context,
+        outcome=outcome,
+        began_ns=1,
     )
 
 
@@ -60,6 +53,8 @@ def test_a_connector_that_ends_a_leg_again_records_the_same_span() -> None:
     assert (next_leg.context != first.context, next_leg.parent) == (True, first.parent)
     assert (first.error, again.error) == (None, "timeout")
     assert "secret text" not in str(again)
+    assert first.attributes["gen_ai.agent.id"] == "a"
+    assert first.attributes["gen_ai.conversation.id"] == "s1"
 
 
 @pytest.mark.usefixtures("tracing")
@@ -69,7 +64,7 @@ def test_a_connector_that_has_lost_a_leg_records_no_span(outcome: Outcome) -> No
 
 
 def test_while_tracing_is_off_the_agent_server_gets_the_clients_context() -> None:
-    assert leg_context(CLIENT, "r1", 1) == CLIENT
+    assert spans.of_leg(CLIENT, "r1", 1) == CLIENT
     opening = Call("http://127.0.0.1:9", {}, b"", traceparent=CLIENT)
     reattaching = Call("http://127.0.0.1:9", {"accept": "text/event-stream"}, b"")
     headers = headers_of(AGENT, reattaching, opening)

@@ -8,14 +8,17 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.bus import Bus, Msg
-from penstock.bus.records import Decided, DecideReply, DecideRequest
+from penstock.bus.records import ApprovalRecord, Decided, DecideReply, DecideRequest
 from penstock.bus.subjects import decide
 from penstock.runs import decide as handing_over
 from penstock.runs.decide import forward_decision
+from penstock.tracing import requests
 from penstock.web.problems import Problem
 from support.drive.bus import connected, new_run_id
+from support.fakes.recorder import recording
 from support.real.nats import NatsServer
 
+RUNS_TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
 
 
@@ -56,6 +59,33 @@ async def test_two_decisions_have_two_keys(nats_server: NatsServer) -> None:
         await forward_decision(bus, approval_id, YES)
         await forward_decision(bus, approval_id, YES)
     assert len(set(keys)) == 2
+
+
+async def test_the_request_and_the_approval_are_linked(nats_server: NatsServer) -> None:
+    approval_id = new_run_id()
+    record = ApprovalRecord.model_validate(
+        {
+            **{"approval_id": approval_id, "run_id": new_run_id(), "agent": "a"},
+            **{"session_id": "s", "user_id": "u", "leg": 1, "digest": "d", "items": []},
+            **{"requested_at": "", "updated_at": "", "traceparent": RUNS_TRACE},
+        }
+    )
+    asked: list[DecideRequest] = []
+
+    async def on_decide(msg: Msg) -> None:
+        asked.append(DecideRequest.model_validate_json(msg.data))
+        await bus.client.publish(msg.reply, DecideReply(status=409, approval=record).dump())
+
+    with recording() as kept:
+        async with connected(nats_server.url) as bus:
+            await bus.subscribe(decide(approval_id), on_decide)
+            requests.begin(None)
+            with pytest.raises(Problem):
+                await forward_decision(bus, approval_id, YES)
+            requests.end("POST", "/agui/a", 200)
+            [span] = kept.spans
+            assert [each.traceparent for each in asked] == [span.context]
+            assert span.links == (record.span_context,)
 
 
 async def test_where_nobody_answers_twice_it_is_said_that_nobody_knows(

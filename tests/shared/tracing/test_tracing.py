@@ -12,42 +12,25 @@ import pytest
 
 from penstock import telemetry
 from penstock.tracing import context, requests, setup, spans
-from penstock.tracing.context import TraceContext
 from penstock.tracing.spans import Span
 from support.fakes.collector import collector
+from support.fakes.recorder import Recorder, recording
 
 CLIENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
-class Kept:
-    """A recorder that keeps its spans, and samples each trace."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-
-    def samples(self, parent: TraceContext | None, trace_id: str) -> bool:
-        return parent is None or bool(parent.flags)
-
-    def record(self, span: Span) -> None:
-        self.spans.append(span)
-
-
 @pytest.fixture
-def kept() -> Iterator[Kept]:
-    recorder = Kept()
-    spans.use(recorder)
-    try:
+def kept() -> Iterator[Recorder]:
+    with recording() as recorder:
         yield recorder
-    finally:
-        spans.use(None)
 
 
 def span(number: int) -> Span:
     return Span(f"span {number}", "internal", context.child(CLIENT, number), CLIENT, 1, 2)
 
 
-def test_the_same_run_has_the_same_span_in_every_process(kept: Kept) -> None:
+def test_the_same_run_has_the_same_span_in_every_process(kept: Recorder) -> None:
     run = spans.of_run(CLIENT, "r1")
     assert run == "00-4bf92f3577b34da6a3ce929d0e0e4736-b887b6310330700c-01"
     assert spans.of_run(run, "r1") == run  # whichever span of the trace is known
@@ -62,7 +45,6 @@ def test_ids_about_different_things_differ() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        None,
         "",
         "nonsense",
         CLIENT + "-00",
@@ -72,16 +54,41 @@ def test_ids_about_different_things_differ() -> None:
         f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01",
     ],
 )
-def test_an_invalid_traceparent_is_no_context(header: str | None, kept: Kept) -> None:
+@pytest.mark.usefixtures("kept")
+def test_an_invalid_traceparent_is_no_context(header: str) -> None:
     assert context.parse(header) is None
+    assert requests.header_of([(b"host", b"x"), (b"traceparent", header.encode())]) is None
     assert spans.of_run(header, "r1") == header
-    requests.begin(header)
+
+
+def test_one_valid_traceparent_is_continued_and_of_several_none(kept: Recorder) -> None:
+    header = (b"traceparent", CLIENT.encode())
+    assert requests.header_of([(b"host", b"x"), header]) == CLIENT
+    for headers in ([], [header, header], [header, (b"traceparent", b"nonsense")]):
+        assert requests.header_of(headers) is None
+    requests.begin(None)
     requests.end("POST", "/v1/runs", 202)
     [recorded] = kept.spans
     assert recorded.parent is None
 
 
-def test_a_request_continues_the_clients_trace_with_its_flag(kept: Kept) -> None:
+def test_a_request_is_linked_to_sampled_spans_only(kept: Recorder) -> None:
+    other, unsampled = context.child(CLIENT, "other"), context.child(CLIENT[:-2] + "00", "x")
+    requests.link(other)  # without a request, nothing happens
+    requests.begin(CLIENT)
+    requests.link(None)
+    requests.link(unsampled)
+    requests.link(other)
+    carried = requests.current()
+    requests.end("POST", "/v1/approvals/{approval_id}/decision", 200)
+    [recorded] = kept.spans
+    assert (recorded.links, recorded.context) == ((other,), carried)
+    requests.begin(CLIENT[:-2] + "00")
+    assert requests.current() is None
+    requests.end("POST", "/v1/runs", 202)
+
+
+def test_a_request_continues_the_clients_trace_with_its_flag(kept: Recorder) -> None:
     unsampled = CLIENT[:-2] + "00"
     for header in (CLIENT, unsampled):
         requests.begin(header)

@@ -25,6 +25,7 @@ class Exported:
     ended_ns: int
     attributes: dict[str, Any]
     is_error: bool
+    links: tuple[str, ...]  # the ids of traces and spans: `<trace>-<span>`
 
 
 @dataclass
@@ -64,6 +65,9 @@ class Collector:
                         ended_ns=span.end_time_unix_nano,
                         attributes=_values(span.attributes),
                         is_error=span.status.code == 2,  # STATUS_CODE_ERROR
+                        links=tuple(
+                            f"{link.trace_id.hex()}-{link.span_id.hex()}" for link in span.links
+                        ),
                     )
                     for span in of_scope.spans
                 ]

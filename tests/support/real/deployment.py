@@ -180,7 +180,9 @@ class Deployment:
                     return seen
         raise AssertionError(f"{type_} did not come, but {[event.type for event in seen]}")
 
-    async def decide(self, approval_id: str, decision: str, **item: Any) -> httpx.Response:
+    async def decide(
+        self, approval_id: str, decision: str, traceparent: str | None = None, **item: Any
+    ) -> httpx.Response:
         """POST /v1/approvals/{id}/decision for every item, when the approval exists."""
         url = f"{self.approvals}/v1/approvals/{approval_id}"
 
@@ -194,7 +196,8 @@ class Deployment:
             for asked in shown.json()["items"]
         ]
         body = {"items": items, "digest": shown.json()["digest"]}
-        return await self.http.post(f"{url}/decision", json=body)
+        headers = {"traceparent": traceparent} if traceparent is not None else {}
+        return await self.http.post(f"{url}/decision", json=body, headers=headers)
 
     async def status(self, run_id: str) -> str:
         answer = await self.http.get(f"{self.edge()}/v1/runs/{run_id}")

@@ -279,6 +279,7 @@ def _counted(record: ApprovalRecord, request: DecideRequest, now: str) -> Approv
         items=request.items,
         note=request.note,
         idempotency_key=request.idempotency_key,
+        traceparent=request.traceparent,
     )
     voted = record.model_copy(update={"votes": [*record.votes, vote], "updated_at": now})
     items = decided_items(voted)

@@ -7,19 +7,20 @@ from penstock.tracing import spans
 from penstock.tracing.spans import Span, nanoseconds
 
 
-def span_of(record: ApprovalRecord, traceparent: str | None) -> Span | None:
+def span_of(record: ApprovalRecord) -> Span | None:
     """Return the span of an approval that has ended; None if its run has no trace.
 
-    `traceparent` is the trace context with which the run was started. The span contains no names of
-    people.
+    The span has links to the requests of those who decided, whose traces are their clients', and an
+    event for each escalation that was reached. It contains no names of people.
     """
-    parent = spans.of_run(traceparent, record.run_id)
-    context = spans.child(parent, "approval", record.approval_id)
+    parent = spans.of_run(record.traceparent, record.run_id)
+    context = record.span_context
     ended_at = record.decision.at if record.decision is not None else record.updated_at
     if parent is None or context is None:
         return None
     try:
         began_ns, ended_ns = nanoseconds(record.requested_at), nanoseconds(ended_at)
+        escalated = [nanoseconds(each.at) for each in record.escalations[: record.escalated]]
     except ValueError:
         return None
     decision = record.decision
@@ -39,4 +40,6 @@ def span_of(record: ApprovalRecord, traceparent: str | None) -> Span | None:
             "penstock.approval.automatic": decision is not None and decision.automatic,
             "penstock.approval.items": len(record.items),
         },
+        links=tuple(vote.traceparent for vote in record.votes if vote.traceparent is not None),
+        events=tuple(("escalated", at_ns) for at_ns in escalated),
     )

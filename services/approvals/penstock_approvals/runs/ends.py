@@ -13,10 +13,12 @@ from penstock.bus.records import ApprovalRecord, PauseRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import event
 from penstock.bus.write import objects
+from penstock.tracing import spans
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.records import ApprovalRecords
 from penstock_approvals.runs.announcements import Announcements, Event
+from penstock_approvals.runs.approval_span import span_of
 from penstock_approvals.runs.news import WORKFLOWS
 from penstock_approvals.runs.of_runs import OfRuns
 
@@ -128,6 +130,8 @@ class RunEnds:
         if record is not None:
             await self._audit.follow(record)
             await self._deadlines.cancel(record)
+            if spans.is_on():
+                spans.record(span_of(record))
         return record
 
     async def _withdrawn(self, approval_id: str, reason: str) -> ApprovalRecord | None:

@@ -19,6 +19,7 @@ from penstock.bus import Bus, BusUnavailable
 from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
 from penstock.expressions import ExpressionError
 from penstock.runs.decide import forward_decision
+from penstock.tracing import spans
 from penstock.web.problems import Problem
 from penstock_automations.actions.carrier import Attempted, Occurrence, Verdict
 from penstock_automations.actions.refusals import Codes, refused, unfilled
@@ -87,7 +88,8 @@ class DecideCarrier:
             raise Problem(403, reason)
         event = event_of(orjson.loads(occurrence.payload))
         approval_id = str(event["data"]["approval_id"])
-        approval = await self._sent(approval_id, _request(rule, action, job, event))
+        trace = occurrence.traceparent if spans.is_on() else None
+        approval = await self._sent(approval_id, _request(rule, action, job, event, trace))
         text = f"{_DONE[action.decision]} approval {approval_id}"
         if approval is not None and approval.status == "pending":
             text = f"voted to {action.decision} approval {approval_id}, which needs more votes"
@@ -105,7 +107,11 @@ class DecideCarrier:
 
 
 def _request(
-    rule: CompiledRule, action: DecideAction, job: Job, event: dict[str, Any]
+    rule: CompiledRule,
+    action: DecideAction,
+    job: Job,
+    event: dict[str, Any],
+    traceparent: str | None,
 ) -> DecideRequest:
     owner, data = rule.record.owner, event["data"]
     name = f"automation {rule.id}"
@@ -124,4 +130,5 @@ def _request(
             Decided(item_id=item["item_id"], decision=action.decision) for item in data["items"]
         ],
         idempotency_key=job.webhook_id,
+        traceparent=traceparent,
     )

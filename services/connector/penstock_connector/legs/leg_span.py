@@ -11,15 +11,6 @@ from penstock_connector.legs.outcome import Outcome
 from penstock_connector.upstreams.base import Call
 
 
-def leg_context(traceparent: str | None, run_id: str, number: int) -> str | None:
-    """Return the trace context of a leg, below the run's span.
-
-    `traceparent` is the one with which the run was started. While tracing is off, it is returned as
-    it is, so that the agent server continues the client's trace.
-    """
-    return spans.child(spans.of_run(traceparent, run_id), "leg", run_id, number)
-
-
 def headers_of(agent: ServerAgent, call: Call, opening: Call | None) -> dict[str, str]:
     """Return the headers of a request to an agent server.
 
@@ -36,6 +27,7 @@ def span_of(
     run_id: str,
     number: int,
     agent: ServerAgent,
+    session_id: str,
     traceparent: str | None,
     outcome: Outcome,
     began_ns: int,
@@ -59,6 +51,8 @@ def span_of(
         ended_ns=time.time_ns(),
         attributes={
             "gen_ai.agent.id": agent.id,
+            "gen_ai.agent.name": agent.id,
+            "gen_ai.conversation.id": session_id,
             "penstock.run.id": run_id,
             "penstock.leg": number,
             "penstock.leg.outcome": outcome.label,

@@ -17,7 +17,7 @@ from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Tur
 from penstock.bus.subjects import session_key
 from penstock.bus.write import objects
 from penstock.settings import ServerAgent
-from penstock_connector.legs.leg_span import leg_context
+from penstock.tracing import spans
 from penstock_connector.state.decided import Decisions
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.state.retries import with_retries
@@ -139,7 +139,7 @@ class Orders:
 def _traced(call: Call, order: Order, traceparent: str | None) -> Call:
     """Return the call with the trace context of the leg; `traceparent` is the run's."""
     log_fields.traced(order.run_id, traceparent)
-    return replace(call, traceparent=leg_context(traceparent, order.run_id, order.leg))
+    return replace(call, traceparent=spans.of_leg(traceparent, order.run_id, order.leg))
 
 
 def accepted(agent: ServerAgent, command: StartCommand) -> StartCommand:

@@ -171,7 +171,7 @@ class LegRunner:
         outcome: Outcome | None = None
         try:
             try:
-                outcome = await self._outcome_of(leg)
+                outcome = await self._outcome_of(leg, order)
                 await self._close(leg, listening, order, outcome)
             except asyncio.CancelledError:
                 if outcome is None:
@@ -186,7 +186,7 @@ class LegRunner:
             telemetry.LEGS_OPEN.dec()
         return outcome or BROKEN
 
-    async def _outcome_of(self, leg: Leg) -> Outcome:
+    async def _outcome_of(self, leg: Leg, order: Order) -> Outcome:
         try:
             began_ns = time.time_ns()
             outcome = await leg.run()
@@ -197,6 +197,7 @@ class LegRunner:
                         run_id=leg.run_id,
                         number=leg.number,
                         agent=leg.agent,
+                        session_id=order.command.session_id,
                         traceparent=leg.call.traceparent if leg.call is not None else None,
                         outcome=outcome,
                         began_ns=began_ns - round(spent_s * 1e9),

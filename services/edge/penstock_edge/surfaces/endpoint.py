@@ -31,7 +31,7 @@ def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
 
     def around(handler: Handler) -> Handler:
         async def handle(request: HTTPConnection) -> ASGIApp | None:
-            requests.enter(request.headers.get("traceparent"))
+            requests.enter(requests.header_of(request.scope["headers"]))
             if not bus.ready:
                 raise Problem(503, f"{bus.hindrance}; try again")
             try:

@@ -44,8 +44,12 @@ class PendingApproval:
 
 def pending_approval(run_id: str, leg: int, pause: Pause) -> PendingApproval:
     """Return the approval that a run waits for after this leg."""
-    approval_id = str(uuid.uuid5(APPROVAL_NAMESPACE, f"{run_id}/{leg}"))
-    return PendingApproval(approval_id, pause.resume)
+    return PendingApproval(approval_id_of(run_id, leg), pause.resume)
+
+
+def approval_id_of(run_id: str, leg: int) -> str:
+    """Return the id of the approval that a run requests after this leg."""
+    return str(uuid.uuid5(APPROVAL_NAMESPACE, f"{run_id}/{leg}"))
 
 
 def approval_requested(approval_id: str, pause: Pause) -> Draft:

@@ -10,10 +10,12 @@ from penstock.bus.messages import RawFrame
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 from penstock.events import TERMINAL
+from penstock.tracing import spans
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.ready_events import ReadyEvents
 from penstock_normalizer.runs.run_index import CHANGES_RECORD
 from penstock_normalizer.runs.run_output import RunOutput
+from penstock_normalizer.runs.tool_spans import ToolSpans
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ class Feeder:
     fold does not have a frame, because another partition has read it.
     """
 
-    __slots__ = ("_give_up", "_last_of_writer", "_output", "_run_id")
+    __slots__ = ("_give_up", "_last_of_writer", "_output", "_run_id", "_tools")
 
     def __init__(self, run_id: str, output: RunOutput, give_up: GiveUp) -> None:
         self._run_id = run_id
@@ -36,10 +38,12 @@ class Feeder:
         self._give_up = give_up
         # by writer: the sequence in RAW of its last frame in the fold
         self._last_of_writer: dict[str, int] = {}
+        self._tools = ToolSpans(run_id) if spans.is_on() else None
 
     def restart(self) -> None:
         """Forget the frames, because a new fold begins without any."""
         self._last_of_writer.clear()
+        self._tools = ToolSpans(self._run_id) if spans.is_on() else None
 
     def follows(self, stored: Stored, fold: RunFold) -> bool:
         """Return whether the fold has the frame that this frame's fence names."""
@@ -78,7 +82,10 @@ class Feeder:
         if not ready.events:
             self.continue_numbers(fold, frame)
         has_ended_run = published.last_type in TERMINAL and frame.sequence == published.raw_position
+        tools, ended = self._tools, None
         for event in fold.events(frame):
+            if tools is not None:
+                ended = tools.ended_by(event, frame, fold)
             if (
                 has_ended_run
                 or event.sequence <= published.sequence
@@ -88,6 +95,8 @@ class Feeder:
             if ready.is_full:
                 await self._output.publish(fold, ready)
             ready.add(event, frame.sequence)
+            if ended:
+                ready.spans += ended
             has_new = True
         if has_new:
             ready.received.append(frame.received)
@@ -108,10 +117,15 @@ class Feeder:
         has_new, is_simple = False, True
         published = self._output.events
         self._last_of_writer[frame.writer] = frame.sequence
+        tools, ended = self._tools, None
         for event in fold.events(frame):
+            if tools is not None:
+                ended = tools.ended_by(event, frame, fold)
             if event.sequence <= published.sequence or frame.sequence < published.raw_position:
                 continue
             ready.add(event, frame.sequence)
+            if ended:
+                ready.spans += ended
             has_new = True
             if event.type in CHANGES_RECORD or len(event.body) > MAX_MESSAGE_BYTES:
                 is_simple = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.tracing.spans import Span
 from penstock_normalizer.fold.envelope import CanonicalEvent
 
 # If this number of events or bytes is reached, the folded events are published before more frames
@@ -21,6 +22,8 @@ class ReadyEvents:
     # the times at which the events' frames were received
     received: list[str] = field(default_factory=list)
     size_bytes: int = 0
+    # the spans of the tool calls that end with these events; none while tracing is off
+    spans: tuple[Span, ...] = ()
 
     @property
     def is_full(self) -> bool:
@@ -47,3 +50,4 @@ class ReadyEvents:
         self.events.clear()
         self.received.clear()
         self.size_bytes = 0
+        self.spans = ()

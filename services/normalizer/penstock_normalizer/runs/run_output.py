@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock import telemetry
 from penstock.bus import Bus
 from penstock.events import TERMINAL
+from penstock.tracing import spans
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.pauses import Pauses
 from penstock_normalizer.runs.ready_events import ReadyEvents
@@ -64,7 +65,10 @@ class RunOutput:
         ready.clear()
 
     def observe(self, ready: ReadyEvents) -> None:
-        """Measure, for the metric, the time from the receipt of the events' frames until now."""
+        """Measure the time from the receipt of the published events' frames until now, for the
+        metric, and record the spans that end with these events."""
+        for span in ready.spans:
+            spans.record(span)
         if ready.received:
             now_s = self._bus.clock.time()
             for received in ready.received:

@@ -1,0 +1,132 @@
+"""Makes the spans of a run's tool calls, by the GenAI conventions of OpenTelemetry. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.bus.messages import RawFrame
+from penstock.dialects.base import JsonObject
+from penstock.tracing import spans
+from penstock.tracing.spans import Span, Value, nanoseconds
+from penstock_normalizer.fold.approval_request import approval_id_of
+from penstock_normalizer.fold.envelope import CanonicalEvent
+from penstock_normalizer.fold.run_fold import RunFold
+
+_NEVER_RAN: Final = frozenset({"rejected", "expired"})  # outcomes of calls whose tool never ran
+_BROKEN_OFF: Final = frozenset({"lifecycle.failed", "lifecycle.cancelled"})
+_UNFINISHED: Final = "unfinished"  # the outcome of a call that was running when its run broke off
+_NS_PER_S: Final = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call without a result."""
+
+    tool: str
+    leg: int  # the leg in which the model asked for the call
+    began: str | None  # when the tool began to run; None while the call waits for a decision
+    began_in: int  # the leg in which the tool began to run
+
+
+class ToolSpans:
+    """Makes the span of each tool call from the events of one run.
+
+    A tool runs within one leg. If the call waited for an approval, the span begins after the
+    decision, in the leg that carries the decision out, and has a link to the approval's span.
+    """
+
+    __slots__ = ("_calls", "_leg", "_leg_began", "_run_id")
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._leg = 0
+        self._leg_began = ""  # the timestamp of the leg's first event
+        self._calls: dict[str, _Call] = {}  # by `tool_call_id`
+
+    def ended_by(self, event: CanonicalEvent, frame: RawFrame, fold: RunFold) -> tuple[Span, ...]:
+        """Return the spans of the calls that end with the run's next event.
+
+        `frame` is the event's frame, and `fold` the run's fold. All events must be passed, also
+        published ones, so that a normalizer that takes a run over knows when the open calls began.
+        """
+        if fold.leg != self._leg:
+            self._leg, self._leg_began = fold.leg, event.timestamp
+        data = event.data
+        match event.type:
+            case "llm.tool_call" if data.get("execution") != "client":
+                began = None if data.get("pending") else event.timestamp
+                self._calls[data["tool_call_id"]] = _Call(data["tool"], fold.leg, began, fold.leg)
+            case "llm.tool_progress" if data.get("status") == "running":
+                call = self._calls.get(data["tool_call_id"])
+                if call is not None and (call.began is None or call.began_in < fold.leg):
+                    call.began, call.began_in = event.timestamp, fold.leg
+            case "llm.tool_result":
+                call = self._calls.pop(data["tool_call_id"], None)
+                # If the result comes with the decision, a person or the client has given it.
+                by_decision = "open" in (frame.kind, frame.whole)
+                if data["outcome"] not in _NEVER_RAN and not by_decision:
+                    return self._span(event, fold, call, data)
+            case broken_off if broken_off in _BROKEN_OFF:
+                return self._unfinished(event, fold)
+        return ()
+
+    def _unfinished(self, event: CanonicalEvent, fold: RunFold) -> tuple[Span, ...]:
+        """Return the spans of the calls that were running when the run broke off."""
+        ended: tuple[Span, ...] = ()
+        for id, call in self._calls.items():
+            if call.began is not None and call.began_in == fold.leg:
+                data = {"tool_call_id": id, "tool": call.tool, "outcome": _UNFINISHED}
+                ended += self._span(event, fold, call, data)
+        self._calls = {}
+        return ended
+
+    def _span(
+        self, event: CanonicalEvent, fold: RunFold, call: _Call | None, data: JsonObject
+    ) -> tuple[Span, ...]:
+        """Return the span of a call that ends now; nothing if the run has no trace.
+
+        `call` is None if the call began before the run's stored pause.
+        """
+        traceparent, run_id, id = fold.facts.get("traceparent"), self._run_id, data["tool_call_id"]
+        parent = spans.of_leg(traceparent, run_id, fold.leg)
+        context = spans.child(parent, "tool", run_id, id)
+        if parent is None or context is None:
+            return ()
+        began = self._leg_began
+        if call is not None and call.began is not None and call.began_in == fold.leg:
+            began = call.began
+        try:
+            leg_began_ns = nanoseconds(self._leg_began)
+            began_ns, ended_ns = nanoseconds(began), nanoseconds(event.timestamp)
+        except ValueError:
+            return ()
+        duration_s = data.get("duration_s")
+        if began_ns == ended_ns and isinstance(duration_s, int | float):
+            # The agent server has reported the call only after its end, as Agno does for a team's
+            # member that does not stream.
+            began_ns = max(leg_began_ns, ended_ns - round(min(duration_s, 1e6) * _NS_PER_S))
+        outcome, waited = data["outcome"], call is None or call.leg < fold.leg
+        attributes: dict[str, Value] = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": data["tool"],
+            "gen_ai.tool.call.id": id,
+            "gen_ai.tool.type": "function",
+            "penstock.run.id": run_id,
+            "penstock.leg": fold.leg,
+            "penstock.tool.outcome": outcome,
+        }
+        approval = spans.of_approval(traceparent, run_id, approval_id_of(run_id, fold.leg - 1))
+        failed = outcome == "error" or event.type == "lifecycle.failed"
+        span = Span(
+            name=f"execute_tool {data['tool']}",
+            kind="internal",
+            context=context,
+            parent=parent,
+            began_ns=began_ns,
+            ended_ns=ended_ns,
+            attributes=attributes,
+            error=outcome if failed else None,
+            links=(approval,) if waited and approval is not None else (),
+        )
+        return (span,)

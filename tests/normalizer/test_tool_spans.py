@@ -1,0 +1,221 @@
+"""Each tool call gets one span, in the leg in which its tool ran, and without content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from penstock.bus import Stored
+from penstock.bus.messages import RawFrame
+from penstock.dialects.decoders import DECODERS
+from penstock.tracing import spans
+from penstock.tracing.spans import Span
+from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.feeder import Feeder
+from penstock_normalizer.runs.ready_events import ReadyEvents
+from penstock_normalizer.runs.run_output import RunOutput
+from penstock_normalizer.runs.tool_spans import ToolSpans
+from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause
+from support.fakes.recorder import recording
+
+CLIENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+SECRET = "zebra-4711"
+
+
+@pytest.fixture
+def tracing() -> Iterator[None]:
+    with recording():
+        yield
+
+
+@dataclass
+class Published:
+    """What EVENTS has of the run."""
+
+    sequence: int = 0
+    raw_position: int = 0
+    last_type: str = ""
+
+
+@dataclass
+class Output:
+    """The part of a run's output that the feeder uses."""
+
+    events: Published = field(default_factory=Published)
+
+    async def keep_pause(self, fold: RunFold) -> None:
+        pass
+
+
+async def gives_up(stored: Stored, error: Exception) -> None:
+    raise error
+
+
+@dataclass
+class Normalizer:
+    """A normalizer's work on one run; `ready` has the events that it would publish."""
+
+    output: Output = field(default_factory=Output)
+    ready: ReadyEvents = field(default_factory=ReadyEvents)
+
+    def __post_init__(self) -> None:
+        self.fold = RunFold(RUN_ID, DECODERS)
+        self.feeder = Feeder(RUN_ID, cast("RunOutput", self.output), gives_up)
+
+    async def feed(self, *frames: RawFrame) -> tuple[Span, ...]:
+        """Return the spans of all tool calls that have ended."""
+        for frame in frames:
+            stored = Stored(f"rawp.0.{RUN_ID}.{frame.writer}", frame.sequence, {}, frame.payload)
+            if frame.kind == "bytes":
+                self.feeder.feed_at_once(self.fold, frame, stored, self.ready)
+            else:
+                await self.feeder.feed(self.fold, frame, stored, self.ready)
+        return self.ready.spans
+
+
+def tool(id: str = "t1", **fields: Any) -> dict[str, Any]:
+    arguments = {"path": SECRET}
+    return {"tool_call_id": id, "tool_name": "look_up", "tool_args": arguments, **fields}
+
+
+def started(id: str = "t1") -> bytes:
+    return agno("ToolCallStarted", tool=tool(id))
+
+
+def completed(id: str = "t1", **fields: Any) -> bytes:
+    return agno("ToolCallCompleted", tool=tool(id, result=SECRET, **fields))
+
+
+def run(*, traced: bool = True) -> Frames:
+    return Frames(traceparent=CLIENT) if traced else Frames()
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_a_call_is_a_span_of_its_leg_from_its_start_to_its_result() -> None:
+    frames = run()
+    frames_ = [frames.open(), frames.bytes(agno("RunStarted") + started())]
+    frames_.append(frames.bytes(agno("RunContent", content="meanwhile")))
+    frames_.append(frames.bytes(completed()))
+    [span] = await Normalizer().feed(*frames_)
+    assert span.name == "execute_tool look_up"
+    assert span.parent == spans.of_leg(CLIENT, RUN_ID, 1)
+    assert span.attributes == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "look_up",
+        "gen_ai.tool.call.id": "t1",
+        "gen_ai.tool.type": "function",
+        "penstock.run.id": RUN_ID,
+        "penstock.leg": 1,
+        "penstock.tool.outcome": "ok",
+    }
+    assert span.ended_ns - span.began_ns == 2_000_000  # two frames, at 1 ms each
+    assert (span.error, span.links) == (None, ())
+    assert SECRET not in str(span)
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_a_failed_call_is_an_error_without_its_text() -> None:
+    frames = run()
+    failed = completed(tool_call_error=True)
+    [span] = await Normalizer().feed(frames.open(), frames.bytes(started()), frames.bytes(failed))
+    assert (span.error, span.attributes["penstock.tool.outcome"]) == ("error", "error")
+    assert SECRET not in str(span)
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_the_span_of_an_approved_call_begins_after_the_decision_and_links_to_it() -> None:
+    frames, normalizer = run(), Normalizer()
+    paused = frames.open(), frames.bytes(agno_pause()), frames.end()
+    assert await normalizer.feed(*paused) == ()
+    stored, approval_id = normalizer.fold.snapshot(), normalizer.fold.approval_id
+    assert approval_id is not None
+    opened = frames.open_next(approval_id, t1="approve")
+    rest = frames.bytes(agno_approved())
+    [span] = await normalizer.feed(opened, rest)
+    assert span.parent == spans.of_leg(CLIENT, RUN_ID, 2)
+    assert span.links == (spans.of_approval(CLIENT, RUN_ID, approval_id),)
+    assert span.began_ns >= spans.nanoseconds(opened.received)
+    # A normalizer that continues the run from the stored pause knows only this leg.
+    other = Normalizer()
+    other.fold.restore(stored)
+    [same] = await other.feed(opened, rest)
+    assert (same.context, same.parent, same.links) == (span.context, span.parent, span.links)
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_a_call_that_is_rejected_never_runs_and_has_no_span() -> None:
+    frames, normalizer = run(), Normalizer()
+    await normalizer.feed(frames.open(), frames.bytes(agno_pause()), frames.end())
+    assert normalizer.fold.approval_id is not None
+    opened = frames.open_next(normalizer.fold.approval_id, t1="reject")
+    assert await normalizer.feed(opened, frames.bytes(agno("RunCompleted", content=""))) == ()
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_a_call_that_runs_when_the_run_fails_is_unfinished() -> None:
+    frames = run()
+    begun = [frames.open(), frames.bytes(started())]
+    [span] = await Normalizer().feed(*begun, frames.lost())
+    assert (span.error, span.attributes["penstock.tool.outcome"]) == ("unfinished", "unfinished")
+    frames.sequence = 2
+    [span] = await Normalizer().feed(*begun, frames.end("cancelled"))
+    assert (span.error, span.attributes["penstock.tool.outcome"]) == (None, "unfinished")
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_a_call_that_the_server_reports_late_has_the_duration_that_it_reports() -> None:
+    frames = run()
+    opened = frames.open()
+    for _ in range(20):
+        frames.frame("bytes")
+    late = frames.bytes(completed(metrics={"duration": 0.004}))
+    [span] = await Normalizer().feed(opened, late)
+    assert span.ended_ns - span.began_ns == 4_000_000
+    late = frames.bytes(completed(metrics={"duration": 3600.0}))
+    [span] = await Normalizer().feed(opened, late)
+    assert span.began_ns == spans.nanoseconds(opened.received)  # never before its leg
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_a_normalizer_that_takes_the_run_over_makes_the_same_span() -> None:
+    """The earlier normalizer was killed after it had published the start of the call."""
+    frames = run()
+    begun = [frames.open(), frames.bytes(agno("RunStarted") + started())]
+    ended = frames.bytes(completed())
+    first = Normalizer()
+    [span] = await first.feed(*begun, ended)
+    position = Published(first.fold.sequence - 1, begun[-1].sequence)
+    [again] = await Normalizer(Output(position)).feed(*begun, ended)
+    assert again == span
+    # After the result is published, no normalizer makes the span again.
+    position = Published(first.fold.sequence, ended.sequence)
+    assert await Normalizer(Output(position)).feed(*begun, ended) == ()
+
+
+@pytest.mark.usefixtures("tracing")
+async def test_a_run_without_a_trace_has_no_spans() -> None:
+    frames = run(traced=False)
+    both = frames.bytes(started() + completed())
+    assert await Normalizer().feed(frames.open(), both) == ()
+
+
+async def test_while_tracing_is_off_nothing_is_done_for_an_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[object] = []
+
+    def ended_by(*given: object) -> tuple[Span, ...]:
+        seen.append(given)
+        return ()
+
+    monkeypatch.setattr(ToolSpans, "ended_by", ended_by)
+    frames = run()
+    body = [frames.open(), frames.bytes(started()), frames.bytes(completed())]
+    assert await Normalizer().feed(*body) == ()
+    assert seen == []
+    with recording():
+        await Normalizer().feed(*body)
+    assert len(seen) >= 2  # with tracing on
