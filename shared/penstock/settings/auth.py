@@ -14,7 +14,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from penstock.settings.environment import EnvironmentSettings
 
 
 def _words(value: Any) -> Any:
@@ -39,7 +41,7 @@ _SCOPES = frozenset(
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 
 
-class AuthSettings(BaseSettings):
+class AuthSettings(EnvironmentSettings):
     """How callers are authenticated, as `PENSTOCK_AUTH_<NAME>`; lists are separated by commas.
 
     Without a secret and without a JWKS URL, callers are not authenticated.

@@ -6,11 +6,31 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsError
 
 from penstock.settings.errors import ConfigurationError
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
+
+
+class EnvironmentSettings(BaseSettings):
+    """Settings that come from the environment and from keyword arguments only.
+
+    pydantic-settings can also read `.env` files and folders of secrets. Penstock uses neither of
+    them, and without them a service's settings take half as long to read.
+    """
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources; the first one that has a value wins."""
+        return init_settings, env_settings
 
 
 def read_settings(settings_type: type[SettingsT]) -> SettingsT:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from penstock.settings.auth import AuthSettings
+from penstock.settings.environment import EnvironmentSettings
 from penstock.settings.errors import ConfigurationError
 
 
-class Settings(BaseSettings):
+class Settings(EnvironmentSettings):
     """The settings that every service reads from the environment, as `PENSTOCK_<NAME>`."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", extra="ignore")
