@@ -1,8 +1,8 @@
 """Parses and writes `text/event-stream` (WHATWG HTML, section 9.2).
 
 This module does no I/O. Only CR, LF and CRLF end a line. Agno and ADK servers send the characters
-U+2028, U+2029 and U+0085 unescaped inside `data`. These characters are data, but Python's
-`splitlines` would wrongly split the line at each of them.
+U+2028, U+2029 and U+0085 unescaped inside `data`. Such a character is data, but Python's
+`splitlines` would wrongly split the line there.
 """
 
 from __future__ import annotations

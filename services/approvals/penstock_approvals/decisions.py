@@ -165,7 +165,8 @@ class Approvals:
 
         Then ask people, or send the policy's decision.
 
-        `again` means that the request was handled before, and NATS has lost its record.
+        `again` means that the request was handled before, and that NATS has lost the request's
+        record.
         """
         data = body["data"]
         assert isinstance(data, dict)

@@ -5,7 +5,7 @@ advantages. First, each message in the stream contains the approval's record, fr
 decides who may see the change. Second, one sequence numbers the changes of all shards. Third, a
 client can always resume, because the stream keeps the last change of each approval. The process
 also has a core subscription to the bucket's subjects, but uses these messages only as a signal to
-read. Their content is not used, because the stream may have refused the write.
+read. The content of these messages is not used, because the stream may have refused the write.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Phase(Enum):
 def phase_of(record: ApprovalRecord | None, written_s: float, now_s: float) -> Phase:
     """Return the phase of an entry for an approval with this record.
 
-    Both times are in Unix seconds.
+    `written_s` and `now_s` are in Unix seconds.
     """
     if record is not None and record.status in ENDED:
         return Phase.TO_SEND

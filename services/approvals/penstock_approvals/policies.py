@@ -1,6 +1,6 @@
 """Keeps the current policy.
 
-It comes from KV `policies`, else from a file, else it is the built-in policy.
+The policy comes from KV `policies`, else from a file. Without both, the built-in policy is used.
 
 A policy with a mistake is refused, and the previous policy stays in force. At the start there is no
 previous policy. So if the file has a mistake, the service does not start. If the record in KV has a

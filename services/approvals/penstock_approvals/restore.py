@@ -1,7 +1,7 @@
 """Restore the records of approvals from EVENTS after NATS has lost some of the records.
 
 After a power cut or the restore of a backup, KV `approvals` may lack the records of requests that
-runs wait for. It may also show decided requests as pending. Without a record nobody could decide,
+runs wait for. KV may also show decided requests as pending. Without a record nobody could decide,
 and the run would wait for ever. If a decided request was shown as pending, people would be asked to
 decide again. The events of the runs contain both the requests and the decisions, so the records can
 be made from the events. Each step may be repeated, and several instances may do the same step at

@@ -1,7 +1,7 @@
 """Compares the tool call that runs with the call that was approved.
 
-Frameworks change a call between its approval and its run. They reorder keys, write `1.0` for `1`,
-and drop or add arguments that are null. The comparison ignores these changes.
+Frameworks change a call between its approval and its run. Frameworks reorder keys, write `1.0` for
+`1`, and drop or add arguments that are null. The comparison ignores these changes.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Ids:
         self.used: dict[str, int] = dict(used or {})
 
     def unique(self, wanted: str) -> str:
-        """Returns the wanted id. If it is used already, adds a number (`m1#2`).
+        """Returns the wanted id. If this id is used already, a number is added (`m1#2`).
 
         A long id is cut first (see `short`).
         """
@@ -204,7 +204,7 @@ class Decoder(Protocol):
     """
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """Begins a leg. This is called before the leg's first frame.
+        """Begins a leg. The caller calls this method before the leg's first frame.
 
         Leg 1 starts the run. Each later leg continues the run after a pause.
         """
@@ -213,7 +213,7 @@ class Decoder(Protocol):
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
         """Takes the decisions on the pause before this leg.
 
-        This is called right after `open`, from leg 2 on.
+        From leg 2 on, the caller calls this method right after `open`.
 
         `items` maps an item id to `{"decision": "approve" | "reject", "note": str | None, "value":
         Any}`. Returns the results of those calls for which the upstream sends no result.
@@ -263,11 +263,11 @@ class ClientDialect:
     middle of a run must then first feed the encoder all events from the run's start.
 
     `select_types` is a function that takes categories and types of the dialect and returns the
-    types that a client wants. It raises ValueError for an unknown category or type. If clients of
-    the dialect cannot choose types, `select_types` is None.
+    types that a client wants. The function raises ValueError for an unknown category or type. If
+    clients of the dialect cannot choose types, `select_types` is None.
 
-    `for_workflows` is the encoder for the run of a Penstock workflow together with the runs of its
-    steps. It is None if `encoder` is used for these, too.
+    `for_workflows` is the encoder for the run of a Penstock workflow together with the runs of the
+    workflow's steps. If `for_workflows` is None, `encoder` is used for such runs.
     """
 
     encoder: Callable[[], Encoder]
@@ -287,9 +287,9 @@ class Encoder(Protocol):
     """Encodes canonical events into the frames of one client protocol. One instance serves one run.
 
     An encoder is deterministic, so that clients can reconnect. When a client reconnects, the caller
-    feeds a new encoder from the run's start. It gets the same frames as before, and skips the
-    frames that the client already has. Before the frame of an error or of the run's end, an encoder
-    closes all open parts.
+    feeds a new encoder from the run's start. The caller gets the same frames as before, and skips
+    the frames that the client already has. Before the frame of an error or of the run's end, an
+    encoder closes all open parts.
     """
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:

@@ -2,7 +2,7 @@
 
 A few bytes of a patch may cause much work. For example, `copy` can double a document. So sizes are
 limited, and a patch that exceeds a limit is not applied. If a patch fails, the document must be as
-it was before. It would cost much to copy a large document before each patch. So a patch changes the
+it was before. Copying a large document before each patch would be slow. So a patch changes the
 document in place, and the document records how to undo the patch.
 """
 

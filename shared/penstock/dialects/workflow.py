@@ -1,6 +1,6 @@
 """Provides the decoder for the runs of workflows.
 
-It decodes nothing, because these runs have no agent server.
+The decoder decodes nothing, because these runs have no agent server.
 
 The service `workflows` writes the canonical events of such a run itself.
 """

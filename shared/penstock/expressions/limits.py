@@ -181,7 +181,7 @@ def _argument(tokens: Sequence[_Token], at: int) -> str | None:
 def _is_variable(tokens: Sequence[_Token], at: int) -> bool:
     """Return whether a name is a variable.
 
-    In `event` and `.event` it is; in `x.event` it is not.
+    For example, `event` is a variable in `event` and `.event`, but a field in `x.event`.
     """
     return not _is_field(tokens, at)
 

@@ -1,8 +1,9 @@
 """Sends the calls of workflows to the automations service, and defines the outcome that comes back.
 
-A workflow publishes a `CallJob` with `publish_call`. The automations service makes the attempts.
-Its guard against private addresses, its signatures, retries, limits and circuit breakers apply.
-When the call has an outcome, the service publishes a `Called` to `command.workflows.called.<run>`.
+A workflow publishes a `CallJob` with `publish_call`. The automations service makes the attempts. To
+the attempts, the service applies its guard against private addresses, signatures, retries, limits
+and circuit breakers. When the call has an outcome, the service publishes a `Called` to
+`command.workflows.called.<run>`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class CallJob(Record):
 
     @property
     def token(self) -> str:
-        """The call's part of subjects and keys. It begins with the run's id."""
+        """The call's part of subjects and keys, which begins with the run's id."""
         return f"{self.run_id}-{hashlib.sha256(self.call_id.encode()).hexdigest()[:16]}"
 
     @property
@@ -108,7 +109,8 @@ class Called(Record):
 async def publish_call(bus: Bus, job: CallJob) -> None:
     """Store a call for the automations service. This function may be called again for the same job.
 
-    If the call already has an outcome, it is not made again. Its outcome is then published again.
+    If the call already has an outcome, the call is not made again, but the outcome is published
+    again.
 
     Raises:
         BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.

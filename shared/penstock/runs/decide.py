@@ -31,7 +31,7 @@ async def forward_decision(
 
     Raises:
         Problem: 404, 409 or 422, as the approvals service answers; 503 if the approvals service
-            answers neither request. It is then not known whether the decision was accepted.
+            answers neither request. The decision may then have been accepted or not.
         BusError: the request was not sent.
     """
     key = request.idempotency_key or uuid4().hex

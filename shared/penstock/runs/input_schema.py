@@ -1,8 +1,8 @@
 """Checks the input of a workflow against the JSON Schema of its definition. Pure.
 
 The schema comes from a client, so this module supports only keywords that can be checked in a
-limited time. It supports no references, and evaluates patterns with RE2. A check takes at most
-`MAX_STEPS` steps of about a microsecond each.
+limited time. The module supports no references, and evaluates patterns with RE2. A check takes at
+most `MAX_STEPS` steps of about a microsecond each.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ normalizer records the end of each run in the same bucket. A process counts a ru
 the run's record, so that many concurrent starts cannot exceed the limit.
 
 If a user is at the limit, the process reads the records of the user's oldest runs before it refuses
-a start. The process stops counting runs that have ended. It also stops counting runs whose start
-was interrupted after the record was written and before the command was published, because such runs
-never begin.
+a start. The process stops counting runs that have ended. A start may also have been interrupted
+after the record was written and before the command was published. Such a run never begins, so the
+process stops counting it, too.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ class Origin:
     `parent_run_id` is the run whose event led to this run. `automations` has the ids of the rules
     that led to this run, beginning with the earliest rule. `depth` is the number of these rules.
     `depth` is greater than the length of `automations` if the ids of some rules are not known. The
-    run of a workflow's step has a `step_id`. Its `workflow_depth` is the number of workflows around
-    the run. Its `workflow_places` is the greatest number of runs that the run itself may have under
-    way at once.
+    run of a workflow's step has a `step_id`. `workflow_depth` is the number of workflows around the
+    run. `workflow_places` is the greatest number of runs that the run itself may have under way at
+    once.
     """
 
     parent_run_id: str | None = None

@@ -2,10 +2,10 @@
 
 The process starts the services, serves their routes, and drains and stops them.
 
-After SIGTERM or SIGINT, the services report at once that they are not ready. They then drain
-concurrently for up to `PENSTOCK_DRAIN_S` seconds. Then the services stop in the reverse order of
-their start, each within a time limit. A second signal ends the drain, so that the services stop. A
-third signal ends the process at once.
+After SIGTERM or SIGINT, the services report at once that they are not ready. The services then
+drain concurrently for up to `PENSTOCK_DRAIN_S` seconds. Then the services stop in the reverse order
+of their start, each within a time limit. A second signal ends the drain, so that the services stop.
+A third signal ends the process at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Reads and checks the configuration file and the environment. Both are read once, at the start."""
+"""Reads and checks the configuration file and the environment.
+
+The file and the environment are read once, at the start.
+"""
 
 from penstock.settings.agents import (
     AdkAgent,

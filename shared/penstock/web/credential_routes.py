@@ -305,9 +305,9 @@ def _place(cursor: str) -> tuple[float, str]:
 def _manager(request: Request) -> Identity:
     """Return the caller. Raises Problem 409 for `anonymous`, 403 for a service token.
 
-    These two callers may not make tokens. A token that `anonymous` made would stay valid after
-    authentication was configured. A stream token that a service token made would stay valid after
-    the service token was revoked.
+    `anonymous` and service tokens may not make stream tokens. A token that `anonymous` made would
+    stay valid after authentication was configured. A stream token that a service token made would
+    stay valid after the service token was revoked.
     """
     identity = identity_of(request)
     if identity.kind == "service":

@@ -33,8 +33,9 @@ def name_in(header: str) -> str | None:
 class HostCheck:
     """Answers only requests whose header Host has a loopback name or one of `names`.
 
-    With `addresses`, requests whose Host is an IP address are answered, too. They are safe, because
-    a page with a foreign name cannot send them. If `names` contains `*`, every request is answered.
+    With `addresses`, requests whose Host is an IP address are answered, too. Such requests are
+    safe, because a page with a foreign name cannot send them. If `names` contains `*`, every
+    request is answered.
     """
 
     def __init__(

@@ -108,8 +108,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.stream = stream
         # only while the transport is read is a closed connection noticed
         self.flow.resume_reading()
-        # The request's headers and body are not needed any more. They are removed here, because
-        # they would otherwise stay in memory until the response ends.
+        # The request's headers and body are not needed any more. Headers and body are removed here,
+        # because they would otherwise stay in memory until the response ends.
         self.scope["headers"], self.headers, self.cycle.body = [], [], bytearray()
         # No task waits for this cycle's event any more. The shared event saves 816 bytes.
         self.cycle.message_event = _UNHEARD

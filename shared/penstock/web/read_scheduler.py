@@ -42,7 +42,7 @@ class Reader(Protocol):
 class ReadScheduler:
     """Lets the requests of each user read in turns.
 
-    It has a lock for each user with requests that read or wait.
+    The scheduler has a lock for each user with requests that read or wait.
     """
 
     def __init__(self) -> None:

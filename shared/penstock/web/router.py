@@ -70,7 +70,7 @@ class _Path:
 
     @property
     def methods(self) -> list[str]:
-        """The methods for the header Allow."""
+        """The methods that the header Allow lists."""
         get = self.routes.get("GET")
         head = {"HEAD"} if get is not None and not get.operation.streams else set()
         return [method for method in _METHODS if method in self.routes.keys() | head]

@@ -86,8 +86,9 @@ def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
     """Return the ASGI application that serves the routes, with CORS and with answers to unexpected
     errors.
 
-    The CORS middleware handles a request before the authentication. Otherwise a preflight would be
-    refused, because it has no credentials, and a page could not read why a request was refused.
+    The CORS middleware handles a request before the caller is authenticated. Otherwise a preflight
+    would be refused, because it has no credentials, and a page could not read why a request was
+    refused.
     """
     app = Starlette(exception_handlers=exception_handlers, middleware=cors(auth.config))
     router: Any = Router(routes, auth)

@@ -64,8 +64,8 @@ class ApprovalAudit:
     async def ran(self, record: ApprovalRecord) -> None:
         """Write which approved calls ran, according to the run's events.
 
-        The service calls this method when the run ends or pauses again. So it does not have to
-        follow the tool events of all runs. Raises BusError.
+        The service calls this method when the run ends or pauses again. So the service does not
+        have to follow the tool events of all runs. Raises BusError.
         """
         if not approved_calls(record):
             return

@@ -34,9 +34,9 @@ class Malformed(ValueError):
 class Entry:
     """The content of a record, before the record has a number and a hash.
 
-    The approval, the event and `which` together identify an entry. An entry that the chain has
-    already is not written again. `which` distinguishes entries with the same event, such as the
-    votes on an approval.
+    The approval, the event and `which` together identify an entry. An entry that is already in the
+    chain is not written again. `which` distinguishes entries with the same event, such as the votes
+    on an approval.
     """
 
     approval_id: str

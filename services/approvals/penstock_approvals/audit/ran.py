@@ -31,7 +31,8 @@ def ran(record: ApprovalRecord, events: Iterable[Mapping[str, Any]]) -> list[Ent
 
     `events` are the bodies of the run's events of `TOOL_EVENTS`, in the order of their sequences.
     The entry has the digest of the approved item. If the call ran with other arguments, the entry
-    says so, and has the digest of these arguments instead. That digest comes from the warning.
+    says so, and has the digest of these arguments instead. The digest of the other arguments comes
+    from the warning.
     """
     calls = approved_calls(record)
     found: dict[str, Entry] = {}

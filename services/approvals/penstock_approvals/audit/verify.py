@@ -111,7 +111,9 @@ class Verifier:
         return self._anchors.last if self._anchors.hashes else None
 
     def take(self, chain: str, payload: bytes, sequence: int) -> Link | None:
-        """Verify the next message of the stream. `chain` is the second token of its subject.
+        """Verify the next message of the stream.
+
+        `chain` is the second token of the message's subject.
 
         Returns the record; None if the message is no record.
         """

@@ -61,7 +61,7 @@ class View:
 
 
 def page(view: View) -> str:
-    """Return the page. It shows the request and the form only while the link can be used."""
+    """Return the page. The page shows the request and the form only while the link can be used."""
     record = view.record
     if view.state is not State.OPEN or record is None:
         title, text = _said(view)

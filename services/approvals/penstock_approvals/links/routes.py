@@ -115,7 +115,7 @@ class LinkPages:
         )
     )
     async def show(self, request: Request) -> Response:
-        """Return the page. It shows the request, or how the request ended."""
+        """Return the page, which shows the request or says how the request ended."""
         link = await self._link(request)
         view = await self._view(link)
         if view.state is State.OPEN and view.record is not None:

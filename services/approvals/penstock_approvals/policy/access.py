@@ -49,8 +49,8 @@ def may_decide(record: ApprovalRecord, decider: Decider) -> str | None:
 def may_see(record: ApprovalRecord, who: Decider) -> bool:
     """Return whether the person may see the approval with its arguments.
 
-    These people may: the requester, callers that see every user's runs, the people who may decide,
-    and the people who have voted.
+    Four kinds of callers may see an approval: the requester, callers that may see every user's
+    runs, people who may decide the approval, and people who have voted.
     """
     if _beyond_limits(record, who) is not None:
         return False  # these limits apply even to a service token that acts for the requester

@@ -42,8 +42,8 @@ class Announcements:
 
         `earlier` are events that come before `events` and that an ended process may not have
         written. This call writes them, too, if they are missing. But if RAW has no event of this
-        service for the run, `earlier` is not written. These events were then written long ago, and
-        RAW has already removed them.
+        service for the run, `earlier` is not written. In this case, the earlier events were written
+        long ago, and RAW has already removed them.
 
         Raises:
             BusError: the bus does not answer; the call may be repeated.

@@ -73,7 +73,8 @@ RECIPES = (
 class DemoServer:
     """One agent server.
 
-    Its port is open as soon as the process starts, and requests wait until the server can answer.
+    The server's port is open as soon as the process starts, and requests wait until the server can
+    answer.
     """
 
     def __init__(self, recipe: Recipe) -> None:

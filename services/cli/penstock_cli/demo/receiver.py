@@ -29,7 +29,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """The URL for webhooks. It is known after `start`."""
+        """The URL for webhooks, which is known after `start`."""
         return f"http://127.0.0.1:{self._server.port}{PATH}"
 
     async def start(self) -> None:

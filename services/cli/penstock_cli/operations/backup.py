@@ -85,9 +85,9 @@ async def put_back(
             ) from error
         ends[name] = int(described["state"]["last_seq"])
         _say(output, name, described["state"], (folder / name / CONTENT).stat().st_size)
-    # The backup lacks the leases, and streams that a later version has added. These get as many
-    # replicas as the other streams. If the bucket of leases had only one replica, all services
-    # would stop whenever the server of this replica is away.
+    # The backup lacks the leases, and streams that a later version has added. The leases and these
+    # streams get as many replicas as the other streams. If the bucket of leases had only one
+    # replica, all services would stop whenever the server of this replica is away.
     await ensure(bus, replace(bus.settings.retention, replicas=most))
     await backup.leave_out(bus, ends, lost)
     if not output.as_json:

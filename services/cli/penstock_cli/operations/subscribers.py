@@ -65,7 +65,7 @@ async def make(bus: Bus, output: Output, durable: Durable) -> int:
 async def delete(bus: Bus, output: Output, name: str) -> int:
     """Delete a durable in each shard.
 
-    Its place in the stream, from which reading would continue, is lost.
+    The durable's place in the stream, from which reading would continue, is lost.
     """
     deleted = await subscribers.delete(bus, name)
     for stream in deleted:

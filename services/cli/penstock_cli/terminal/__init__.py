@@ -1,4 +1,2 @@
-"""The client of the HTTP API.
-
-It sends requests, follows streams, and writes the output for a terminal.
-"""
+"""The client of the HTTP API, which sends requests, follows streams, and writes the output for a
+terminal."""

@@ -380,7 +380,7 @@ class _Patience:
 def _refusal(response: httpx.Response) -> ApiError:
     """Return the response as an error.
 
-    Its text is the `detail` of RFC 9457, or the beginning of the body.
+    The error's text is the `detail` of RFC 9457, or the beginning of the body.
     """
     errors: Sequence[Mapping[str, Any]] = ()
     try:

@@ -20,7 +20,8 @@ Json = Mapping[str, Any]
 class Checked:
     """A file with a definition.
 
-    It has either the definition's value or its mistakes, in the form that the service uses.
+    Either `value` has the definition, or `problems` has the mistakes in the form that the service
+    uses.
     """
 
     path: Path

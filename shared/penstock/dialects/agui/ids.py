@@ -91,10 +91,10 @@ class Restated:
 
     An id gets its name by these rules. If the id is in `own`, its last occurrence belongs to this
     run and gets the qualifier of this run. All other occurrences belong to earlier runs or to the
-    client. They get the names that the id has in `known`, in the same order. If there are more
-    occurrences than known names, each further occurrence gets its number as the qualifier, as in
-    `000000000001.m1`. An id that Penstock has not made may look as if it had a qualifier. Such an
-    id gets the number 0 as its qualifier, because `own_messages` would otherwise remove the
+    client. These occurrences get the names that the id has in `known`, in the same order. If there
+    are more occurrences than known names, each further occurrence gets its number as the qualifier,
+    as in `000000000001.m1`. An id that Penstock has not made may look as if it had a qualifier.
+    Such an id gets the number 0 as its qualifier, because `own_messages` would otherwise remove the
     beginning of the id.
     """
 
@@ -121,13 +121,13 @@ class Restated:
     def sure(self) -> Sequence[JsonObject] | None:
         """The messages before the first message whose id the client may not know.
 
-        This is None if the client knows the ids of all messages before the last one.
+        The result is None if the client knows the ids of all messages before the last one.
 
         When a client gets a snapshot, it keeps the messages that it knows in their places, and
         appends all others. But Penstock does not know which id the client has for an answer of an
         earlier run. If the ids differ, the client would append this answer in the wrong place. So
-        the client first gets a snapshot with only the messages before the answer. It then takes all
-        other messages from the whole snapshot, in the right order.
+        the client first gets a snapshot with only the messages before the answer. The client then
+        takes all other messages from the whole snapshot, in the right order.
         """
         for at, message in enumerate(self.messages[:-1]):
             id = message.get("id")
@@ -185,10 +185,7 @@ def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
 
 
 def ids_of_run(run_id: str, messages: Sequence[JsonObject]) -> set[str]:
-    """Returns the ids in the messages that belong to this run.
-
-    They are returned without the qualifier.
-    """
+    """Returns the ids in the messages that belong to this run, with the qualifier removed."""
     scope = scope_of(run_id)
     names = (name for each in messages for name in _ids((each, *_calls(each))))
     return {name.removeprefix(scope) for name in names if name.startswith(scope)}

@@ -2,8 +2,8 @@
 
 The frames of the twelve documented actions have exactly the documented keys, at the top and in
 `data`. If a tool call failed or was rejected, its `result` is an object (`{outcome, error}`). The
-frames of all other actions have the same six keys at the top. Their `data` is the complete data of
-the event, so that a client can, for example, show a pause.
+frames of all other actions have the same six keys at the top. In these frames, `data` is the
+complete data of the event, so that a client can, for example, show a pause.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ from penstock.dialects.unified.types import OMITTED, selected
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
-# The UUID namespace of event ids. It makes the ids reproducible. If an encoder is fed again from
-# the run's start, it gives each frame the same id as before.
+# The UUID namespace from which event ids are made. With a fixed namespace, the ids are
+# reproducible: an encoder that is fed again from the run's start gives each frame the same id as
+# before.
 _NAMESPACE: Final = uuid.UUID("0b9c33a4-6c1a-5c8e-9a53-0d4c6f2b7e91")
 
 Payload = tuple[str, JsonObject]

@@ -1,6 +1,6 @@
 """Defines the refusals of authentication.
 
-Their response headers say which credentials are needed.
+The response headers of a refusal say which credentials are needed.
 """
 
 from __future__ import annotations

@@ -138,9 +138,8 @@ def check_run(identity: Identity, owner: str, run_id: str, session_id: str) -> N
 
 
 def act_as(identity: Identity, wanted: str | None) -> str:
-    """Return the user for whom a request is made.
-
-    This is the caller, or the `wanted` user for whom the caller may act.
+    """Return the user for whom a request is made: the caller, or the `wanted` user for whom the
+    caller may act.
 
     Raises Problem 403 if `wanted` is another user and the caller lacks the scope `act-as`.
 
@@ -157,7 +156,7 @@ def act_as(identity: Identity, wanted: str | None) -> str:
 
 
 def decides_for(identity: Identity, wanted: str | None) -> str:
-    """Return the user for whom the caller decides. This is the caller, or the `wanted` user.
+    """Return the user for whom the caller decides: the caller, or the `wanted` user.
 
     Raises Problem 403 if the caller may not decide on behalf of the wanted user.
     """

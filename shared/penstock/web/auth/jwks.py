@@ -1,6 +1,6 @@
 """Read an issuer's keys from its JWKS URL (RFC 7517), and cache the keys.
 
-They are read again after a rotation.
+After a rotation, the keys are read again.
 """
 
 from __future__ import annotations

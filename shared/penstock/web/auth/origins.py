@@ -1,6 +1,6 @@
 """Check which page sent a request.
 
-This is needed because a browser adds cookies to the requests of any page.
+The check is needed because a browser adds cookies to the requests of any page.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ def roles_of(claims: Mapping[str, Any], path: str) -> frozenset[str]:
     """Return the roles in the claim at this path; an empty set if there is no such claim.
 
     The claim is a list of texts, or one text, which is one role. Any other claim gives no roles,
-    because it may belong to another service. This is safe, because a caller without roles may do
-    less, not more.
+    because it may belong to another service. Ignoring such a claim is safe, because a caller
+    without roles may do less, not more.
     """
     found = _at(claims, path)
     values = found if isinstance(found, list) else [found]

@@ -76,9 +76,9 @@ class TokenStore(Protocol):
     ) -> Sequence[StoredValue]:
         """Return up to `limit` values of tokens, in the order of (`created_at`, id).
 
-        Only tokens of `user_id` are returned; if it is None, tokens of all users. Only tokens after
-        the place `after` that expire after `now` (Unix seconds) are returned. If fewer than `limit`
-        values are returned, there are no more.
+        Only tokens of `user_id` are returned; if it is None, tokens of all users. Only tokens that
+        come after the place `after`, and that expire later than `now` (Unix seconds), are returned.
+        If fewer than `limit` values are returned, there are no more.
         """
         ...
 

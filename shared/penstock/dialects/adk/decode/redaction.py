@@ -1,7 +1,8 @@
 """Keeps credentials out of drafts.
 
-ADK up to 1.39 writes OAuth client secrets unencrypted into the frames that request a credential. It
-also repeats the credentials in the session's state in every state delta. ADK 2.13 does neither.
+ADK up to 1.39 writes OAuth client secrets unencrypted into the frames that request a credential.
+ADK up to 1.39 also repeats the credentials of the session's state in every state delta. ADK 2.13
+does neither of these.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class Steps:
     def _announce(self, workflow: str | None, source: Source, out: list[Draft]) -> None:
         """Emits `workflow.started`, unless it was emitted before.
 
-        It must come before all other events of the workflow.
+        `workflow.started` must come before all other events of the workflow.
         """
         if not self._is_announced:
             self._is_announced = True

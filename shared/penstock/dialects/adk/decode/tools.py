@@ -131,8 +131,8 @@ class Tools:
     def _differs(self, call: Call, ran: tuple[str, JsonObject], event: Event) -> bool:
         """Returns whether an approved call runs with another tool or other arguments.
 
-        If so, this method emits a warning. It also stores the tool and arguments with which the
-        call runs, so that the same difference causes no second warning.
+        If so, this method emits a warning. The tool and arguments with which the call runs are
+        stored, so that the same difference causes no second warning.
         """
         approved = self._approved.get(call.id)
         if approved is None:

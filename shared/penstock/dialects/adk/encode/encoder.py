@@ -33,8 +33,9 @@ from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 
-# The UUID namespace of event ids. It makes the ids reproducible. If an encoder is fed again from
-# the run's start, it gives each event the same id as before.
+# The UUID namespace from which event ids are made. With a fixed namespace, the ids are
+# reproducible: an encoder that is fed again from the run's start gives each event the same id as
+# before.
 _NAMESPACE: Final = uuid.UUID("5f0a3f63-33a4-5a0c-9f0e-6a0f6c0d2b11")
 
 # The canonical types that have no ADK event. Each value says where a client sees the content of

@@ -32,7 +32,7 @@ class Call:
     fields: JsonObject | None = None
 
     def approved_args(self) -> JsonObject:
-        """Returns the approved arguments. They are the model's arguments, completed by the answer.
+        """Returns the approved arguments, which are the model's arguments, completed by the answer.
 
         Fields for which Agno has not asked are left out of the answer, because Agno ignores them.
         """

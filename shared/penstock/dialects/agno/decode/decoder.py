@@ -120,7 +120,7 @@ class AgnoDecoder:
     def end(self) -> Drafts:
         """Ends a leg whose response ended.
 
-        If the outer run has neither ended nor paused, it is lost.
+        If the outer run has neither ended nor paused, the run is lost.
         """
         if self._over or self._waits:
             return []
@@ -129,7 +129,7 @@ class AgnoDecoder:
     def abort(self) -> Drafts:
         """Closes the open parts of a response that was cut off.
 
-        The caller reports why it was cut off.
+        The caller reports why the response was cut off.
         """
         return [] if self._over or self._waits else self._close_all("failed", _CUT)
 
@@ -411,10 +411,8 @@ class AgnoDecoder:
         )
 
     def _custom_event(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Handles an event that a tool's author defined.
-
-        It becomes a canonical draft or a `custom.event`.
-        """
+        """Turns an event that a tool's author defined into a canonical draft or a
+        `custom.event`."""
         for key, value in (("name", body.get("name")), ("type", body.get("type"))):
             name = string(value)
             if name and (draft := canonical_draft(name, body, key)):

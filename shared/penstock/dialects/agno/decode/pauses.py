@@ -50,7 +50,7 @@ class Need:
 
     If `tool` is None, the question is about a step of a workflow.
 
-    `path` is the path to the question in the pause's `resume`. It begins with a section and an
+    `path` is the path to the question in the pause's `resume`, beginning with a section and an
     index.
     """
 

@@ -1,8 +1,8 @@
 """Decodes the steps of Agno workflows and gives them ids that are unique in the run.
 
 A loop runs the same step several times under the same upstream id. The second time, the step's id
-becomes `<id>#2`. Each turn of a loop is also a step, with the id `<loop>/<iteration>`. It contains
-the steps of the turn.
+becomes `<id>#2`. Each turn of a loop is also a step, with the id `<loop>/<iteration>`. This step
+contains the steps of the turn.
 
 A transition is emitted when a step begins, and `to_step` is the id of this step. If a router chose
 the step, `from_step` is the router and the reason is `selected`. If the step follows a step that

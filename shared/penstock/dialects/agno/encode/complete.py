@@ -20,8 +20,8 @@ _STATUS: Final = {
     "RunCancelled": "CANCELLED",
 }
 
-# The keys of a frame that the RunOutput does not have. They describe only the frame, or the
-# RunOutput has their content under another key.
+# The keys of a frame that the RunOutput does not have. These keys describe only the frame, or the
+# RunOutput has the same content under another key.
 _NOT_OF_THE_RUN: Final = frozenset({"event", "created_at", "reason", "error"})
 
 

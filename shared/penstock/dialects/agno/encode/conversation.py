@@ -1,7 +1,7 @@
 """Makes a run's conversation in the form in which Agno stores it, with the user's message, calls,
 results and answers.
 
-Agno also stores the system prompt and the counters of each model. These are missing here, because
+Agno also stores the system prompt and the counters of each model. The result lacks both, because
 canonical events do not contain them.
 """
 

@@ -7,8 +7,8 @@ and pauses (`pauses`).
 The decoder leaves out data that has no content or that repeats other events. Such data is the
 `timestamp` and `rawEvent` of an event, a message without text, REASONING_START and REASONING_END,
 the text that Agno repeats at a pause, and the arguments of a repeated call. An event that is
-malformed or has no place in the contract becomes a `custom.event`. Its name is the event's type,
-and its value is the whole event. A CUSTOM event keeps its own name and value.
+malformed or has no place in the contract becomes a `custom.event`. The name of the `custom.event`
+is the event's type, and the value is the whole event. A CUSTOM event keeps its own name and value.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ class AguiDecoder:
         return drafts
 
     def end(self) -> Sequence[Draft | Pause]:
-        """Ends a leg whose response ended. If the run has neither ended nor paused, it is lost."""
+        """Ends a leg whose response ended.
+
+        If the run has neither ended nor paused, the run is lost.
+        """
         if self._over or self._waits:
             return []
         message = "the upstream's stream ended without a final event"
@@ -110,7 +113,7 @@ class AguiDecoder:
     def abort(self) -> Sequence[Draft | Pause]:
         """Closes the open parts of a response that was cut off.
 
-        The caller reports why it was cut off.
+        The caller reports why the response was cut off.
         """
         if self._over or self._waits:
             return []
@@ -328,8 +331,8 @@ def _by_tools(handle: Callable[[Tools, AguiFrame], Drafts]) -> Handler:
 
 # Maps each known type to its handler. An event of any other type becomes a `custom.event`. All
 # decoders share this table. If each decoder had a table of bound methods, the table would take 4 KB
-# for each open run. It would also refer to its decoder, so that only the garbage collector could
-# free the decoder after the run.
+# for each open run. Such a table would also refer to its decoder, so only the garbage collector
+# could free the decoder after the run.
 _HANDLERS: Final[Mapping[str, Handler]] = {
     "RUN_STARTED": AguiDecoder._started,
     "RUN_FINISHED": AguiDecoder._finished,

@@ -1,6 +1,6 @@
 """Reads the questions of a paused AG-UI run.
 
-They are interrupts, unanswered calls, or events of older LangGraph servers.
+A question is an interrupt, an unanswered call, or an event of an older LangGraph server.
 
 The member `items` of the pause's `resume` says for each item id how the answer is sent:
 
@@ -149,7 +149,10 @@ class Pauses:
         return _about(item, answer, call)
 
     def _of_value(self, value: Json, ids: Ids) -> Question:
-        """Returns the question of a graph's interrupt. Its value and its answer may be any JSON."""
+        """Returns the question of a graph's interrupt.
+
+        The interrupt's value and the answer may be any JSON.
+        """
         value = parsed(value) if isinstance(value, str) else value
         graph: GraphInterrupt = obj(value)
         described = string(graph.get("message")) or string(graph.get("question"))
@@ -175,7 +178,8 @@ def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
 def _kind(interrupt: Interrupt, schema: JsonObject | None) -> PauseKind:
     """Returns the kind of an interrupt.
 
-    It follows from the schema, or from the interrupt's reason if the schema is None.
+    The kind follows from the schema. If the schema is None, the kind follows from the interrupt's
+    reason.
     """
     if schema is not None:
         return "confirmation" if "approved" in obj(schema.get("properties")) else "input"

@@ -150,7 +150,10 @@ class Tools:
         return [*drafts, self._agents.draft(body, "llm.tool_result", with_metadata(data, body))]
 
     def text_received(self) -> None:
-        """Notes that the agent sent text. So it does not wait for the calls before the text."""
+        """Notes that the agent sent text.
+
+        So the agent does not wait for the calls before the text.
+        """
         for call in self._fresh:
             call.passed = True
         self._fresh.clear()
@@ -175,7 +178,7 @@ class Tools:
     def waits(self, call: Call, kind: str, *, editable: bool = False) -> list[Draft]:
         """Notes that an item of the pause asks about the call.
 
-        If the call is not announced yet, announces it.
+        Announces the call, unless it was announced before.
 
         `editable` says whether the answer may change the arguments.
         """
@@ -188,10 +191,11 @@ class Tools:
     def approve(self, call: Call, value: Json) -> None:
         """Notes an approval and the approved arguments.
 
-        If the answer may change the arguments and is not empty, it contains the approved arguments.
-        If the answer has the form of Agno's interface, the call's own arguments are approved, with
-        the changes in the answer's `values`. If only the agent server knows how the answer changes
-        the arguments, None is kept. In all other cases, the call's own arguments are approved.
+        If the answer may change the arguments and is not empty, the answer contains the approved
+        arguments. If the answer has the form of Agno's interface, the call's own arguments are
+        approved, with the changes in the answer's `values`. If only the agent server knows how the
+        answer changes the arguments, None is kept. In all other cases, the call's own arguments are
+        approved.
         """
         given = value if isinstance(value, dict) else {}
         args: JsonObject | None = call.args
@@ -229,10 +233,7 @@ class Tools:
         return "expired" if call.upstream_id in self._expired else "rejected"
 
     def close(self) -> list[Draft]:
-        """Announces the calls that are not announced yet.
-
-        This is called when the run completes or pauses.
-        """
+        """When the run completes or pauses, announces the calls that are not announced yet."""
         return [draft for call in list(self._open.values()) for draft in self._announce(call)]
 
     def dump(self) -> JsonObject:

@@ -15,7 +15,7 @@ from penstock.dialects.text_buffer import append_text
 class Transcript:
     """Collects the messages that a client has after the events of a stream.
 
-    Chunk events must be expanded before (see `chunks`). THINKING_* events make no message.
+    The caller must expand chunk events first (see `chunks`). THINKING_* events make no message.
     """
 
     def __init__(self, messages: Iterable[JsonObject] = ()) -> None:

@@ -38,7 +38,10 @@ class Context:
         return self.names.scope
 
     def custom(self, data: JsonObject) -> Emitted:
-        """Returns a CUSTOM event for a type that AG-UI lacks. Its value is the event's data."""
+        """Returns a CUSTOM event for a type that AG-UI lacks.
+
+        The value of the CUSTOM event is the canonical event's data.
+        """
         ids: JsonObject = {  # the ids under which the client knows the call and the message
             key: self.names.of(data[key])
             for key in ("tool_call_id", "message_id")

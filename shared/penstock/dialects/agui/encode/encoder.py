@@ -61,9 +61,9 @@ class AguiEncoder:
     """Encodes one run. `run_ids` returns the AG-UI runId of each leg, counted from 1.
 
     If a run ends while it waits, `run_ids` is also called for one further leg. `protocol_version`
-    is the version that the client declared. It is None for a client before 1.0, which gets no
-    SUBAGENT_*, no outcome `cancelled`, no `pendingToolCallIds` and no results in parts. The encoder
-    makes the ids of messages and tool calls unique in the thread (see `ids`).
+    is the version that the client declared. For a client before 1.0, `protocol_version` is None.
+    Such a client gets no SUBAGENT_*, no outcome `cancelled`, no `pendingToolCallIds` and no results
+    in parts. The encoder makes the ids of messages and tool calls unique in the thread (see `ids`).
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class AguiEncoder:
         ]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
-        """Ends a stream with an error, because it cannot continue to the run's end.
+        """Ends a stream with an error, because the stream cannot continue to the run's end.
 
         If the stream just ended, the client would assume that the run succeeded.
         """
@@ -173,7 +173,8 @@ class AguiEncoder:
     def reopened(self) -> Iterator[Emitted]:
         """Emits the starts of all open parts.
 
-        A client needs them if it joins now, or when a new AG-UI run begins.
+        A client that joins now needs these starts. Every client needs them when a new AG-UI run
+        begins.
         """
         yield from self._steps.reopened()
         yield from self._messages.reopened()

@@ -66,15 +66,13 @@ class Ledger:
     def owner_of(self, entity: str, owner: str | None) -> str | None:
         """Returns the inner run that first opened the part, or `owner` if the part is new.
 
-        In AG-UI, only the inner run that opened a part may continue it.
+        In AG-UI, only the inner run that opened a part may continue the part.
         """
         return self.owners.setdefault(entity, owner)
 
     def step_name(self, step_id: str, description: str, owner: str | None) -> str:
-        """Returns a name for a step.
-
-        It is the description, made unique among the open steps of the owner.
-        """
+        """Returns a name for a step, which is the description, made unique among the open steps of
+        the owner."""
         taken = {step.name for step in self.steps.values() if step.owner == owner}
         name = description or step_id
         while name in taken:

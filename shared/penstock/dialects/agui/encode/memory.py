@@ -125,10 +125,8 @@ class Memory:
         _merge(call, event)
 
     def _parent(self, event: JsonObject) -> JsonObject:
-        """Returns the message to which a tool call belongs.
-
-        This is the message that the event names, or a new message.
-        """
+        """Returns the message to which a tool call belongs: the message that the event names, or a
+        new message."""
         id = event.get("parentMessageId")
         existing = self._message(id) if id else None
         if existing is not None and existing["role"] == "assistant":
@@ -229,7 +227,7 @@ class Memory:
 def _place(messages: list[JsonObject], asking: JsonObject) -> int:
     """Returns the index at which a tool's result is inserted.
 
-    It comes after the call's message and the earlier results.
+    The result comes after the call's message and after earlier results.
     """
     # The search goes backwards, because a result usually comes soon after its call.
     at = end = len(messages)

@@ -1,8 +1,8 @@
 """Makes the interrupts of a pause, and reads the decisions from a client's `resume[]`.
 
 Each item of an approval becomes one interrupt. The module `ids` defines the interrupt's id. A
-client answers a confirmation with `{"approved": bool, "reason"?: str, "editedArgs"?: object}`. It
-answers any other item with a value. The status `cancelled` is a rejection.
+client answers a confirmation with `{"approved": bool, "reason"?: str, "editedArgs"?: object}`. The
+answer to any other item is a value. The status `cancelled` is a rejection.
 """
 
 from __future__ import annotations

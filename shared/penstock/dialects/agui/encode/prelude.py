@@ -1,9 +1,9 @@
 """Makes the frames that bring a client, which has no events yet, to the current state of a run.
 
 A client rejects a stream that begins in the middle of a run. If events were repeated, the client
-would show them twice. So the prelude has the whole conversation as snapshots. It consists of
-RUN_STARTED, MESSAGES_SNAPSHOT, STATE_SNAPSHOT, and one start for each open part. After the prelude,
-the client gets the frames of the run's later events.
+would show them twice. So the prelude has the whole conversation as snapshots. The frames of the
+prelude are RUN_STARTED, MESSAGES_SNAPSHOT, STATE_SNAPSHOT, and one start for each open part. After
+the prelude, the client gets the frames of the run's later events.
 """
 
 from __future__ import annotations

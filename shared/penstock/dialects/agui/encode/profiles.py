@@ -7,7 +7,7 @@ complete.
 
 In agent-runs-sse.md, some counters are internal (`COUNTERS`). So `agui+runs` removes these counters
 from metrics and from the frames of agent servers. Arguments, results, state and `ui_schema` are the
-agent's own data. They stay unchanged, even if some of their keys have the names of counters.
+agent's own data. This data stays unchanged, even if some of its keys have the names of counters.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ PROFILE_STEP: Final = "\0step"  # the id of the profile's step; no canonical eve
 # it is sent unchanged.
 CONTRACT_STEPS: Final = frozenset({"router", "worker"})
 
-# The profile's step begins before the first event with content. It never begins before an event
-# whose type is in `_OUTSIDE`. It begins before an event whose type is in `_ENDS` only if the AG-UI
-# run has had no step.
+# The profile's step begins before the first event with content. The step never begins before an
+# event whose type is in `_OUTSIDE`. The step begins before an event whose type is in `_ENDS` only
+# if the AG-UI run has had no step.
 _ENDS: Final = TERMINAL | {"lifecycle.paused"}
 _OUTSIDE: Final = frozenset({"lifecycle.started", "lifecycle.resumed", "approval.requested"})
 
@@ -107,8 +107,8 @@ class Steps:
         again: set[str] = set()
         for id, subagent in self._open.subagents.items():
             fields = {"subagentRunId": id, **subagent.started}
-            # If the parent has ended, the client does not know it in this AG-UI run. So the field
-            # is left out.
+            # If the parent has ended, the client does not know the parent in this AG-UI run. So the
+            # field is left out.
             if fields.get("parentSubagentRunId") not in again:
                 fields.pop("parentSubagentRunId", None)
             again.add(id)

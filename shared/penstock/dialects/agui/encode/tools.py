@@ -107,7 +107,7 @@ class Tools:
         yield EventType.TOOL_CALL_END, fields, facts
 
     def answered(self, data: JsonObject) -> Iterator[Emitted]:
-        """Handles llm.tool_result. If the call has not ended, ends it first."""
+        """Handles llm.tool_result. If the call has not ended, ends the call first."""
         yield from self._messages.end_thoughts()
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
@@ -146,8 +146,8 @@ def _facts(call: Call) -> JsonObject:
 def _result_text(result: JsonObject) -> str:
     """Returns a tool's result as text.
 
-    A string is returned unchanged, and any other value as JSON. A failed call gives the text of the
-    error.
+    A string is returned unchanged, and any other value as JSON. For a failed call, returns the text
+    of the error.
     """
     value = result.get("result")
     if value is None:
