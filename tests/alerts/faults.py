@@ -279,5 +279,5 @@ FAULTS: Final = (
 NOT_PROVOKED: Final = {
     "PenstockReaderLags": "a starved service, which lets messages wait, does not answer Prometheus",
     "PenstockGaps": "NATS must drop live messages of a connection that it keeps",
-    "PenstockWorkflowsStand": "the service must run, take no input and end no step",
+    "PenstockWorkflowsBlocked": "the service must run, take no input and end no step",
 }

@@ -20,9 +20,9 @@ from penstock.bus.state.bucket_index import Change, StillReading
 from penstock.web.auth import Identity
 from penstock.web.auth.grants import EVERYBODY, ServiceGrant
 from penstock_approvals import listing
-from penstock_approvals.listing import ApprovalList, Place, Seeker
+from penstock_approvals.listing import ApprovalList, ListPosition, Viewer
 from penstock_approvals.records import ApprovalRecords
-from penstock_approvals.seeing import seeker_of
+from penstock_approvals.seeing import viewer_of
 from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer
@@ -82,10 +82,10 @@ async def put(bus: Bus, user_id: str, requested: int, approval_id: str = "", **f
     return approval_id
 
 
-def seeker(owners: Collection[str] | None) -> Seeker:
+def viewer(owners: Collection[str] | None) -> Viewer:
     """Return somebody who sees the approvals of these users."""
     names = (None,) if owners is None else tuple(owners)
-    return Seeker(names, lambda record: owners is None or record.user_id in owners)
+    return Viewer(names, lambda record: owners is None or record.user_id in owners)
 
 
 async def pages(
@@ -93,13 +93,13 @@ async def pages(
 ) -> list[list[str]]:
     """Read page after page; return the approval ids of each page."""
     found: list[list[str]] = []
-    after: Place | None = None
+    after: ListPosition | None = None
     while True:
-        page = await approvals.page(seeker(owners), wanted, after, limit)
+        page = await approvals.page(viewer(owners), wanted, after, limit)
         found.append([record.approval_id for record in page.approvals])
         if page.next is None:
             return found
-        after = Place.parse(page.next)
+        after = ListPosition.parse(page.next)
 
 
 def flat(pages: list[list[str]]) -> list[str]:
@@ -207,13 +207,13 @@ def test_each_approval_is_on_one_page_whatever_happens_between_two_pages(
     async def read() -> list[str]:
         steps = iter(between)
         found: list[str] = []
-        after: Place | None = None
+        after: ListPosition | None = None
         while True:
-            page = await approvals.page(seeker({"u"}), {}, after, limit)
+            page = await approvals.page(viewer({"u"}), {}, after, limit)
             found += [record.approval_id for record in page.approvals]
             if page.next is None:
                 return found
-            after = Place.parse(page.next)
+            after = ListPosition.parse(page.next)
             for kind, *rest in next(steps, ()):
                 if kind == "request":
                     request(*rest)
@@ -299,9 +299,9 @@ async def test_a_cursor_of_another_user_shows_nothing_of_that_user(
     for number in range(4):
         await put(bus, alice, number, expires_at=at(number))
     mine = [await put(bus, bob, number, expires_at=at(9)) for number in range(2)]
-    page = await approvals.page(seeker({alice}), {}, None, 2)
+    page = await approvals.page(viewer({alice}), {}, None, 2)
     assert page.next is not None
-    stolen = await approvals.page(seeker({bob}), {}, Place.parse(page.next), 10)
+    stolen = await approvals.page(viewer({bob}), {}, ListPosition.parse(page.next), 10)
     assert [record.approval_id for record in stolen.approvals] == mine[::-1]
 
 
@@ -339,12 +339,12 @@ async def test_a_deleted_approval_and_an_entry_of_the_outbox_are_not_listed(
 )
 def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a cursor"):
-        Place.parse(text)
+        ListPosition.parse(text)
 
 
 @given(
     place=st.builds(
-        Place,
+        ListPosition,
         st.integers(0, 2**62),
         st.booleans(),
         st.integers(-(2**62), 2**62),
@@ -352,8 +352,8 @@ def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
         st.integers(-1, 2**56),
     )
 )
-def test_a_cursor_is_read_as_it_was_written(place: Place) -> None:
-    assert Place.parse(place.cursor()) == place
+def test_a_cursor_is_read_as_it_was_written(place: ListPosition) -> None:
+    assert ListPosition.parse(place.cursor()) == place
 
 
 def deciders(**fields: Any) -> dict[str, Any]:
@@ -373,13 +373,13 @@ async def listed(
 ) -> list[str]:
     """Return the ids of all approvals that the caller is shown, read page by page."""
     found: list[str] = []
-    after: Place | None = None
+    after: ListPosition | None = None
     while True:
-        page = await approvals.page(seeker_of(who, waits=waits), {}, after, limit)
+        page = await approvals.page(viewer_of(who, waits=waits), {}, after, limit)
         found += [record.approval_id for record in page.approvals]
         if page.next is None:
             return found
-        after = Place.parse(page.next)
+        after = ListPosition.parse(page.next)
 
 
 async def test_a_caller_finds_what_its_name_and_its_roles_may_see_and_each_once(
@@ -471,7 +471,7 @@ def test_the_index_finds_what_a_look_at_every_record_finds(
         who = replace(who, kind="service", service=ServiceGrant("t", on_behalf_of=credential))
     for number, (user, fields) in enumerate(given_):
         memory.put(f"k{number}", document(user, f"k{number}", number, **fields))
-    seeker_ = seeker_of(who, waits=waits)
+    seeker_ = viewer_of(who, waits=waits)
     records = [
         ApprovalRecord.model_validate_json(document(user, f"k{number}", number, **fields))
         for number, (user, fields) in enumerate(given_)

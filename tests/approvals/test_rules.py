@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
-from penstock_approvals.outcomes.rules import Unfit, check, outcome
+from penstock_approvals.outcomes.rules import DecisionMismatch, check, outcome
 from penstock_approvals.outcomes.schemas import misfit
 
 SCHEMA = {
@@ -64,13 +64,13 @@ def test_every_item_is_decided_by_itself() -> None:
     ids=["one missing", "all missing", "one too many", "one twice"],
 )
 def test_all_items_and_nothing_else_must_be_decided(items: list[Any], words: str) -> None:
-    with pytest.raises(Unfit, match=words):
+    with pytest.raises(DecisionMismatch, match=words):
         check(approval(asked("1"), asked("2")), request(*items))
 
 
 @pytest.mark.parametrize("kind", ["input", "feedback", "selection", "credential"])
 def test_what_can_only_be_answered_cannot_be_rejected(kind: str) -> None:
-    with pytest.raises(Unfit, match="cannot be rejected"):
+    with pytest.raises(DecisionMismatch, match="cannot be rejected"):
         check(approval(asked("1", kind)), request(("1", "reject")))
 
 
@@ -78,7 +78,7 @@ def test_what_can_only_be_answered_cannot_be_rejected(kind: str) -> None:
     "kind", ["input", "feedback", "selection", "credential", "external", "long_running"]
 )
 def test_what_is_asked_for_a_value_needs_one(kind: str) -> None:
-    with pytest.raises(Unfit, match="needs a value"):
+    with pytest.raises(DecisionMismatch, match="needs a value"):
         check(approval(asked("1", kind)), request(("1", "approve")))
     check(approval(asked("1", kind)), request(("1", "approve", {"any": "thing"})))
 
@@ -99,7 +99,7 @@ def test_what_would_run_can_be_rejected_without_a_value(kind: str) -> None:
 )
 def test_a_value_must_fit_the_schema(value: Any, words: str) -> None:
     wanted = approval(asked("1", "input", input_schema=SCHEMA))
-    with pytest.raises(Unfit, match=words):
+    with pytest.raises(DecisionMismatch, match=words):
         check(wanted, request(("1", "approve", value)))
     check(wanted, request(("1", "approve", {"city": "Rome"})))
 

@@ -66,7 +66,7 @@ def check(events: list[Event], chunks: Sequence[str]) -> None:
     assert events[-1].type == "lifecycle.completed"
 
 
-class Stuck:
+class StuckReason:
     """Hold back every write to EVENTS of one run until `let_go` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run_id: str) -> None:
@@ -105,7 +105,7 @@ async def test_a_run_that_floods_stays_in_its_share_and_holds_up_no_other_of_its
         fresh_nats.url, Config(), (NormalizerService,), max_held_bytes=limit
     ) as penstock:
         flood = await opened(penstock.bus)
-        stuck = Stuck(monkeypatch, flood.run_id)
+        stuck = StuckReason(monkeypatch, flood.run_id)
         beside = await neighbour(penstock.bus, flood.run_id)
         contents = (agno("RunContent", content=chunk) for chunk in chunks)
         await write(flood, agno("RunStarted"), *contents, agno("RunCompleted", content="x"))
@@ -127,7 +127,7 @@ async def test_a_normalizer_that_dies_behind_loses_nothing_of_what_it_had_not_ke
     fast = {"partition_ttl_s": 2.0, "partition_renew_s": 0.3, "checkpoint_s": 0.05}
     async with connected(fresh_nats.url) as bus:
         flood = await opened(bus)
-        stuck = Stuck(monkeypatch, flood.run_id)
+        stuck = StuckReason(monkeypatch, flood.run_id)
         settings = {"max_held_bytes": 8 * KIB, **fast}
         services = (NormalizerService,)
         async with pipeline(fresh_nats.url, Config(), services, **settings):
@@ -160,12 +160,12 @@ async def test_frames_that_were_not_kept_are_read_again_in_order(nats_server: Na
         for stored in frames[:40]:
             backlog.push(stored)
         assert budget.used_bytes <= budget.limit_bytes
-        assert backlog.floor == frames[0].sequence - 1
+        assert backlog.done_up_to == frames[0].sequence - 1
         seen = []
         while backlog:
             seen.append(await backlog.first())
             backlog.done(1)
-            assert backlog.floor >= seen[-1].sequence
+            assert backlog.done_up_to >= seen[-1].sequence
             if len(seen) == 10:
                 for stored in frames[40:]:  # more frames come while the reader is behind
                     backlog.push(stored)
@@ -192,7 +192,7 @@ async def test_a_backlog_tells_of_what_has_aged_out_and_goes_on(fresh_nats: Nats
             kept += 1
             backlog.done(1)
         assert 0 < kept < len(frames)
-        assert backlog.floor < frames[-1].sequence
+        assert backlog.done_up_to < frames[-1].sequence
         remnant = await backlog.first()
         assert remnant is backlog.remnant
         assert (remnant.sequence, remnant.payload) == (frames[-1].sequence, b"")
@@ -212,7 +212,7 @@ async def test_a_run_of_which_the_rest_aged_out_while_it_had_to_wait_ends_and_sa
     async with pipeline(fresh_nats.url, Config(), (NormalizerService,)) as penstock:
         bus = penstock.bus
         flood = await opened(bus)
-        stuck = Stuck(monkeypatch, flood.run_id)
+        stuck = StuckReason(monkeypatch, flood.run_id)
         beside = await neighbour(bus, flood.run_id)
         for body in (agno("RunStarted"), agno("RunContent", content="one")):
             await flood.write("bytes", body, leg=1)

@@ -286,7 +286,7 @@ async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
                 return not zombie.runs.is_busy
 
             await eventually(woke)
-            await zombie._checkpoint.write(zombie._floor)
+            await zombie._checkpoint.write(zombie._done_up_to)
             assert await second() == kept
             assert await passed(bus, number, checkpoint - 1)
         task.cancel()

@@ -13,7 +13,7 @@ from penstock.settings import AuthSettings
 from penstock.telemetry import LIMITED
 from penstock.web.auth.errors import Refused
 from penstock.web.auth.identity import ANONYMOUS, Identity
-from penstock.web.auth.limits import MAX_BUCKETS, Held, Requests
+from penstock.web.auth.limits import MAX_BUCKETS, OpenCounts, Requests
 from support.fakes.guarded_server import SURFACES
 from support.fakes.issuer import SECRET, token
 
@@ -101,7 +101,7 @@ def test_users_who_have_gone_are_forgotten() -> None:
 
 
 def test_what_is_given_back_can_be_taken_again() -> None:
-    held = Held("streams", 2, "streams")
+    held = OpenCounts("streams", 2, "streams")
     give_back: list[Callable[[], None]] = [held.take(ALICE), held.take(ALICE)]
     before = LIMITED.labels("streams")._value.get()
     with pytest.raises(Refused):
@@ -113,7 +113,7 @@ def test_what_is_given_back_can_be_taken_again() -> None:
 
 
 def test_0_streams_or_connections_is_any_number() -> None:
-    held = Held("streams", 0, "streams")
+    held = OpenCounts("streams", 0, "streams")
     for _ in range(1000):
         held.take(ALICE)
     settings = AuthSettings(max_connections_per_user=0, max_streams_per_user=0)

@@ -16,7 +16,7 @@ from penstock.service.token_index import TokenIndex
 from penstock.web.auth import ServiceTokens, decides_for
 from penstock.web.auth.grants import ServiceGrant
 from penstock.web.auth.identity import Identity
-from penstock.web.auth.limits import Guesses
+from penstock.web.auth.limits import LookupLimit
 from penstock.web.auth.service_tokens import MAX_TOKENS, RIGHTS, USED_EVERY_S, check_rights
 from penstock.web.auth.stream_tokens import FIRST
 from penstock.web.problems import Problem
@@ -242,7 +242,7 @@ async def test_unknown_tokens_are_looked_up_only_so_often_and_known_ones_always(
 
 def test_guesses_come_back_with_time() -> None:
     now = 0.0
-    guesses = Guesses(rate=2, burst=3, clock=lambda: now)
+    guesses = LookupLimit(rate=2, burst=3, clock=lambda: now)
     for number in range(3):
         guesses.take(str(number))
     with pytest.raises(Problem, match="try again later"):

@@ -51,10 +51,10 @@ from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
 from penstock_approvals.hiding import shown
 from penstock_approvals.last_lines import last_lines
-from penstock_approvals.listing import Page, Place
+from penstock_approvals.listing import ListPosition, Page
 from penstock_approvals.policy import may_decide
 from penstock_approvals.policy.kinds import NEEDS_VALUE
-from penstock_approvals.seeing import seeker_of, sees
+from penstock_approvals.seeing import sees, viewer_of
 
 log = logging.getLogger(__name__)
 
@@ -356,14 +356,14 @@ class Api:
     async def _page(self, who: Identity, query: Query) -> Page:
         """Read a page. Raises Problem 422 if the cursor cannot be read."""
         wanted = query.model_dump(exclude={"limit", "after", "waits_for"}, exclude_none=True)
-        seeker = seeker_of(who, waits=query.waits_for is not None)
+        viewer = viewer_of(who, waits=query.waits_for is not None)
         try:
-            after = Place.parse(query.after) if query.after is not None else None
+            after = ListPosition.parse(query.after) if query.after is not None else None
         except ValueError as error:
             text = "after: must be `next` of an earlier page; leave it out for the first page"
             raise Problem(422, text) from error
         async with self._turns.of(who.user_id):
-            return await asked(self._approvals.list.page(seeker, wanted, after, query.limit))
+            return await asked(self._approvals.list.page(viewer, wanted, after, query.limit))
 
     async def _found(self, request: Request) -> ApprovalRecord:
         """Return the approval whose id is in the path.

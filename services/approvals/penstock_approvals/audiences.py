@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.bus.records import Decider
-from penstock_approvals.policy.access import REQUESTER, person_of
+from penstock_approvals.policy.deciding_rights import REQUESTER, person_of
 
 # The audience of an approval that everybody may decide who has the scope that the policy requires.
 EVERYBODY: Final = "everybody\0"

@@ -39,7 +39,7 @@ from penstock_approvals.outcomes.escalations import escalations, reached
 from penstock_approvals.outcomes.votes import Refused, cast, said_the_same
 from penstock_approvals.policies import Policies
 from penstock_approvals.policy import Question
-from penstock_approvals.records import ApprovalRecords, Held
+from penstock_approvals.records import ApprovalRecords, StoredApproval
 from penstock_approvals.runs.announcements import Announcements, Event
 from penstock_approvals.runs.ends import RunEnds, pause_of
 from penstock_approvals.runs.news import WORKFLOWS, News
@@ -147,7 +147,7 @@ class Approvals:
                 return
         await self._outbox.send_on(approval_id)
 
-    async def _expire(self, held: Held) -> None:
+    async def _expire(self, held: StoredApproval) -> None:
         """Record that the deadline has passed, unless the record has changed since it was read."""
         record = held.record
         await self._outbox.open(record.approval_id)
@@ -347,7 +347,7 @@ class Approvals:
             if reply is not None:
                 return reply
 
-    async def _decide(self, held: Held, request: DecideRequest) -> DecideReply | None:
+    async def _decide(self, held: StoredApproval, request: DecideRequest) -> DecideReply | None:
         """Count the decision; return None if the record has changed and must be read again."""
         record = held.record
         now = self._bus.clock.stamp()

@@ -52,7 +52,7 @@ class Batch(NamedTuple):
     changes: list[Change]
 
 
-class Beyond(Exception):
+class BeyondEnd(Exception):
     """The error for a sequence beyond the end of the bucket.
 
     NATS was then restored to an older state.
@@ -103,13 +103,14 @@ class Feed:
         Now and then, a batch without changes is yielded.
 
         Raises:
-            Beyond: NATS has lost the end of the bucket, so the sequence may now belong to another
+            BeyondEnd: NATS has lost the end of the bucket, so the sequence may now belong to
+            another
                 write.
         """
         losses = self._losses
         while not self._closed:
             if losses != self._losses:
-                raise Beyond
+                raise BeyondEnd
             moved = self._moved
             try:
                 batch = await self.read(after)

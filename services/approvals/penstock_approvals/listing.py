@@ -58,7 +58,7 @@ _TO_DECIDE: Final = f"decides AND status = {STATUSES['pending']} AND NOT urgent"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListPosition:
     """The place of an approval in the list, from which the next page continues.
 
     `deadline` is in Unix milliseconds. `age` is the negative time of the request in Unix
@@ -79,7 +79,7 @@ class Place:
         return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> ListPosition:
         """Return the place that a cursor contains.
 
         Raises:
@@ -98,7 +98,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Seeker:
+class Viewer:
     """The caller for whom approvals are listed."""
 
     # The audiences whose rows are read. The entry None stands for all requesters.
@@ -192,7 +192,7 @@ class ApprovalRows(IndexRows):
         self,
         owner: str | None,
         wanted: Mapping[str, str],
-        after: Place,
+        after: ListPosition,
         limit: int,
         waits_for: str | None = None,
     ) -> list[tuple[int, int, int, str]]:
@@ -217,10 +217,10 @@ class ApprovalRows(IndexRows):
         self,
         owner: str | None,
         wanted: Mapping[str, str],
-        after: Place,
+        after: ListPosition,
         limit: int,
         waits_for: str | None = None,
-    ) -> tuple[list[tuple[int, int, str]], Place | None]:
+    ) -> tuple[list[tuple[int, int, str]], ListPosition | None]:
         """Search a part of the approvals that were not urgent at the horizon, the newest first.
 
         Returns the approvals that match `wanted` as (age, tie, key), and the place from which to
@@ -234,7 +234,7 @@ class ApprovalRows(IndexRows):
         if waits_for is not None:
             base += f" AND {_TO_DECIDE}" + (" AND main" if owner is None else "")
         start = [after.age, after.tie, *start]
-        to: Place | None = None
+        to: ListPosition | None = None
         if (rest or waits_for is not None) and index not in _NARROW:
             sql = f"SELECT age, tie {base} ORDER BY age, tie LIMIT 1 OFFSET {SLICE - 1}"
             if at := self.rows(sql, start):
@@ -306,15 +306,15 @@ class ApprovalList:
 
     async def page(
         self,
-        seeker: Seeker,
+        viewer: Viewer,
         wanted: Mapping[str, str],
-        after: Place | None,
+        after: ListPosition | None,
         limit: int,
     ) -> Page:
-        """Return a page of the approvals that the seeker sees.
+        """Return a page of the approvals that the viewer sees.
 
         Args:
-            seeker: the caller for whom the approvals are listed.
+            viewer: the caller for whom the approvals are listed.
             wanted: the required values of some of the fields `status`, `run_id`, `agent` and
                 `session_id`.
             after: the place after which the page begins; None for the first page.
@@ -324,18 +324,18 @@ class ApprovalList:
             BusError: the approvals cannot be read now.
         """
         await self.index.caught_up()
-        waits_for = seeker.waits_for
+        waits_for = viewer.waits_for
         if waits_for is not None:
             wanted = {"status": "pending", **wanted}
-        place = after or Place(self.rows.horizon(seeker.audiences))
-        found: list[tuple[Place, ApprovalRecord]] = []
+        place = after or ListPosition(self.rows.horizon(viewer.audiences))
+        found: list[tuple[ListPosition, ApprovalRecord]] = []
         while len(found) <= limit:
             missing = limit + 1 - len(found)
-            places = await self._places(seeker.audiences, wanted, place, missing, waits_for)
+            places = await self._places(viewer.audiences, wanted, place, missing, waits_for)
             records = await self._read([key for _, key in places])
             for each, key in places:
                 record = records.get(key)
-                if record is None or not seeker.shows(record):
+                if record is None or not viewer.shows(record):
                     continue
                 if all(getattr(record, name) == value for name, value in wanted.items()):
                     found.append((each, record))
@@ -350,15 +350,15 @@ class ApprovalList:
         self,
         owners: Collection[str | None],
         wanted: Mapping[str, str],
-        after: Place,
+        after: ListPosition,
         limit: int,
         waits_for: str | None,
-    ) -> list[tuple[Place, str]]:
+    ) -> list[tuple[ListPosition, str]]:
         """Return the places and keys of the next approvals.
 
         The result has fewer than `limit` places only if there are no more approvals.
         """
-        found: list[tuple[Place, str]] = []
+        found: list[tuple[ListPosition, str]] = []
         if after.urgent and wanted.get("status", "pending") == "pending":
             urgent: list[tuple[int, int, int, str]] = []
             for owner in owners:
@@ -366,11 +366,11 @@ class ApprovalList:
             # An approval can have several rows for the caller, one for the name and one for each
             # role. `set` removes the duplicates.
             for deadline, age, tie, key in sorted(set(urgent))[:limit]:
-                found.append((Place(after.horizon, True, deadline, age, tie), key))
+                found.append((ListPosition(after.horizon, True, deadline, age, tie), key))
         others: list[tuple[int, int, str]] = []
         start = replace(after, urgent=False, age=-NEVER, tie=-1) if after.urgent else after
         for owner in owners if len(found) < limit else ():
-            place: Place | None = start
+            place: ListPosition | None = start
             seen = 0
             while place is not None and seen < limit:
                 some, place = self.rows.others(owner, wanted, place, limit - seen, waits_for)
@@ -380,7 +380,7 @@ class ApprovalList:
                 # between two reads.
                 await asyncio.sleep(0)
         for age, tie, key in sorted(set(others))[: limit - len(found)]:
-            found.append((Place(after.horizon, False, 0, age, tie), key))
+            found.append((ListPosition(after.horizon, False, 0, age, tie), key))
         return found
 
     async def _read(self, keys: Sequence[str]) -> dict[str, ApprovalRecord]:

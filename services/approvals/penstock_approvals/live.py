@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from penstock import sse
 from penstock.bus.records import ApprovalRecord
 from penstock.web.auth import over
-from penstock_approvals.feed import Batch, Beyond, Feed
+from penstock_approvals.feed import Batch, BeyondEnd, Feed
 from penstock_approvals.hiding import shown
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ async def _frames(
                 continue
             yield b"".join(frames) or b": keep-alive\n\n"
             sent_s = loop.time()
-    except Beyond:
+    except BeyondEnd:
         log.info("NATS has lost changes of approvals, so a client's stream ends")
 
 

@@ -33,7 +33,7 @@ class UnreadableRecord(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredApproval:
     """A record and the entry from which the record was read."""
 
     record: ApprovalRecord
@@ -47,7 +47,7 @@ class ApprovalRecords:
         self._bus = bus
         self._bucket = bus.bucket(BUCKET)
 
-    async def find(self, approval_id: str) -> Held | None:
+    async def find(self, approval_id: str) -> StoredApproval | None:
         """Return the approval's record and its entry; None if there is no record.
 
         Raises:
@@ -83,19 +83,19 @@ class ApprovalRecords:
         value = await self._value(record)
         return await self._bucket.create(record.approval_id, value) is not None
 
-    async def replace(self, held: Held, record: ApprovalRecord) -> bool:
+    async def replace(self, held: StoredApproval, record: ApprovalRecord) -> bool:
         """Replace the record that was read; return False if the record has changed since then."""
         return await self._replace(held, await self._value(record))
 
-    async def touch(self, held: Held) -> bool:
+    async def touch(self, held: StoredApproval) -> bool:
         """Write the same record as a new revision; return False if the record has changed."""
         return await self._replace(held, held.entry.value or b"")
 
-    async def _replace(self, held: Held, value: bytes) -> bool:
+    async def _replace(self, held: StoredApproval, value: bytes) -> bool:
         entry = held.entry
         return await self._bucket.update(entry.key, value, entry.revision) is not None
 
-    async def _held(self, entry: Entry) -> Held:
+    async def _held(self, entry: Entry) -> StoredApproval:
         value = await objects.unwrap(self._bus, entry.value or b"")
         try:
             record = ApprovalRecord.model_validate_json(value)
@@ -106,7 +106,7 @@ class ApprovalRecords:
             raise UnreadableRecord(entry.key, why) from error
         log_fields.approval_of(record.run_id, record.approval_id)
         log_fields.traced(record.run_id, record.traceparent)
-        return Held(record, entry)
+        return StoredApproval(record, entry)
 
     async def _value(self, record: ApprovalRecord) -> bytes:
         """Return the record's value in KV.

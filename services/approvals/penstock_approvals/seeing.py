@@ -9,7 +9,7 @@ from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity
 from penstock.web.auth.grants import EVERYBODY
 from penstock_approvals.audiences import audiences
-from penstock_approvals.listing import Seeker
+from penstock_approvals.listing import Viewer
 from penstock_approvals.policy import may_decide, may_see, person_of
 
 
@@ -32,8 +32,8 @@ def waits_for(who: Identity, record: ApprovalRecord) -> bool:
     )
 
 
-def seeker_of(who: Identity, *, waits: bool = False) -> Seeker:
-    """Return the seeker for a caller.
+def viewer_of(who: Identity, *, waits: bool = False) -> Viewer:
+    """Return the viewer for a caller.
 
     With `waits`, only approvals that wait for the caller are listed.
     """
@@ -42,7 +42,7 @@ def seeker_of(who: Identity, *, waits: bool = False) -> Seeker:
     # `waits_for` is not used for such a token.
     several = who.service is not None and bool(who.service.on_behalf_of)
     person = "" if several else person_of(decider_of(who, "api"))
-    return Seeker(
+    return Viewer(
         tuple(_audiences(who, waits)),
         lambda record: sees(who, record) and (not waits or waits_for(who, record)),
         person if waits else None,

@@ -11,7 +11,7 @@ from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
 from penstock.settings import Config
 from penstock.web.read_scheduler import ReadScheduler
-from penstock_edge.runs.agui_names import AguiNames
+from penstock_edge.runs.agui_leg_ids import AguiLegIds
 from penstock_edge.runs.cancel import Canceller
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.allowance import Allowance
@@ -47,7 +47,7 @@ class Edge:
     many: ManyRunViews
     trees: Trees
     agui: AguiViews
-    agui_names: AguiNames
+    agui_leg_ids: AguiLegIds
     turns: ReadScheduler
     open_runs: OpenRuns
     run_list: RunList
@@ -60,7 +60,7 @@ class Edge:
         """Make the parts of an edge that uses this bus."""
         many = ManyRunViews(bus, Feeds(bus), RunRecords(bus))
         shards = SessionShards(bus, tuple(agent.id for agent in config.agents))
-        names = AguiNames(bus, many.records)
+        names = AguiLegIds(bus, many.records)
         turns = ReadScheduler()
         run_list = RunList(bus)
         open_runs = OpenRuns(
@@ -76,7 +76,7 @@ class Edge:
             many=many,
             trees=Trees(bus, many.feeds),
             agui=AguiViews(names),
-            agui_names=names,
+            agui_leg_ids=names,
             turns=turns,
             open_runs=open_runs,
             run_list=run_list,

@@ -187,7 +187,7 @@ class RunRecord(Record):
     )
 
 
-class Turn(Record):
+class QueuedLeg(Record):
     """One leg in a session's queue."""
 
     run_id: str
@@ -213,7 +213,7 @@ class SessionRecord(Record):
     open: list[str] | None = Field(
         None, description="AG-UI: the runs whose end is not known; older versions do not write it"
     )
-    queue: list[Turn] = Field([], description="The legs that wait; the first one runs")
+    queue: list[QueuedLeg] = Field([], description="The legs that wait; the first one runs")
 
 
 class Claim(Record):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.bus.records import SessionRecord, Turn
+from penstock.bus.records import QueuedLeg, SessionRecord
 from penstock.bus.subjects import session_key
 from penstock_connector.service import ConnectorService
 from penstock_connector.state import session_queue
@@ -114,7 +114,7 @@ async def test_the_turn_of_a_dead_connector_is_passed_over(
     async with pipeline(nats_server.url, agents(upstream), **FAST) as penstock:
         key = session_key("u1", "agno", "s-dead")
         record = SessionRecord(agent="agno", session_id="s-dead")
-        record.queue.append(Turn(run_id="gone", leg=1, pod=DEAD))
+        record.queue.append(QueuedLeg(run_id="gone", leg=1, pod=DEAD))
         await penstock.bus.bucket("sessions").put(key, record.dump())
         run_id = await penstock.start_run("agno", "hello", session_id="s-dead")
         assert await last_types(penstock, [run_id]) == ["lifecycle.completed"]
@@ -128,7 +128,7 @@ async def test_the_turn_of_a_dead_connectors_leg_waits_until_somebody_has_dealt_
     upstream.script(plays(agno_text("x")))
     async with pipeline(nats_server.url, agents(upstream), pod_ttl_s=1) as penstock:
         key = session_key("u1", "agno", "s-noted")
-        left = Turn(run_id="r-dead", leg=1, pod=DEAD)
+        left = QueuedLeg(run_id="r-dead", leg=1, pod=DEAD)
         record = SessionRecord(agent="agno", session_id="s-noted", queue=[left])
         noted = f"active.{DEAD}.r-dead"
         looked = asyncio.Event()

@@ -10,7 +10,7 @@ from signal import SIGKILL
 import pytest
 
 from penstock.bus import RawWriter, Stored
-from penstock.bus.records import Sent, SessionRecord, Turn
+from penstock.bus.records import QueuedLeg, Sent, SessionRecord
 from penstock.bus.streams import RAW
 from penstock.bus.subjects import raw_stored, session_key
 from penstock.bus.write.fence import tail
@@ -199,7 +199,7 @@ async def test_what_a_dead_one_has_left_of_the_same_leg_holds_nobody_up(
         command = await penstock.register("agno", "hello")
         key = session_key("u1", "agno", command.session_id)
         record = SessionRecord(agent="agno", session_id=command.session_id)
-        record.queue.append(Turn(run_id=command.run_id, leg=1, pod=DEAD))
+        record.queue.append(QueuedLeg(run_id=command.run_id, leg=1, pod=DEAD))
         await penstock.bus.bucket("sessions").create(key, record.dump())
         noted = LegRecord(1, 1, "start", command.dump())
         await penstock.bus.bucket("claims").put(f"active.{DEAD}.{command.run_id}", noted.dump())
@@ -275,7 +275,7 @@ async def test_a_leg_leaves_the_queue_and_not_the_next_leg_of_its_run(
         sessions = open_stores(penstock.bus, "connector-a").sessions
         key = session_key("u1", "agno", new_run_id())
         for leg in (1, 2):
-            mine = Turn(run_id="r", leg=leg, pod="connector-a", sequence=leg)
+            mine = QueuedLeg(run_id="r", leg=leg, pod="connector-a", sequence=leg)
             await sessions.join(key, "agno", "s", "s", mine)
         await sessions.leave(key, "r", "connector-a", 1)
         entry = await penstock.bus.bucket("sessions").get(key)

@@ -234,7 +234,7 @@ async def test_runs_that_somebody_will_move_are_let_be(
     fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One run streams, one waits behind it in its session, and one waits for a decision."""
-    why = [stuck.value for stuck in watchdog.Stuck]
+    why = [stuck.value for stuck in watchdog.StuckReason]
     before = [found(each) for each in why]
     looked: list[str] = []
     examine = watchdog.Watchdog._examine

@@ -31,7 +31,7 @@ def of(runs: list[PretendRun]) -> list[str]:
 
 async def sequences(past: History, floor: int, limit: int) -> list[int]:
     found: list[int] = []
-    while batch := await past.below(floor, limit):
+    while batch := await past.before(floor, limit):
         assert len(batch) <= limit
         found += [stored.sequence for stored in batch]
     return found

@@ -18,10 +18,10 @@ from penstock.bus.records import (
     ApprovalRecord,
     DecideReply,
     DecideRequest,
+    QueuedLeg,
     RunRecord,
     SessionRecord,
     StartCommand,
-    Turn,
 )
 from penstock.bus.write.objects import unwrap, wrap
 from support.drive.waiting import eventually
@@ -110,7 +110,7 @@ class PretendRun:
             session.runs.append(self.run_id)
         session.queue = [turn for turn in session.queue if turn.run_id != self.run_id]
         if waits:
-            session.queue.append(Turn(run_id=self.run_id, leg=1, pod="pretended"))
+            session.queue.append(QueuedLeg(run_id=self.run_id, leg=1, pod="pretended"))
         await bucket.put(key, session.dump())
 
     async def started(self) -> None:

@@ -18,7 +18,7 @@ from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
 from penstock.service.deciders import decider_of
 from penstock.web.answers import time_text
 from penstock.web.auth import identity_of
-from penstock.web.auth.limits import Guesses
+from penstock.web.auth.limits import LookupLimit
 from penstock.web.bodies import ignore_body, read_body, read_model
 from penstock.web.operation import (
     NULLABLE,
@@ -104,7 +104,7 @@ class LinkPages:
         self._approvals = approvals
         self._decide = decide
         self._links = Links(bus)
-        self._guesses = Guesses()
+        self._guesses = LookupLimit()
 
     @serves(
         _page(

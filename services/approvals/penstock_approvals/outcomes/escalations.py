@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 
 from penstock.bus.records import ApprovalRecord, Deciders
-from penstock_approvals.policy.access import REQUESTER
+from penstock_approvals.policy.deciding_rights import REQUESTER
 
 
 def reached(record: ApprovalRecord, now: datetime) -> int:

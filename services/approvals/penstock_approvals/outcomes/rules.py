@@ -14,24 +14,26 @@ from penstock_approvals.policy.kinds import ANSWERED_ONLY, NEEDS_VALUE
 MAX_BYTES = 512 * 1024
 
 
-class Unfit(ValueError):
+class DecisionMismatch(ValueError):
     """The error for a decision that does not fit its request. The text names the item."""
 
 
 def check(approval: ApprovalRecord, request: DecideRequest) -> None:
-    """Raise Unfit unless each item of the request is decided once, as the item's kind allows, and
-    no other item is decided."""
+    """Raise DecisionMismatch unless each item of the request is decided once, as the item's kind
+    allows, and no other item is decided."""
     wanted = {item["item_id"]: item for item in approval.items}
     given = Counter(item.item_id for item in request.items)
     for item_id, count in given.items():
         if item_id not in wanted:
-            raise Unfit(f"there is no item {item_id} in this request")
+            raise DecisionMismatch(f"there is no item {item_id} in this request")
         if count > 1:
-            raise Unfit(f"item {item_id} is decided {count} times")
+            raise DecisionMismatch(f"item {item_id} is decided {count} times")
     if missing := [item_id for item_id in wanted if item_id not in given]:
-        raise Unfit(f"not decided: {', '.join(missing)}; all items are decided together")
+        raise DecisionMismatch(f"not decided: {', '.join(missing)}; all items are decided together")
     if (size := len(request.dump())) > MAX_BYTES:
-        raise Unfit(f"the decision has {size} bytes, its values included; at most {MAX_BYTES}")
+        raise DecisionMismatch(
+            f"the decision has {size} bytes, its values included; at most {MAX_BYTES}"
+        )
     for item in request.items:
         _check_item(wanted[item.item_id], item)
 
@@ -40,23 +42,25 @@ def _check_item(asked: dict[str, Any], item: Decided) -> None:
     kind = asked["kind"]
     if item.decision == "reject":
         if kind in ANSWERED_ONLY:
-            raise Unfit(f"item {item.item_id} ({kind}) cannot be rejected, only answered")
+            raise DecisionMismatch(
+                f"item {item.item_id} ({kind}) cannot be rejected, only answered"
+            )
         return
     if kind in NEEDS_VALUE and item.value is None:
-        raise Unfit(f"item {item.item_id} ({kind}) needs a value")
+        raise DecisionMismatch(f"item {item.item_id} ({kind}) needs a value")
     schema = asked.get("input_schema")
     if schema and kind in NEEDS_VALUE and item.value is not None:
         _check_schema(schema, item)
 
 
 def _check_schema(schema: dict[str, Any], item: Decided) -> None:
-    """Check the value against the item's schema. Raises Unfit if the value does not fit.
+    """Check the value against the item's schema. Raises DecisionMismatch if the value does not fit.
 
     On an ADK server, an answer that does not fit would make the session unusable for ever.
     """
     reason = misfit(schema, item.value)
     if reason is not None:
-        raise Unfit(f"item {item.item_id}: value{reason}")
+        raise DecisionMismatch(f"item {item.item_id}: value{reason}")
 
 
 def outcome(items: Sequence[Decided]) -> Literal["approved", "rejected", "mixed"]:

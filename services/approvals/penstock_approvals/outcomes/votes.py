@@ -22,7 +22,7 @@ from penstock.bus.records import (
     Vote,
 )
 from penstock.digests import item_digest, request_digest
-from penstock_approvals.outcomes.rules import Unfit, check, outcome
+from penstock_approvals.outcomes.rules import DecisionMismatch, check, outcome
 from penstock_approvals.policy import NotEditable, check_edit, may_decide, person_of
 from penstock_approvals.policy.edits import is_same
 from penstock_approvals.policy.kinds import NEEDS_VALUE
@@ -72,7 +72,7 @@ def cast(
     try:
         check(record, request)
         edited = _edited(record, request)
-    except (Unfit, NotEditable) as error:
+    except (DecisionMismatch, NotEditable) as error:
         raise Refused(422, str(error)) from None
     _check_rulings(record, request)
     # An edge of an older version sends no decider. Clients of such an edge do not know the digest.

@@ -7,7 +7,7 @@ Pure.
 kept in the approval's record. `may_see` and `may_decide` apply the terms in the record.
 """
 
-from penstock_approvals.policy.access import may_decide, may_see, person_of
+from penstock_approvals.policy.deciding_rights import may_decide, may_see, person_of
 from penstock_approvals.policy.document import InvalidPolicy, Mistake, from_value, parse
 from penstock_approvals.policy.edits import NotEditable, check_edit
 from penstock_approvals.policy.model import BUILTIN, Document

@@ -19,7 +19,7 @@ from penstock_connector.commands.continue_ import Continues
 from penstock_connector.commands.shared import Context
 from penstock_connector.state.decided import NotDecided
 from penstock_connector.state.run_state import CLOSED, ending, kind_of
-from penstock_connector.succession.watchdog import Stuck
+from penstock_connector.succession.watchdog import StuckReason
 
 log = logging.getLogger(__name__)
 
@@ -115,16 +115,16 @@ class AbandonedRuns:
                 raise
             except Exception:
                 log.exception("run %s: its decision cannot be sent, so the run ends", run_id)
-        await self.end(run_id, Stuck.NEVER_SENT, approval_id)
+        await self.end(run_id, StuckReason.NEVER_SENT, approval_id)
 
-    async def end(self, run_id: str, stuck: Stuck, approval_id: str | None) -> None:
+    async def end(self, run_id: str, stuck: StuckReason, approval_id: str | None) -> None:
         """End a run whose start, or whose decision, was lost before it reached an agent server.
 
         A command is carried out only after its claim was taken. So this method takes the claim
         first. If it did not, a lost command that still arrives would begin a run that has ended.
         """
         with self._context.registry.exclusively(run_id):
-            if stuck is Stuck.NEVER_STARTED:
+            if stuck is StuckReason.NEVER_STARTED:
                 await self._claim_start(run_id)
                 await self._context.open_and_end(run_id, _NEVER_STARTED)
                 return

@@ -119,13 +119,13 @@ class LegOpener:
             agent.id,
             order.command.session_id,
             self._runner.new_thread_id(order, agent),
-            order.turn(self._stores.pod),
+            order.queued_leg(self._stores.pod),
             owner=order.command.user_id,
             lists_open_runs=agent.protocol == "agui",  # see `state/paused_session.py`
         )
 
     async def _clear_predecessors(self, order: Order) -> None:
-        await self._stores.sessions.take_over(order.session, order.turn(self._stores.pod))
+        await self._stores.sessions.take_over(order.session, order.queued_leg(self._stores.pod))
         await self.delete_records_of_others(order.run_id, order.leg)
 
     async def _end_without_agent(self, order: Order, writer: RawWriter) -> None:

@@ -13,7 +13,7 @@ import httpx
 
 from penstock import log_fields, starts
 from penstock.bus import Bus, Stored
-from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Turn
+from penstock.bus.records import ContinueCommand, PauseRecord, QueuedLeg, StartCommand
 from penstock.bus.subjects import session_key
 from penstock.bus.write import objects
 from penstock.settings import ServerAgent
@@ -62,9 +62,9 @@ class Order:
         """Return the same order, with `thread_id` as the agent server's id of the session."""
         return replace(self, thread_id=thread_id)
 
-    def turn(self, pod: str) -> Turn:
+    def queued_leg(self, pod: str) -> QueuedLeg:
         """Return the leg's place in the session's queue, with the connector `pod` as the holder."""
-        return Turn(run_id=self.run_id, leg=self.leg, pod=pod, sequence=self.record.sequence)
+        return QueuedLeg(run_id=self.run_id, leg=self.leg, pod=pod, sequence=self.record.sequence)
 
 
 class Orders:

@@ -156,7 +156,7 @@ class LegRunner:
         return await self._orders.request(order, self.upstream(agent), agent)
 
     async def _turn(self, order: Order) -> None:
-        mine = order.turn(self._stores.pod)
+        mine = order.queued_leg(self._stores.pod)
         await with_retries(lambda: self._stores.sessions.wait(order.session, mine))
 
     async def _remember(self, order: Order, upstream_run_id: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from penstock.bus import Bus, Entry, Msg
-from penstock.bus.records import SessionRecord, Turn
+from penstock.bus.records import QueuedLeg, SessionRecord
 from penstock.bus.streams import raw_for
 from penstock.bus.subjects import raw_stored, turn
 from penstock.bus.write.fence import tail
@@ -52,7 +52,7 @@ class SessionQueue:
         agent: str,
         session_id: str,
         thread_id: str,
-        mine: Turn,
+        mine: QueuedLeg,
         *,
         owner: str | None = None,
         lists_open_runs: bool = False,
@@ -116,7 +116,7 @@ class SessionQueue:
 
         await self._change(key, change)
 
-    async def take_over(self, key: str, mine: Turn) -> bool:
+    async def take_over(self, key: str, mine: QueuedLeg) -> bool:
         """Take the place of the leg's earlier holder; return True if no other leg is before it.
 
         The places of the run's earlier legs, which have ended, are deleted.
@@ -135,7 +135,7 @@ class SessionQueue:
         record = await self._change(key, change)
         return record is None or _is_first(record, mine)
 
-    async def wait(self, key: str, mine: Turn) -> None:
+    async def wait(self, key: str, mine: QueuedLeg) -> None:
         """Wait until the leg is first in the queue.
 
         This method also deletes places before the leg that no connector will delete any more. If it
@@ -180,11 +180,11 @@ class SessionQueue:
         if record is not None and record.queue:
             await self._bus.client.publish(turn(key))
 
-    async def _is_first(self, key: str, mine: Turn) -> bool:
+    async def _is_first(self, key: str, mine: QueuedLeg) -> bool:
         entry = await self._bucket.get(key)
         return entry is None or _is_first(_session(entry), mine)
 
-    async def _pass_over(self, key: str, mine: Turn) -> None:
+    async def _pass_over(self, key: str, mine: QueuedLeg) -> None:
         """Delete the places before this leg that no connector will delete any more."""
         while True:
             entry = await self._bucket.get(key)
@@ -199,13 +199,13 @@ class SessionQueue:
                 return
             log.warning("run %s leg %d: its turn is passed over", first.run_id, first.leg)
 
-            def change(record: SessionRecord, first: Turn = first) -> None:
+            def change(record: SessionRecord, first: QueuedLeg = first) -> None:
                 record.queue = [turn for turn in record.queue if turn != first]
 
             await self._change(key, change)
             await self._bus.client.publish(turn(key))
 
-    async def _is_abandoned(self, turn: Turn) -> bool:
+    async def _is_abandoned(self, turn: QueuedLeg) -> bool:
         """Return whether the leg has ended, or has a dead connector and no leg record.
 
         RAW shows whether the leg has ended: the connector may have died, or may hang, before it
@@ -242,11 +242,11 @@ class SessionQueue:
                 return record
 
 
-def _is_first(record: SessionRecord, mine: Turn) -> bool:
+def _is_first(record: SessionRecord, mine: QueuedLeg) -> bool:
     return mine not in record.queue or record.queue[0] == mine
 
 
-def _same_leg(turn: Turn, other: Turn) -> bool:
+def _same_leg(turn: QueuedLeg, other: QueuedLeg) -> bool:
     return (turn.run_id, turn.leg) == (other.run_id, other.leg)
 
 

@@ -132,7 +132,7 @@ class Takeover:
         # 3. The place in the queue, after the `claim`, because only the leg's holder may take the
         #    place. If this connector did not take the place, the queue would still name the dead
         #    connector, and the next leg would delete the place.
-        mine = order.turn(pod)
+        mine = order.queued_leg(pod)
         await with_retries(lambda: stores.sessions.take_over(order.session, mine))
         if (approval_id := order.approval_id) is not None:
             # 4. The claim of the sending. If it still named the dead connector, this connector

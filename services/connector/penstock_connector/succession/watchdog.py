@@ -44,7 +44,7 @@ EXAMINED = 100  # the number of runs that each check examines
 UNSTARTED_S = 120.0
 
 
-class Stuck(StrEnum):
+class StuckReason(StrEnum):
     """The reason why a run would never continue."""
 
     # the run's leg is open, and the lease of its connector has expired
@@ -63,7 +63,7 @@ class _Watched:
     revision: int
     since: float
     # The problem, and the sequence of the run's last frame at the time of the check.
-    found: tuple[Stuck, int] | None = None
+    found: tuple[StuckReason, int] | None = None
 
 
 class Watchdog:
@@ -75,7 +75,7 @@ class Watchdog:
         *,
         take_over: Callable[[str, Stored], Awaitable[None]],
         send: Callable[[str, str], Awaitable[None]],
-        end: Callable[[str, Stuck, str | None], Awaitable[None]],
+        end: Callable[[str, StuckReason, str | None], Awaitable[None]],
         ttl_s: float,
     ) -> None:
         self._stores = stores
@@ -172,17 +172,17 @@ class Watchdog:
         log.warning("run %s: it is stuck (%s)", run_id, stuck.value)
         telemetry.RUNS_STUCK.labels(stuck.value).inc()
         watched.found = None
-        if stuck is Stuck.NOBODY_HOLDS:
+        if stuck is StuckReason.NOBODY_HOLDS:
             assert last is not None
             await self._take_over(run_id, last)
-        elif stuck is Stuck.NEVER_SENT and approval_id is not None:
+        elif stuck is StuckReason.NEVER_SENT and approval_id is not None:
             await self._send(run_id, approval_id)
         else:
             await self._end(run_id, stuck, approval_id)
 
     async def _why_stuck(
         self, record: RunRecord, last: Stored | None, watched: _Watched
-    ) -> tuple[Stuck | None, str | None]:
+    ) -> tuple[StuckReason | None, str | None]:
         """Return the reason why the run is stuck, and the approval whose decision was not sent.
 
         Both may be None.
@@ -196,16 +196,16 @@ class Watchdog:
             claim = await self._stores.claims.read(run_id)
             if claim is not None and await self._stores.connectors.is_alive(claim.pod):
                 return None, None
-            return Stuck.NEVER_STARTED, None
+            return StuckReason.NEVER_STARTED, None
         if kind_of(last) not in CLOSED:
             is_alive = await self._stores.connectors.is_alive(holder_of(last))
-            return None if is_alive else Stuck.NOBODY_HOLDS, None
+            return None if is_alive else StuckReason.NOBODY_HOLDS, None
         approval_id = record.approval_id
         if approval_id is None or await self._is_on_its_way(run_id, approval_id, leg_of(last)):
             return None, None  # the normalizer or a person continues the run
-        return Stuck.NEVER_SENT, approval_id
+        return StuckReason.NEVER_SENT, approval_id
 
-    async def _why_workflow_stuck(self, record: RunRecord, watched: _Watched) -> Stuck | None:
+    async def _why_workflow_stuck(self, record: RunRecord, watched: _Watched) -> StuckReason | None:
         """Return whether a workflow's run was never started; the workflows service continues all
         others."""
         run_id = record.run_id
@@ -214,7 +214,7 @@ class Watchdog:
         if await self._is_command_stored(run_id, "start", "workflows"):
             return None
         frame = await self._bus.tail(raw_for(run_id), raw_of_run(run_id))
-        return Stuck.NEVER_STARTED if frame is None else None
+        return StuckReason.NEVER_STARTED if frame is None else None
 
     async def _is_on_its_way(self, run_id: str, approval_id: str, leg: int) -> bool:
         """Return whether a paused run waits for its decision, or the decision is being sent."""

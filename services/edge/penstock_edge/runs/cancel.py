@@ -15,7 +15,7 @@ from penstock.bus.records import ENDED, CancelCommand, RunRecord
 from penstock.events.catalogue import TERMINAL
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
-from penstock_edge.runs.access import run_of
+from penstock_edge.runs.run_access import run_of
 from penstock_edge.sources.locate import lifecycle_of, start_of_new_run
 from penstock_edge.views.items import type_of
 

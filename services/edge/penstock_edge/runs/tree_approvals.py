@@ -127,7 +127,7 @@ async def _approval_events(bus: Bus, root: RunRecord) -> AsyncIterator[Stored]:
             return
         start = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
     history = history_of_tree(bus, Members(root.run_id), start)
-    while batch := await history.below(sys.maxsize):
+    while batch := await history.before(sys.maxsize):
         for stored in batch:
             if type_of(stored) == REQUESTED or type_of(stored) in SETTLED:
                 yield stored

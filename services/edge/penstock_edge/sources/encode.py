@@ -85,7 +85,7 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
     newest = int(upto.headers[SEQUENCE]) - 1
     for _ in range(FOLD_TRIES):
         history = History(bus, stream, lambda: run, start)
-        while found := await history.below(upto.sequence):
+        while found := await history.before(upto.sequence):
             for stored in found:
                 encoding.fold(await _with_object(bus, stored))
             start = StreamSequence(found[-1].sequence + 1)

@@ -40,7 +40,7 @@ async def newest_of(bus: Bus, view: View, start: int) -> int:
         BusError: the stream cannot be read now.
     """
     history, newest = history_of(bus, view, None, start), 0
-    while batch := await history.below(sys.maxsize):
+    while batch := await history.before(sys.maxsize):
         newest = batch[-1].sequence
     return newest
 

@@ -30,12 +30,12 @@ class _Lane:
 
     pattern: str
     next: int  # the stream sequence from which the next batch is read
-    known: int = 0  # all messages of the pattern below this stream sequence have been read
+    known: int = 0  # all messages of the pattern before this stream sequence have been read
     held: deque[Stored] = field(default_factory=deque)
 
-    def is_read(self, floor: int) -> bool:
-        """Return whether all messages of the pattern below the floor have been returned."""
-        return self.known >= floor and not (self.held and self.held[0].sequence < floor)
+    def is_read(self, end: int) -> bool:
+        """Return whether all messages of the pattern before the end have been returned."""
+        return self.known >= end and not (self.held and self.held[0].sequence < end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Step:
 
     `kept` has the messages that `keep` accepted. `read` is the number of messages that were read.
     `upto` is the stream sequence of the last message that was read, or 0 if none was read.
-    `is_last` is True if there are no more messages below the floor.
+    `is_last` is True if there are no more messages before the end.
     """
 
     kept: list[Stored]
@@ -98,23 +98,23 @@ class History:
         """
         self._lanes.clear()
 
-    async def below(self, floor: int, limit: int = BATCH) -> list[Stored]:
-        """Return the next messages below this stream sequence; an empty list if there are no more.
+    async def before(self, end: int, limit: int = BATCH) -> list[Stored]:
+        """Return the next messages before this stream sequence; an empty list if there are no more.
 
-        All messages below the floor must be stored already. If `keep` accepts none of these
-        messages, one call reads all messages up to the floor. To read fewer messages in one call,
+        All messages before the end must be stored already. If `keep` accepts none of these
+        messages, one call reads all messages up to the end. To read fewer messages in one call,
         use `step`.
 
         Raises:
             BusError: the stream cannot be read now. The next call continues at the same position.
         """
         while True:
-            step = await self.step(floor, limit)
+            step = await self.step(end, limit)
             if step.kept or step.is_last:
                 return step.kept
 
-    async def step(self, floor: int, limit: int = BATCH) -> Step:
-        """Read up to `limit` messages below this stream sequence.
+    async def step(self, end: int, limit: int = BATCH) -> Step:
+        """Read up to `limit` messages before this stream sequence.
 
         If a step reads no messages, it is the last step.
 
@@ -126,9 +126,9 @@ class History:
             # If all messages of a batch were returned before under another pattern, the next batch
             # is read.
             while not found:
-                await self._fill(floor, limit)
-                found = self._merge(floor, limit)
-                if not found and all(lane.is_read(floor) for lane in self._lanes.values()):
+                await self._fill(end, limit)
+                found = self._merge(end, limit)
+                if not found and all(lane.is_read(end) for lane in self._lanes.values()):
                     return Step([], 0, 0, is_last=True)
             if self._keep is None:
                 kept = found
@@ -136,7 +136,7 @@ class History:
                 kept = [stored for stored in found if await self._keep(stored)]
             return Step(kept, len(found), found[-1].sequence, is_last=False)
 
-    async def _fill(self, floor: int, limit: int) -> None:
+    async def _fill(self, end: int, limit: int) -> None:
         patterns = self._patterns()
         if len(patterns) > len(self._lanes):
             for pattern in patterns:
@@ -145,33 +145,33 @@ class History:
         piece = max(LEAST, limit // lanes)
         piece_bytes = max(LEAST_READ_BYTES, MAX_READ_BYTES // lanes)
         while lacking := [
-            lane for lane in self._lanes.values() if not lane.held and lane.known < floor
+            lane for lane in self._lanes.values() if not lane.held and lane.known < end
         ]:
             for at in range(0, len(lacking), AT_ONCE):
                 await asyncio.gather(
                     *(
-                        self._read(lane, floor, piece, piece_bytes)
+                        self._read(lane, end, piece, piece_bytes)
                         for lane in lacking[at : at + AT_ONCE]
                     )
                 )
 
-    async def _read(self, lane: _Lane, floor: int, piece: int, piece_bytes: int) -> None:
+    async def _read(self, lane: _Lane, end: int, piece: int, piece_bytes: int) -> None:
         async with self._bus.jetstream.reading:
             found, pending = await read(
                 self._bus, self._stream, lane.pattern, lane.next, piece, piece_bytes
             )
         if found:
             lane.next = found[-1].sequence + 1
-        lane.known = lane.next if found and pending else max(lane.next, floor)
-        # A message below `_next` was returned already, under another pattern.
+        lane.known = lane.next if found and pending else max(lane.next, end)
+        # A message before `_next` was returned already, under another pattern.
         lane.held.extend(stored for stored in found if stored.sequence >= self._next)
 
-    def _merge(self, floor: int, limit: int) -> list[Stored]:
+    def _merge(self, end: int, limit: int) -> list[Stored]:
         merged: list[Stored] = []
         lanes = list(self._lanes.values())
         heads = [(lane.held[0].sequence, at) for at, lane in enumerate(lanes) if lane.held]
         heapq.heapify(heads)
-        while heads and heads[0][0] < floor and len(merged) < limit:
+        while heads and heads[0][0] < end and len(merged) < limit:
             sequence, at = heapq.heappop(heads)
             lane = lanes[at]
             stored = lane.held.popleft()
@@ -183,7 +183,7 @@ class History:
                     break
             if lane.held:
                 heapq.heappush(heads, (lane.held[0].sequence, at))
-            elif lane.known < floor:
+            elif lane.known < end:
                 # the next message of this pattern is not read yet, and may come before the other
                 # heads
                 break

@@ -133,11 +133,11 @@ class FilteredSource(Source, ABC):
         Raises:
             BusError: the messages cannot be followed now. The caller must stop the source.
         """
-        floor = await self._feed.join(self)
+        live_from = await self._feed.join(self)
         await self.prepare()
         self._working = asyncio.create_task(self._work())
         self._working.add_done_callback(self._on_work_ended)
-        return floor
+        return live_from
 
     async def stop(self) -> None:
         """Stop delivering messages."""

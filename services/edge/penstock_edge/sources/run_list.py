@@ -113,17 +113,17 @@ class RunRows(IndexRows):
         if "parent_run_id" in by:
             # SQLite uses the partial index only for a query with this condition.
             base += "parent != 0 AND "
-        floor = None
+        next_before = None
         if others:
             sql = f"SELECT key FROM runs {index} WHERE {base}key < ? ORDER BY key DESC"
             at = self.rows(f"{sql} LIMIT 1 OFFSET {SLICE - 1}", (*given, before))
-            floor = at[0][0] if at else None
+            next_before = at[0][0] if at else None
         conditions = " ".join(f"AND {_COLUMNS[name]} = ?" for name in others)
         found = self.rows(
             f"SELECT key FROM runs {index} WHERE {base}key < ? AND key >= ? {conditions}"
             " ORDER BY key DESC LIMIT ?",
             (
-                *(*given, before, floor or b""),
+                *(*given, before, next_before or b""),
                 *(_code(name, value) for name, value in others.items()),
                 limit,
             ),
@@ -131,7 +131,7 @@ class RunRows(IndexRows):
         keys = [key for (key,) in found]
         if len(keys) == limit:
             return keys, keys[-1]
-        return keys, floor
+        return keys, next_before
 
 
 _COLUMNS: Final = {

@@ -41,11 +41,11 @@ class SessionFromStart(Source):
             BusError: the events cannot be read now. The caller must stop the source.
         """
         self._live.on_failure = self.on_failure
-        floor = await self._live.start()
+        live_from = await self._live.start()
         history = History(
             self._bus, self._stream, self._live.patterns, 1, self._live.keep, self._turn
         )
-        while batch := await history.below(floor):
+        while batch := await history.before(live_from):
             self._deliver(batch)
         held, self._held = self._held, None
         if held:

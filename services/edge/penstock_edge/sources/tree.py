@@ -95,17 +95,17 @@ class TreeSource(Source, Watcher):
         await self._read(feed.oldest)
         while True:
             with feed.keep():
-                floor = feed.oldest
-                await self._read(floor)
-                if feed.oldest <= floor:
-                    self._go_live(feed, floor)
+                live_from = feed.oldest
+                await self._read(live_from)
+                if feed.oldest <= live_from:
+                    self._go_live(feed, live_from)
                     return
 
-    async def _read(self, floor: int) -> None:
+    async def _read(self, live_from: int) -> None:
         """Deliver the stored events below this stream sequence."""
         while True:
             try:
-                batch = await self._history.below(floor)
+                batch = await self._history.before(live_from)
             except BusError as error:
                 log.warning("reading the tree of run %s: %s", self._members.root, error)
                 await asyncio.sleep(RETRY_S)
@@ -115,12 +115,12 @@ class TreeSource(Source, Watcher):
             self._next = batch[-1].sequence + 1
             self._deliver(batch)
 
-    def _go_live(self, feed: Feed, floor: int) -> None:
+    def _go_live(self, feed: Feed, live_from: int) -> None:
         """Deliver the events that the feed remembers, and from then on each event of the feed.
 
         If there were an `await` between these lines, an event could be missed.
         """
-        self._next = max(self._next, floor)
+        self._next = max(self._next, live_from)
         for run_id in self._members.runs():
             feed.watch(run_id, self)
         for stored in feed.remembered():

@@ -53,7 +53,7 @@ class Audience:
         return self.profile.name, f"modern={is_modern(self.protocol_version)}"
 
 
-class LegNames(Protocol):
+class LegIds(Protocol):
     """Looks up the ids that AG-UI clients use for threads and legs.
 
     Each method waits if the bus does not answer.
@@ -63,12 +63,12 @@ class LegNames(Protocol):
         """Return the thread id of a run."""
         ...
 
-    async def name(self, run_id: str, leg: int) -> str:
+    async def agui_run_id(self, run_id: str, leg: int) -> str:
         """Return the AG-UI runId of a leg."""
         ...
 
 
-def default_name(run_id: str, leg: int) -> str:
+def default_agui_run_id(run_id: str, leg: int) -> str:
     """Return the AG-UI runId of a leg for which no client has set a runId."""
     return run_id if leg == 1 else f"{run_id}-{leg}"
 
@@ -86,10 +86,10 @@ class RunEncoders:
     `forget` drops the encoder of an ended run, because the run has no more frames.
     """
 
-    names: LegNames
+    leg_ids: LegIds
     audience: Audience
     _encoders: dict[str, AguiEncoder] = field(default_factory=dict)
-    _names: dict[tuple[str, int], str] = field(default_factory=dict)
+    _leg_ids: dict[tuple[str, int], str] = field(default_factory=dict)
     _ended: dict[str, None] = field(default_factory=dict)  # ids of ended runs, the oldest first
 
     def __len__(self) -> int:
@@ -117,14 +117,14 @@ class RunEncoders:
         if run_id not in self._encoders:
             self._encoders[run_id] = AguiEncoder(
                 self.audience.profile,
-                await self.names.thread_of(run_id),
-                lambda leg: self._names.get((run_id, leg)) or default_name(run_id, leg),
+                await self.leg_ids.thread_of(run_id),
+                lambda leg: self._leg_ids.get((run_id, leg)) or default_agui_run_id(run_id, leg),
                 self.audience.protocol_version,
             )
 
     async def look_up(self, run_id: str, leg: int) -> None:
         """Look up the AG-UI id of a leg; wait if the bus does not answer."""
-        self._names[run_id, leg] = await self.names.name(run_id, leg)
+        self._leg_ids[run_id, leg] = await self.leg_ids.agui_run_id(run_id, leg)
 
     def has(self, run_id: str) -> bool:
         """Return whether the run has an encoder, or has ended."""
@@ -145,8 +145,8 @@ class RunEncoders:
         thread.
         """
         del self._encoders[run_id]
-        for key in [key for key in self._names if key[0] == run_id]:
-            del self._names[key]
+        for key in [key for key in self._leg_ids if key[0] == run_id]:
+            del self._leg_ids[key]
         self._ended[run_id] = None
         if len(self._ended) > ENDED_RUNS:
             del self._ended[next(iter(self._ended))]
@@ -310,11 +310,11 @@ class ThreadEncoding(Encoding):
 class AguiViews:
     """Makes the views for AG-UI clients. The dialects are the names in `PROFILES`."""
 
-    names: LegNames
+    leg_ids: LegIds
 
     def encoders(self, audience: Audience) -> RunEncoders:
         """Make the encoders of one stream or page for these clients."""
-        return RunEncoders(self.names, audience)
+        return RunEncoders(self.leg_ids, audience)
 
     def of_run(self, run_id: str, dialect: str, framing: Framing) -> View:
         """Make the view of a whole run with its pauses, in the profile that the dialect names."""

@@ -75,7 +75,7 @@ class TreeLeg(Encoding):
         if stored.sequence <= self.after and not (of_root and type_of(stored) in TERMINAL):
             return Item(stored.sequence, [])
         body = rendered(frames, stored.sequence, self.render)
-        last = of_root and ends_leg(stored) and not self.tree.passes
+        last = of_root and ends_leg(stored) and not self.tree.is_pause_hidden
         return Item(stored.sequence, body, last=last)
 
     def interruption(self) -> list[bytes]:

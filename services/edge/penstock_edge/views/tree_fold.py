@@ -121,18 +121,18 @@ class TreeFold:
     """Folds the events of one tree, which must come in the order of their stream.
 
     With `one_state`, the clients of the dialect know only the root's state. So the fold renames the
-    `state.*` events of the other runs to `state.child_*`. `known` are runs below the root whose
-    event `workflow.step_started` may have expired, parents first. `answered` are the ids of
+    `state.*` events of the other runs to `state.child_*`. `known_children` are runs below the root
+    whose event `workflow.step_started` may have expired, parents first. `answered` are the ids of
     approvals that the reader has decided. Once it is set, the view leaves out a pause of the root
     that waits only for these approvals.
     """
 
     root: str
     one_state: bool = False
-    known: Sequence[Child] = ()
-    waits: bool = field(default=False, init=False)  # the view shows a pause that has not ended
+    known_children: Sequence[Child] = ()
+    is_paused: bool = field(default=False, init=False)  # the view shows a pause that has not ended
     # The root is in a pause that the view leaves out.
-    passes: bool = field(default=False, init=False)
+    is_pause_hidden: bool = field(default=False, init=False)
     answered: Collection[str] = field(default=(), init=False)
     _family: Family = field(init=False)
     _places: dict[str, _Place] = field(default_factory=dict)
@@ -146,9 +146,9 @@ class TreeFold:
     _open: set[str] = field(default_factory=set)  # ids of the approvals that have no decision yet
 
     def __post_init__(self) -> None:
-        self._family = Family(self.root, self.known)
+        self._family = Family(self.root, self.known_children)
         self._places[self.root] = _Place(self.root)
-        for child in self.known:
+        for child in self.known_children:
             parent = self._places.get(child.parent) or self._places[self.root]
             place = _Place(child.run_id, parent, child.step_id, name=child.agent)
             self._places[child.run_id] = place
@@ -181,19 +181,19 @@ class TreeFold:
     def _of_the_root(self, place: _Place, type: str, event: Event) -> list[Event]:
         self._session_id = event.get("session_id") or self._session_id
         if type == _PAUSED and self._is_answered(event["data"]):
-            self.passes = True
+            self.is_pause_hidden = True
             return []
         if type in TERMINAL:
-            self.passes = False
-        if type == _RESUMED and self.passes:
+            self.is_pause_hidden = False
+        if type == _RESUMED and self.is_pause_hidden:
             # The pause that the view leaves out has ended a leg, too, because legs are counted by
             # the stored `lifecycle.resumed`.
-            self.passes = False
+            self.is_pause_hidden = False
             self._leg += 1
             return []
         if type == _RESUMED:
-            return [self._resumed(event["data"])] if self.waits else []
-        self.waits = type == _PAUSED or (self.waits and type not in TERMINAL)
+            return [self._resumed(event["data"])] if self.is_paused else []
+        self.is_paused = type == _PAUSED or (self.is_paused and type not in TERMINAL)
         return [self._shown(place, event, event["data"])]
 
     def _approval(self, type: str, approval_id: str) -> None:
@@ -214,7 +214,7 @@ class TreeFold:
 
     def _of_child(self, place: _Place, type: str, event: Event) -> Iterator[Event]:
         if type not in _OF_THE_ROOT_ALONE:
-            if self.waits and not place.paused:
+            if self.is_paused and not place.paused:
                 yield self._resumed({})
             yield self._shown(place, event, _unique_data(place, type, event["data"]))
             return
@@ -222,7 +222,7 @@ class TreeFold:
             place.name = event["data"].get("agent") or ""
         elif type in (_PAUSED, _RESUMED):
             place.paused = type == _PAUSED
-        if type == _RESUMED and self.waits:
+        if type == _RESUMED and self.is_paused:
             yield self._resumed(event["data"])
 
     def _resumed(self, data: Event) -> Event:
@@ -232,7 +232,7 @@ class TreeFold:
         ignore events during a pause. So the first event of a run that continues ends the view's
         pause.
         """
-        self.waits = False
+        self.is_paused = False
         self._leg += 1
         self._sequence += 1
         resumed: Event = {

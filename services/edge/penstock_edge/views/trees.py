@@ -156,16 +156,16 @@ class TreeViews:
 
 def _is_ready(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> bool:
     # The next event may begin a leg of the root, and its encoder needs the AG-UI id of this leg.
-    return encoders.has(tree.root) and not tree.waits and not _begins(tree, stored)
+    return encoders.has(tree.root) and not tree.is_paused and not _begins(tree, stored)
 
 
 async def _prepare(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> None:
     """Look up the AG-UI ids of the root and its next leg; wait if the bus does not answer."""
     await encoders.begin(tree.root)
-    if tree.waits or _begins(tree, stored):
+    if tree.is_paused or _begins(tree, stored):
         # All stored events of a workflow's run have the leg 1, so the legs that the fold counts are
         # used.
-        await encoders.look_up(tree.root, tree.leg + tree.waits)
+        await encoders.look_up(tree.root, tree.leg + tree.is_paused)
 
 
 def _begins(tree: TreeFold, stored: Stored) -> bool:

@@ -79,44 +79,44 @@ class Checkpoint:
             self.position, self._revision = back, revision
         return losses
 
-    async def settle(self, losses: list[Loss], floor: int) -> None:
+    async def settle(self, losses: list[Loss], done_up_to: int) -> None:
         """Record that the partition has handled these losses. Raises BusError."""
         self._history.settle(losses)
-        await self._remember(floor)
+        await self._remember(done_up_to)
 
-    async def write(self, floor: int) -> None:
-        """Record that all frames up to `floor` are done; do nothing if a later position is
+    async def write(self, done_up_to: int) -> None:
+        """Record that all frames up to `done_up_to` are done; do nothing if a later position is
         stored."""
-        if floor <= self.position:
+        if done_up_to <= self.position:
             return
         try:
-            value = str(floor).encode()
+            value = str(done_up_to).encode()
             revision = await self._bucket.update(self._key, value, self._revision)
             if revision is None:
                 await self.read()  # another normalizer has written the checkpoint
             else:
-                self.position, self._revision = floor, revision
+                self.position, self._revision = done_up_to, revision
         except BusError as error:
             log.warning("partition %d: its checkpoint is not written: %s", self._partition, error)
 
-    async def remember_now_and_then(self, floor: int) -> None:
+    async def remember_now_and_then(self, done_up_to: int) -> None:
         """Add the checkpoint to the history, at most every `REMEMBER_S` seconds, if it is not there
         yet."""
         if time.monotonic() < self._remembered_at + REMEMBER_S:
             return
-        if self._history.points and self._history.points[-1][0] >= floor:
+        if self._history.points and self._history.points[-1][0] >= done_up_to:
             return
         try:
-            await self._remember(floor)
+            await self._remember(done_up_to)
         except BusError as error:
             log.debug("partition %d: its history is not written: %s", self._partition, error)
 
-    async def _remember(self, floor: int) -> None:
+    async def _remember(self, done_up_to: int) -> None:
         self._remembered_at = time.monotonic()
-        # `floor` was read before this request. So at this time, EVENTS has the events of all frames
-        # up to `floor`.
+        # `done_up_to` was read before this request. So at this time, EVENTS has the events of all
+        # frames up to `done_up_to`.
         state = (await self._bus.api(f"STREAM.INFO.{self._events}"))["state"]
-        self._history.add(floor, state["last_seq"])
+        self._history.add(done_up_to, state["last_seq"])
         value = self._history.dump()
         revision = await self._bucket.update(self._history_key, value, self._history_revision)
         if revision is not None:

@@ -53,9 +53,9 @@ class OpenRuns:
         """Return the number of runs in memory."""
         return len(self._busy) + len(self._idle) + len(self._ended)
 
-    def floor(self, seen: int) -> int:
+    def done_up_to(self, seen: int) -> int:
         """Return the position in RAW up to which all frames are done; `seen` if all are done."""
-        return min((run.floor for run in self._busy.values()), default=seen)
+        return min((run.done_up_to for run in self._busy.values()), default=seen)
 
     def forget_idle(self) -> None:
         """Remove the runs that have been idle for `idle_s`, or for a shorter time if they have

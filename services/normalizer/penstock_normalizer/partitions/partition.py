@@ -102,7 +102,7 @@ class Partition:
             if tasks := self.runs.stop():
                 await asyncio.wait(tasks)
             if self._bus.ready:
-                await self._checkpoint.write(self._floor)
+                await self._checkpoint.write(self._done_up_to)
         finally:
             # All partitions share the budget. Memory that is not given back here would be missing
             # for the other partitions until the process ends.
@@ -130,10 +130,10 @@ class Partition:
         while True:
             try:
                 last = await self._bus.tail(self._raw, subjects.raw_of_partition(self._number))
-                while last is not None and self._floor < last.sequence:
+                while last is not None and self._done_up_to < last.sequence:
                     await asyncio.sleep(self._settings.checkpoint_s)
                 await lost_data.repair_runs(self._bus, self._shard, self._number, losses)
-                await self._checkpoint.settle(losses, self._floor)
+                await self._checkpoint.settle(losses, self._done_up_to)
                 return
             except BusError as error:
                 log.warning(
@@ -155,7 +155,7 @@ class Partition:
         0. Raises BusError.
         """
         newest = await self._bus.tail(self._raw, subjects.raw_of_partition(self._number))
-        return max(0, newest.sequence - self._floor) if newest is not None else 0
+        return max(0, newest.sequence - self._done_up_to) if newest is not None else 0
 
     async def _hand_out(self, stored: Stored) -> None:
         if self.phase is PartitionPhase.HALTED:
@@ -168,9 +168,9 @@ class Partition:
         self.runs.push(run_id, stored)
 
     @property
-    def _floor(self) -> int:
+    def _done_up_to(self) -> int:
         """The position in RAW up to which all frames of the partition are done."""
-        return self.runs.floor(self._seen)
+        return self.runs.done_up_to(self._seen)
 
     async def _keep_checkpoints(self) -> None:
         while True:
@@ -178,8 +178,8 @@ class Partition:
             if time.monotonic() > self._looked_at + LOOK_S:
                 await self._pass_over_other_partitions()
             self._bus.continuity.knows(self._raw, self._seen)
-            await self._checkpoint.write(self._floor)
-            await self._checkpoint.remember_now_and_then(self._floor)
+            await self._checkpoint.write(self._done_up_to)
+            await self._checkpoint.remember_now_and_then(self._done_up_to)
             self.runs.forget_idle()
 
     async def _pass_over_other_partitions(self) -> None:

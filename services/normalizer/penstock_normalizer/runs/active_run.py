@@ -62,9 +62,9 @@ class ActiveRun:
         return self._run.has_ended
 
     @property
-    def floor(self) -> int:
+    def done_up_to(self) -> int:
         """The position in RAW up to which all of the run's frames are done."""
-        return self._run.backlog.floor
+        return self._run.backlog.done_up_to
 
     def push(self, stored: Stored) -> None:
         """Add the next frame; the work begins in the next turn of the event loop."""

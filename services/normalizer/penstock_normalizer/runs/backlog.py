@@ -69,7 +69,7 @@ class Backlog:
         return self._loaded < self._arrived
 
     @property
-    def floor(self) -> int:
+    def done_up_to(self) -> int:
         """The position in RAW up to which all frames of the run are done."""
         return self._frames[0].sequence - 1 if self._frames else self._done
 

@@ -35,7 +35,7 @@ class TooMany(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ListedWorkflow:
     """A workflow: its name, and the pointer to its latest version."""
 
     name: str
@@ -115,7 +115,7 @@ class WorkflowStore:
             if await self._bucket.update(key, wanted.dump(), revision) is not None:
                 return wanted
 
-    async def workflows(self) -> list[Named]:
+    async def workflows(self) -> list[ListedWorkflow]:
         """Return all workflows, also retired ones, by their names.
 
         Raises:
@@ -123,7 +123,8 @@ class WorkflowStore:
         """
         entries = await self._bucket.entries(latest_key("*"))
         found = [
-            Named(each.key.removeprefix(latest_key("")), _latest(each.value)) for each in entries
+            ListedWorkflow(each.key.removeprefix(latest_key("")), _latest(each.value))
+            for each in entries
         ]
         return sorted(found, key=lambda each: each.name)
 

@@ -25,7 +25,7 @@ from penstock.web.auth.errors import invalid_token, nobody
 from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
 from penstock.web.auth.jwks import Jwks
 from penstock.web.auth.jwt import Secret, Verifier
-from penstock.web.auth.limits import Guesses, Held, Requests
+from penstock.web.auth.limits import LookupLimit, OpenCounts, Requests
 from penstock.web.auth.origins import check_origin, is_local
 from penstock.web.auth.scopes import DEFAULT
 from penstock.web.auth.service_tokens import ServiceTokens
@@ -56,12 +56,12 @@ class Auth:
         self.config = config
         self.tokens = tokens
         self.services = services
-        self._guesses = Guesses()
+        self._guesses = LookupLimit()
         self.csrf = csrf.Csrf.of(config)
-        self.connections = Held(
+        self.connections = OpenCounts(
             "connections", config.max_connections_per_user, "connections open at a time"
         )
-        self.streams = Held("streams", config.max_streams_per_user, "streams open at a time")
+        self.streams = OpenCounts("streams", config.max_streams_per_user, "streams open at a time")
         self.requests = Requests(config.max_requests_per_s, config.max_requests_burst)
         self._look_again_s = look_again_s
         self._verifier = _verifier(config)

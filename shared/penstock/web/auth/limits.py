@@ -22,7 +22,7 @@ RETRY_S: Final = 1
 MAX_BUCKETS: Final = 10_000
 GUESSES_PER_S: Final = 20.0
 GUESSES_BURST: Final = 200
-MAX_FOUND: Final = 10_000  # the greatest number of digests that `Guesses` remembers
+MAX_FOUND: Final = 10_000  # the greatest number of digests that `LookupLimit` remembers
 
 
 def beyond(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
@@ -34,7 +34,7 @@ def beyond(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
     return Refused(429, why, {"retry-after": str(retry_s)}, limit=limit)
 
 
-class Held:
+class OpenCounts:
     """Counts the open connections of each user, or the open streams."""
 
     def __init__(self, limit: Limit, most: int, what: str) -> None:
@@ -101,7 +101,7 @@ class Requests:
         return len(self._full_at)
 
 
-class Guesses:
+class LookupLimit:
     """Limits how often a process looks up secrets that it has not found before.
 
     A secret of 256 bits cannot be guessed, but each look-up is a request to NATS. So somebody who
@@ -150,7 +150,7 @@ class StreamPlace:
     """
 
     def __init__(
-        self, streams: Held, identity: Identity, connection: Callable[[], None] = lambda: None
+        self, streams: OpenCounts, identity: Identity, connection: Callable[[], None] = lambda: None
     ) -> None:
         """Take the counter of streams and the caller.
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from penstock.bus import Stored, subjects
-from penstock_edge.runs.agui_names import AguiNames
+from penstock_edge.runs.agui_leg_ids import AguiLegIds
 from penstock_edge.views import agui
 from penstock_edge.views.agui import Audience, RunEncoders, RunsInTurn
 from support.drive.agui_out import Event, Run
@@ -32,7 +32,7 @@ class Reading:
 
     encoders: RunEncoders = field(
         default_factory=lambda: RunEncoders(
-            cast(AguiNames, SimpleNamespace(thread_of=_thread_of, name=_name)),
+            cast(AguiLegIds, SimpleNamespace(thread_of=_thread_of, name=_name)),
             Audience(protocol_version="1.0"),
         )
     )
@@ -61,7 +61,7 @@ async def test_a_thread_of_many_runs_keeps_encoders_of_open_runs_only() -> None:
         kept.append(len(reading.encoders))
     assert set(kept) == {0}
     assert [each["type"] for each in reading.told].count("RUN_FINISHED") == RUNS
-    assert reading.encoders._names == {}
+    assert reading.encoders._leg_ids == {}
 
 
 async def test_a_run_that_waits_keeps_its_encoder_while_others_come_and_go() -> None:

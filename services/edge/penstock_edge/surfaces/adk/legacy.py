@@ -40,8 +40,8 @@ from penstock_edge.stream.responses.event_stream import EventStream
 from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.request import QueryRequest
-from penstock_edge.surfaces.adk.session_store import Named, SessionStore
-from penstock_edge.surfaces.adk.sessions import named_by
+from penstock_edge.surfaces.adk.session_store import NamedSession, SessionStore
+from penstock_edge.surfaces.adk.sessions import session_named_by
 from penstock_edge.surfaces.adk.views import legacy_tree_view, legacy_view
 from penstock_edge.surfaces.described import FOLLOWED
 from penstock_edge.surfaces.errors import invalid_body
@@ -78,7 +78,7 @@ class Legacy:
     async def start(self, request: Request) -> ASGIApp:
         """Start a run in the session."""
         edge = self._edge
-        named = named_by(edge, request)
+        named = session_named_by(edge, request)
         body = await read_json(request, edge.settings.max_body_bytes)
         try:
             asked = QueryRequest.model_validate(body)
@@ -111,7 +111,7 @@ class Legacy:
     async def stream(self, request: Request) -> ASGIApp:
         """Stream the session's latest run; with a cursor, stream the further events of the
         cursor's run."""
-        named = named_by(self._edge, request)
+        named = session_named_by(self._edge, request)
         if (grant := identity_of(request).grant) is not None:
             grant.check_session(named.id)
         self._edge.streams.require_room(request.scope)
@@ -142,7 +142,9 @@ class Legacy:
         view = legacy_view(run_id) if tree is None else legacy_tree_view(tree)
         return await edge.stream(view, await locate(edge.bus, view, after, record))
 
-    async def _run_of(self, named: Named, after: Cursor | None) -> tuple[str, Cursor | None] | None:
+    async def _run_of(
+        self, named: NamedSession, after: Cursor | None
+    ) -> tuple[str, Cursor | None] | None:
         """Return the run to stream, and the cursor in this run, or None to stream from its start.
 
         The result is None while the session has no run.
@@ -161,7 +163,7 @@ class Legacy:
             return following[0], None
         return seen, after
 
-    async def _run_at(self, named: Named, sequence: int) -> str | None:
+    async def _run_at(self, named: NamedSession, sequence: int) -> str | None:
         """Return the run whose stream has the event with this sequence; None if the event has
         expired."""
         shard = await self._edge.shards.of(named.user_id, named.id)

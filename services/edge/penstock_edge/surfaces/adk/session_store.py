@@ -41,7 +41,7 @@ _NAMESPACE: Final = uuid.UUID("0f1b0f6e-4a1f-5a0d-8f57-3c8f0f9f2c11")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedSession:
     """The session that a request's path names; `agent` is the agent of the app."""
 
     agent: AgentConfig
@@ -63,12 +63,12 @@ class SessionStore:
         self._bucket = bus.bucket("sessions")
         self._sessions = sessions
 
-    async def get(self, named: Named) -> SessionRecord | None:
+    async def get(self, named: NamedSession) -> SessionRecord | None:
         """Return the record of the session; None if the session has no record."""
         entry = await self._bucket.get(named.key)
         return SessionRecord.model_validate_json(entry.value) if entry is not None else None
 
-    async def create(self, named: Named) -> dict[str, Any]:
+    async def create(self, named: NamedSession) -> dict[str, Any]:
         """Create a session without runs; raise Problem 409 if the session exists."""
         record = SessionRecord.model_validate(
             {
@@ -83,7 +83,7 @@ class SessionStore:
             raise Problem(409, f"Session already exists: {named.id}")
         return _shown(named, record, ())
 
-    async def show(self, named: Named, turn: Turn) -> dict[str, Any]:
+    async def show(self, named: NamedSession, turn: Turn) -> dict[str, Any]:
         """Return the session with the events of its last runs, within the limits.
 
         Raises:
@@ -111,11 +111,15 @@ class SessionStore:
         async with turn():
             listed, _ = await self._sessions.page(user_id, [agent.id])
         return [
-            _shown(Named(agent, app, user_id, each.record.session_id), each.record, each.ends[-1:])
+            _shown(
+                NamedSession(agent, app, user_id, each.record.session_id),
+                each.record,
+                each.ends[-1:],
+            )
             for each in listed
         ]
 
-    async def add_run(self, named: Named, run_id: str) -> None:
+    async def add_run(self, named: NamedSession, run_id: str) -> None:
         """Add a new run to the session's record, and wake the clients that wait for a run."""
         while True:
             entry = await self._bucket.get(named.key)
@@ -134,7 +138,7 @@ class SessionStore:
             await self._bus.client.publish(turn(named.key))
             return
 
-    async def check_at_rest(self, named: Named) -> None:
+    async def check_at_rest(self, named: NamedSession) -> None:
         """Raise Problem 409 if a run of the session is active, queued or paused."""
         session = Session(named.user_id, named.id, (named.agent.id,), any_agent=False)
         if await idle_since(self._bus, session) is None:
@@ -147,7 +151,7 @@ class SessionStore:
                 409, "a run of this session waits for a decision; decide it, or cancel it"
             )
 
-    async def forget(self, named: Named) -> None:
+    async def forget(self, named: NamedSession) -> None:
         """Delete the session's record, unless runs are queued in it; the runs themselves are
         kept."""
         entry = await self._bucket.get(named.key)
@@ -172,7 +176,7 @@ class SessionStore:
         return [event for event in encoded if "author" in event]
 
 
-def _shown(named: Named, record: SessionRecord, last: Sequence[RunRecord]) -> dict[str, Any]:
+def _shown(named: NamedSession, record: SessionRecord, last: Sequence[RunRecord]) -> dict[str, Any]:
     """Return the session without events; `last` has the record of the last run, if there is one."""
     at = last[0].updated_at if last else getattr(record, CREATED_AT, None)
     return {

@@ -23,7 +23,7 @@ from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, operation
 from penstock_edge.surfaces.adk.request import ChangeRequest, CreateRequest
 from penstock_edge.surfaces.adk.servers import AdkServers, relayed
-from penstock_edge.surfaces.adk.session_store import Named, SessionStore
+from penstock_edge.surfaces.adk.session_store import NamedSession, SessionStore
 from penstock_edge.surfaces.agents import agent_of_app
 from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid_body
 from penstock_edge.surfaces.responses import json_response
@@ -100,7 +100,7 @@ class Sessions:
     )
     async def create(self, request: Request) -> ASGIApp:
         """Create a session with the id in the body; if the body has no id, with a new id."""
-        named = named_by(self._edge, request)
+        named = session_named_by(self._edge, request)
         document = await self._document(request)
         try:
             asked = CreateRequest.model_validate(document)
@@ -126,7 +126,7 @@ class Sessions:
     )
     async def create_named(self, request: Request) -> ASGIApp:
         """Create a session with the id in the path; as in ADK, the body is the session's state."""
-        named = named_by(self._edge, request)
+        named = session_named_by(self._edge, request)
         state = await self._document(request)
         return await self._create(named, named.id, {"state": state} if state else {})
 
@@ -151,7 +151,7 @@ class Sessions:
                 during a pause, an approved tool could run with another state than the state that
                 the person saw.
         """
-        named = named_by(self._edge, request)
+        named = session_named_by(self._edge, request)
         if named.agent.protocol == ADK:
             require(identity_of(request), "raw")
         document = await self._document(request)
@@ -177,7 +177,7 @@ class Sessions:
         Raises:
             Problem: 409 if a run of the session is active, queued or paused.
         """
-        named = named_by(self._edge, request)
+        named = session_named_by(self._edge, request)
         await ignore_body(request)
         await self._sessions.check_at_rest(named)
         answer: Response = json_response(None)
@@ -188,7 +188,7 @@ class Sessions:
         await self._sessions.forget(named)
         return answer
 
-    async def _create(self, named: Named, session_id: str, given: dict[str, Any]) -> ASGIApp:
+    async def _create(self, named: NamedSession, session_id: str, given: dict[str, Any]) -> ASGIApp:
         if named.agent.protocol == ADK:
             with named_in_422():
                 starts.accepted_session(named.agent.accepts, given)
@@ -198,7 +198,7 @@ class Sessions:
         if refused:
             text = "only the sessions of ADK agents take this"
             raise InvalidBody(body_error("not_portable", (name,), text) for name in refused)
-        session = Named(named.agent, named.app, named.user_id, session_id)
+        session = NamedSession(named.agent, named.app, named.user_id, session_id)
         return json_response(await self._sessions.create(session))
 
     async def _document(self, request: Request) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class Sessions:
         return document
 
 
-def named_by(edge: Edge, request: Request) -> Named:
+def session_named_by(edge: Edge, request: Request) -> NamedSession:
     """Return the session that the path names.
 
     If the path names only a user's sessions, the id of the result is empty.
@@ -235,21 +235,22 @@ def named_by(edge: Edge, request: Request) -> Named:
     who = identity_of(request)
     path = request.path_params
     user_id = act_as(who, path["user"])
-    return Named(
+    return NamedSession(
         agent_of_app(edge.config, path["app"]), path["app"], user_id, path.get("session", "")
     )
 
 
-def readable_by(edge: Edge, request: Request) -> Named:
+def readable_by(edge: Edge, request: Request) -> NamedSession:
     """Return the session that the path names, for a handler that reads the session.
 
     The session of an ADK agent is relayed byte for byte, so the caller needs the scope `raw`.
 
     Raises:
-        Problem: every problem that `named_by` raises, and 403 if the caller does not have the
+        Problem: every problem that `session_named_by` raises, and 403 if the caller does not have
+        the
             scope.
     """
-    named = named_by(edge, request)
+    named = session_named_by(edge, request)
     if named.agent.protocol == ADK:
         require(identity_of(request), "raw")
     return named

@@ -33,8 +33,8 @@ from penstock.web.operation import (
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
-from penstock_edge.runs.access import run_of
 from penstock_edge.runs.decide import pause_of, start_of_next_leg
+from penstock_edge.runs.run_access import run_of
 from penstock_edge.runs.tree_approvals import decide_each, open_approvals
 from penstock_edge.runs.trees import NextLeg, is_workflow, next_leg_of
 from penstock_edge.sources.locate import StartPosition, start_of_new_run

@@ -32,7 +32,7 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.access import run_of
+from penstock_edge.runs.run_access import run_of
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.read_run import read_run
 from penstock_edge.sources.session_list import Listed, SortedBy

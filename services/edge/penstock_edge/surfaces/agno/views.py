@@ -242,7 +242,7 @@ class TreeOutput(Encoding):
         self._events += self.tree.feed(run_id, orjson.loads(stored.payload))
         is_last = run_id == self.tree.root and (
             type_of(stored) in TERMINAL
-            or (ends_leg(stored) and stored.sequence > self.after and not self.tree.passes)
+            or (ends_leg(stored) and stored.sequence > self.after and not self.tree.is_pause_hidden)
         )
         return Item(stored.sequence, self.interruption() if is_last else [], last=is_last)
 

@@ -18,7 +18,7 @@ from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
 from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
-from penstock_edge.runs.agui_names import AGUI
+from penstock_edge.runs.agui_leg_ids import AGUI
 from penstock_edge.runs.decide import LOOKUP_S, approval_record, find_alias
 from penstock_edge.runs.tree_approvals import OpenApproval, approval_of, open_approvals
 from penstock_edge.sources.locate import ancestors_of, lifecycle_of, record_of

@@ -22,7 +22,7 @@ from penstock.web.operation import Operation, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
-from penstock_edge.runs.agui_names import AGUI
+from penstock_edge.runs.agui_leg_ids import AGUI
 from penstock_edge.runs.decide import start_of_next_leg
 from penstock_edge.runs.tree_approvals import decide_each
 from penstock_edge.runs.trees import is_workflow, next_leg_of
@@ -141,7 +141,7 @@ class Runs:
             await decide_each(edge.bus, decisions)
         except Problem as problem:
             if problem.status != 503:
-                await edge.agui_names.withdraw(run_id, leg, named)
+                await edge.agui_leg_ids.withdraw(run_id, leg, named)
             raise
         # Another request may have written another runId since the first write, although the
         # decision of that request came too late. So this request's runId is written again.
@@ -149,7 +149,7 @@ class Runs:
         return await edge.stream(view, place)
 
     async def _call(self, run_id: str, leg: int, asked: RunAgentInput) -> int:
-        return await self._edge.agui_names.write(run_id, leg, asked.run_id)
+        return await self._edge.agui_leg_ids.write(run_id, leg, asked.run_id)
 
 
 def _decision(who: Identity, answer: Answer) -> DecideRequest:

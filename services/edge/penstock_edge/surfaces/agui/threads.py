@@ -277,7 +277,7 @@ class Threads:
         encoding = ThreadEncoding(turns, view.framing.event)
         turn = self._edge.turns.named(who)
         history = History(bus, events_of(session.shard), source.patterns, 1, source.keep, turn)
-        while batch := await history.below(end):
+        while batch := await history.before(end):
             for stored in batch:
                 await encode(bus, view, encoding, stored)
         return prelude(turns.current, (), memory) if turns.current else ()

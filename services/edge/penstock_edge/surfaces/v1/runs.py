@@ -38,7 +38,7 @@ from penstock.web.operation import (
 from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
-from penstock_edge.runs.access import require_dialect, run_of
+from penstock_edge.runs.run_access import require_dialect, run_of
 from penstock_edge.runs.trees import unfinished_below
 from penstock_edge.sources.histories import newest_of
 from penstock_edge.sources.locate import (

@@ -17,7 +17,7 @@ import orjson
 from penstock.bus import Bus, BusError
 from penstock.bus.subjects import key_of
 from penstock_edge.sources.sessions import RunRecords
-from penstock_edge.views.agui import LegNames, default_name
+from penstock_edge.views.agui import LegIds, default_agui_run_id
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ RETRY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class AguiNames(LegNames):
+class AguiLegIds(LegIds):
     """Finds the AG-UI ids of threads and legs, and stores the runIds of legs in KV."""
 
     bus: Bus
@@ -40,7 +40,7 @@ class AguiNames(LegNames):
         record = await self.records.of(run_id)
         return run_id if record is None else record.session_id
 
-    async def name(self, run_id: str, leg: int) -> str:
+    async def agui_run_id(self, run_id: str, leg: int) -> str:
         """Return the AG-UI runId of a leg; wait if the bus does not answer."""
         while True:
             try:
@@ -50,7 +50,7 @@ class AguiNames(LegNames):
                 await asyncio.sleep(RETRY_S)
                 continue
             if entry is None:
-                return default_name(run_id, leg)
+                return default_agui_run_id(run_id, leg)
             return str(orjson.loads(entry.value)["agui_run_id"])
 
     async def write(self, run_id: str, leg: int, name: str) -> int:
