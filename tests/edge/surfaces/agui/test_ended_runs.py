@@ -32,7 +32,7 @@ class Reading:
 
     encoders: RunEncoders = field(
         default_factory=lambda: RunEncoders(
-            cast(AguiLegIds, SimpleNamespace(thread_of=_thread_of, name=_name)),
+            cast(AguiLegIds, SimpleNamespace(thread_of=_thread_of, agui_run_id=_name)),
             Audience(protocol_version="1.0"),
         )
     )
