@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any, Final, Literal
 
 import structlog
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, Metric
 
 from penstock import log_fields
 
@@ -22,6 +22,29 @@ MAX_AGENT_LABELS: Final = 200
 OTHER: Final = "other"  # the label's value for all names that have no value of their own
 
 _agent_labels: set[str] = set()
+
+
+class MeasuredGauge(Gauge):
+    """A gauge without labels that has no value in a process that has not set it.
+
+    A plain gauge is 0 until it is set. After a restart, and in every service that never sets it,
+    the 0 would say that no dead letter and no pending approval exists.
+    """
+
+    _is_set = False
+
+    def set(self, value: float) -> None:
+        """Set the value."""
+        super().set(value)
+        self._is_set = True
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metric, which has no sample before the first `set`."""
+        for metric in super().collect():
+            if not self._is_set:
+                metric.samples = []
+            yield metric
+
 
 BUILD = Gauge("penstock_build_info", "1, with the versions as labels", ["version", "python"])
 RUNS = Counter("penstock_runs_total", "Runs that have ended", ["agent", "outcome"])
@@ -59,7 +82,8 @@ LIMITED = Counter(
 )
 READER_WAITING = Gauge(
     "penstock_reader_waiting",
-    "Messages of a stream that no process has taken yet, by durable consumer",
+    "Messages of a stream that no process has taken yet, by durable consumer; normalizers measure "
+    "all of them",
     ["stream", "reader"],
 )
 NORMALIZER_LAG = Gauge(
@@ -74,8 +98,10 @@ STREAM_LIMIT = Gauge(
     "Bytes that a stream of NATS may hold (max_bytes); streams without such a limit have none",
     ["stream"],
 )
-APPROVALS_PENDING = Gauge("penstock_approvals_pending", "Approvals that wait for a decision")
-APPROVALS_OLDEST = Gauge(
+APPROVALS_PENDING = MeasuredGauge(
+    "penstock_approvals_pending", "Approvals that wait for a decision"
+)
+APPROVALS_OLDEST = MeasuredGauge(
     "penstock_approvals_oldest_seconds",
     "Seconds since the oldest pending approval was requested; 0 if none is pending",
 )
@@ -125,14 +151,16 @@ SENT_AWAY = Counter(
     ["reason"],
 )
 DECISIONS = Counter("penstock_decisions_total", "Decisions taken", ["outcome"])
-POLICY_VERSION = Gauge("penstock_policy_version", "The version of the approvals policy that holds")
+POLICY_VERSION = MeasuredGauge(
+    "penstock_policy_version", "The version of the approvals policy that holds"
+)
 POLICIES_REFUSED = Counter(
     "penstock_policies_refused_total", "Policies that were refused for a mistake", ["source"]
 )
 POLICY_ERRORS = Counter(
     "penstock_policy_errors_total", "Conditions of the policy with an error, by rule", ["rule"]
 )
-OUTBOX_STUCK = Gauge(
+OUTBOX_STUCK = MeasuredGauge(
     "penstock_outbox_stuck", "Decisions that cannot be sent on, such as for an unreadable record"
 )
 CONTINUES_REFUSED = Counter(
@@ -164,7 +192,7 @@ WORKFLOW_STEPS = Counter(
     "Steps of workflows that have ended, and items of loops, by outcome",
     ["outcome"],
 )
-WORKFLOW_INPUTS_WAITING = Gauge(
+WORKFLOW_INPUTS_WAITING = MeasuredGauge(
     "penstock_workflow_inputs_waiting",
     "Inputs of workflows' runs, and events that may be inputs, that no process has taken yet",
 )
@@ -191,7 +219,9 @@ SPANS = Counter(
     ["outcome"],
 )
 DEADLETTERS = Counter("penstock_deadletters_total", "Messages given up", ["service"])
-DEADLETTERS_KEPT = Gauge("penstock_deadletters_kept", "Dead letters that have not been dropped")
+DEADLETTERS_KEPT = MeasuredGauge(
+    "penstock_deadletters_kept", "Dead letters that have not been dropped"
+)
 NATS_CONNECTED = Gauge("penstock_nats_connected", "1 while NATS can be used", ["service"])
 NATS_TROUBLES = Gauge(
     "penstock_nats_troubles", "The number of reasons that /readyz gives", ["service"]

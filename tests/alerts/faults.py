@@ -26,6 +26,7 @@ from support.real.processes import pid_of
 
 AHEAD_S: Final = 45.0
 LONG_RUNS: Final = 200
+WAITING_STARTS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +230,15 @@ async def too_many_long_runs(load: Load) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_service_is_gone(load: Load) -> AsyncIterator[None]:
-    """The only process of the workflows service is killed, and not started again for a while."""
+    """The only process of the workflows service is killed, and not started again for a while.
+
+    The starts of workflows wait meanwhile.
+    """
     [workflows] = load.penstock.of("workflows")
     await load.penstock.kill(workflows)
     load.retarget()
+    for _ in range(WAITING_STARTS):
+        load.spawn(load.workflow())
     yield
     await load.penstock.start("workflows", port=workflows.port)
     load.retarget()
@@ -269,7 +275,10 @@ FAULTS: Final = (
     Fault("unreadable command", 1, an_unreadable_command, ("PenstockDeadLetters",), None),
     Fault("unreadable approval", 60, an_unreadable_approval, ("PenstockApprovalsStuck",), None),
     Fault("full stream", 70, a_full_stream, ("PenstockStreamFull",), None),
-    Fault("service gone", 40, a_service_is_gone, ("PenstockServiceGone",)),
+    Fault(
+        *("service gone", 90, a_service_is_gone),
+        ("PenstockServiceGone", "PenstockReaderLags"),
+    ),
     Fault(
         *("too many runs", 160, too_many_long_runs),
         ("PenstockStartsWait", "PenstockRunsStartLate"),
@@ -277,7 +286,6 @@ FAULTS: Final = (
 )
 # What no cheap fault provokes; tests/alerts/penstock.test.yaml tests the rules.
 NOT_PROVOKED: Final = {
-    "PenstockReaderLags": "a starved service, which lets messages wait, does not answer Prometheus",
     "PenstockGaps": "NATS must drop live messages of a connection that it keeps",
     "PenstockWorkflowsBlocked": "the service must run, take no input and end no step",
 }

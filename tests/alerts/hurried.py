@@ -15,6 +15,7 @@ LABEL: Final = "hurried"
 LOWER: Final = {
     "PenstockApprovalsOld": ("> 86400", "> 60"),
     "PenstockNormalizerLags": ("> 5000", "> 300"),
+    "PenstockReaderLags": ("> 1000", "> 30"),
 }
 _DURATION = re.compile(r"(?<=[\[ ])(\d+)m(?=\]|\b)")
 

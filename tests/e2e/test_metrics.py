@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from alerts.queries import OF_TARGET, queries, selected
 from support.drive.waiting import eventually
-from support.real.deployment import Deployment
+from support.real.deployment import Deployment, Instance
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -42,9 +42,9 @@ class Scraped:
         return {label for each, has in self.values if each == name for label, _ in has}
 
 
-async def scrape(penstock: Deployment) -> Scraped:
+async def scrape(penstock: Deployment, of: Sequence[Instance] | None = None) -> Scraped:
     answers = await asyncio.gather(
-        *(penstock.http.get(f"{each.probes}/metrics") for each in penstock.instances)
+        *(penstock.http.get(f"{each.probes}/metrics") for each in of or penstock.instances)
     )
     return Scraped(answer.text for answer in answers)
 
@@ -105,11 +105,17 @@ async def test_each_metric_that_a_query_asks_for_is_served(penstock: Deployment)
 async def test_streams_readers_and_lag_are_measured(penstock: Deployment) -> None:
     async def measured() -> bool:
         scraped = await scrape(penstock)
+        of_normalizers = await scrape(penstock, penstock.of("normalizer"))
         return (
             scraped.value("penstock_stream_bytes", stream="RAW") > 0
-            and ("reader", "approvals") in {each for _, has in scraped.values for each in has}
+            and ("reader", "approvals")
+            in {each for _, has in of_normalizers.values for each in has}
+            and ("penstock_deadletters_kept", frozenset()) in of_normalizers.values
             and ("penstock_normalizer_lag_frames", frozenset({("shard", "0")})) in scraped.values
         )
 
     await eventually(measured, 100, "the streams, the readers and the lag are measured")
     assert (await scrape(penstock)).value("penstock_build_info") == len(penstock.instances)
+    # A service that does not measure dead letters must not say that there are none.
+    of_edges = await scrape(penstock, penstock.of("edge"))
+    assert ("penstock_deadletters_kept", frozenset()) not in of_edges.values

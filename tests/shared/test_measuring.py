@@ -67,6 +67,34 @@ async def test_gaps_of_all_services_are_counted_once(monkeypatch: pytest.MonkeyP
     loop.cancel()
 
 
+async def test_normalizers_measure_all_durable_consumers_until_they_are_gone() -> None:
+    def consumer(waiting: int, **config: str) -> dict[str, Any]:
+        return {"config": config, "num_pending": waiting}
+
+    listed = {
+        "EVENTS": [consumer(3), consumer(5, durable_name="gone-service")],
+        "EVENTS_1": [consumer(9, durable_name="gone-service")],
+    }
+
+    async def consumers(stream: str) -> list[dict[str, Any]]:
+        return listed.get(stream, [])
+
+    jetstream = SimpleNamespace(consumers=consumers)
+    bus: Any = SimpleNamespace(jetstream=jetstream, shards=SimpleNamespace(made=2))
+    known: set[tuple[str, str]] = set()
+
+    def waiting(stream: str) -> float | None:
+        labels = {"stream": stream, "reader": "gone-service"}
+        return REGISTRY.get_sample_value("penstock_reader_waiting", labels)
+
+    await measuring._measure_all_readers(bus, known)
+    assert (waiting("EVENTS"), waiting("EVENTS_1")) == (5, 9)
+    assert known == {("EVENTS", "gone-service"), ("EVENTS_1", "gone-service")}
+    del listed["EVENTS_1"]
+    await measuring._measure_all_readers(bus, known)
+    assert (waiting("EVENTS"), waiting("EVENTS_1")) == (5, None)
+
+
 async def test_a_limit_that_a_stream_has_no_more_is_no_more_shown() -> None:
     config = {"max_bytes": 100}
 

@@ -6,7 +6,7 @@ import collections
 import re
 
 import pytest
-from prometheus_client import REGISTRY, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
 from penstock import telemetry
@@ -66,6 +66,14 @@ def test_each_metric_that_a_document_names_exists() -> None:
             unknown = {name for name in NAME.findall(text) if not name.endswith("_")} - known
             wrong = {name for name in unknown if re.search(rf"`{name}[`{{]", text)}
             assert not wrong, f"{path.relative_to(ROOT)}: {wrong}"
+
+
+def test_a_measured_gauge_has_no_value_before_it_is_measured() -> None:
+    registry = CollectorRegistry()
+    gauge = telemetry.MeasuredGauge("penstock_tried", "A gauge of this test", registry=registry)
+    assert generate_latest(registry).decode().splitlines()[-1] == "# TYPE penstock_tried gauge"
+    gauge.set(0)
+    assert registry.get_sample_value("penstock_tried") == 0
 
 
 @pytest.mark.usefixtures("named_agents")

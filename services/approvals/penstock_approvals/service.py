@@ -233,6 +233,8 @@ class ApprovalsService(Service):
                 log.warning("the outbox is looked through again later: %s", error)
 
     def _measure_pending(self) -> None:
+        if not self._approvals.list.index.complete:
+            return  # the rows of some approvals are missing, so their number would be too small
         pending, oldest_ms = self._approvals.list.rows.pending()
         age_s = 0.0 if oldest_ms is None else self.bus.clock.time() - oldest_ms / 1000
         telemetry.APPROVALS_PENDING.set(pending)

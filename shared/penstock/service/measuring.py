@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from penstock import telemetry
 from penstock.bus import Bus, BusError, streams
+from penstock.bus.admin.permissions import READ_BY_DURABLES
 from penstock.service.service import Service
 
 log = logging.getLogger(__name__)
@@ -26,24 +27,26 @@ async def measure(services: Sequence[Service]) -> None:
     cancelled.
 
     Each measurement makes one request for each durable consumer of the process. Normalizers also
-    make one request for each stream.
+    make up to two requests for each stream.
     """
     gaps = 0
+    readers: set[tuple[str, str]] = set()
     while True:
         for service in services:
-            await _measure_bus(service)
+            await _measure_bus(service, readers)
         found = sum(service.bus.jetstream.gaps for service in services)
         telemetry.GAPS_REPAIRED.inc(found - gaps)
         gaps = found
         await asyncio.sleep(MEASURE_S)
 
 
-async def _measure_bus(service: Service) -> None:
+async def _measure_bus(service: Service, readers: set[tuple[str, str]]) -> None:
     try:
         await _measure_readers(service.bus)
         # The sizes of streams are the same for every process, so only normalizers measure them.
         if service.repairs_streams:
             await _measure_streams(service.bus)
+            await _measure_all_readers(service.bus, readers)
     except BusError as error:
         log.debug("%s: NATS is not measured now: %s", service.name, error)
     except Exception:
@@ -55,6 +58,25 @@ async def _measure_bus(service: Service) -> None:
 async def _measure_readers(bus: Bus) -> None:
     for (stream, reader), waiting in tuple(bus.jetstream.waiting.items()):
         telemetry.READER_WAITING.labels(stream, reader).set(await waiting())
+
+
+async def _measure_all_readers(bus: Bus, known: set[tuple[str, str]]) -> None:
+    """Measure all durable consumers, and replace `known` by their streams and names.
+
+    A service that has no process left, and a subscriber outside Penstock, do not measure their own
+    consumers. A consumer that no longer exists loses its value.
+    """
+    found = set()
+    shards = (streams.events_of(shard) for shard in range(1, bus.shards.made))
+    for stream in (*READ_BY_DURABLES, *shards):
+        for info in await bus.jetstream.consumers(stream):
+            if durable := info["config"].get("durable_name"):
+                found.add((stream, durable))
+                telemetry.READER_WAITING.labels(stream, durable).set(info["num_pending"])
+    for gone in known - found:
+        telemetry.READER_WAITING.remove(*gone)
+    known.clear()
+    known |= found
 
 
 async def _measure_streams(bus: Bus) -> None:

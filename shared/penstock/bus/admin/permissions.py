@@ -51,6 +51,8 @@ SHARDS_RECORD: Final = f"DIRECT.GET.KV_{SHARDS_BUCKET}.$KV.{SHARDS_BUCKET}.{SHAR
 # The subjects of requests for the parts of large events, which edges answer.
 LARGE_EVENTS: Final = large_event("*", "*", "*")
 _OBJECTS = "OBJ_payloads"
+# The streams from which services or subscribers take messages by durable consumers.
+READ_BY_DURABLES: Final = (EVENTS, COMMANDS, SCHEDULES, DELIVERIES, ADVISORIES)
 _NEXT, _INFO = "CONSUMER.MSG.NEXT", "CONSUMER.INFO"
 
 
@@ -191,6 +193,8 @@ USERS: Final = (
         _takes(ADVISORIES, "normalizer-advisories"),
         _reads(RAW, EVENTS, COMMANDS, SCHEDULES),
         [f"{_API}.STREAM.MSG.DELETE.{COMMANDS}"],
+        # The normalizer measures the lag of all readers, also of those that have ended.
+        [f"{_API}.CONSUMER.LIST.{stream}" for stream in READ_BY_DURABLES],
         _buckets("runs", "pauses", "leases", "aliases"),
         _keys("runs.*", "pauses.*", "checkpoints.>", "leases.normalizer.>"),
         _KEEPS_OBJECTS,

@@ -7,7 +7,6 @@ subject.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -110,7 +109,7 @@ async def listed(bus: Buckets) -> list[dict[str, Any]]:
     found = [
         info
         for shard in range((await shards_of(bus)).made)
-        for info in await _infos(bus, events_of(shard))
+        for info in await bus.jetstream.consumers(events_of(shard))
         if _is_ours(info["config"])
     ]
     return sorted(found, key=lambda info: (info["name"], info["stream_name"]))
@@ -147,19 +146,9 @@ def _for_shard(config: dict[str, Any], shard: int) -> dict[str, Any]:
 async def _made(bus: HasJetStream, stream: str) -> list[dict[str, Any]]:
     return [
         {name: info["config"][name] for name in _KEPT if name in info["config"]}
-        for info in await _infos(bus, stream)
+        for info in await bus.jetstream.consumers(stream)
         if _is_ours(info["config"])
     ]
-
-
-async def _infos(bus: HasJetStream, stream: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    while True:
-        page = await bus.jetstream.api(f"CONSUMER.LIST.{stream}", {"offset": len(found)})
-        consumers: Sequence[dict[str, Any]] = page.get("consumers") or ()
-        found += consumers
-        if not consumers or len(found) >= page["total"]:
-            return found
 
 
 async def _ensure(bus: HasJetStream, stream: str, config: dict[str, Any]) -> bool:

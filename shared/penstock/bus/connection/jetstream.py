@@ -95,6 +95,20 @@ class JetStream:
             raise ApiError(error.get("err_code", 0), text)
         return answer
 
+    async def consumers(self, stream: str) -> list[dict[str, Any]]:
+        """Return the server's information about each consumer of a stream, as raw JSON.
+
+        Raises:
+            BusError: as for `api`.
+        """
+        found: list[dict[str, Any]] = []
+        while True:
+            page = await self.api(f"CONSUMER.LIST.{stream}", {"offset": len(found)})
+            listed: list[dict[str, Any]] = page.get("consumers") or []
+            found += listed
+            if not listed or len(found) >= page["total"]:
+                return found
+
     async def request(self, subject: str, payload: bytes, timeout_s: float | None = None) -> Msg:
         """Make a core request, and return the first answer.
 

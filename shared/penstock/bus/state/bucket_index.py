@@ -129,6 +129,11 @@ class BucketIndex:
         """The bucket of this index."""
         return self._bus.bucket(self._name)
 
+    @property
+    def complete(self) -> bool:
+        """True if this process has read the whole bucket, and NATS has not lost messages since."""
+        return self._done > 0 and not self._stale
+
     async def run(self) -> None:
         """Read the bucket, and what is written to it later, until cancelled."""
         while True:
@@ -148,7 +153,7 @@ class BucketIndex:
             BusError: the bucket cannot be read now.
         """
         arrived = self._begun
-        if self._done and not self._stale:
+        if self.complete:
             await self._turn(arrived)
             return
         try:
@@ -191,7 +196,7 @@ class BucketIndex:
             if self._done > arrived:
                 return
             self._begun += 1
-            if self._done and not self._stale:
+            if self.complete:
                 await self._catch_up()
             else:
                 async with _reading_whole.setdefault(self._bus, asyncio.Lock()):

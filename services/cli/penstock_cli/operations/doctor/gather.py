@@ -126,15 +126,8 @@ async def _partitions(bus: Bus, shard: int) -> list[PartitionFact]:
 
 async def _consumers(bus: Bus, stream: str) -> list[ConsumerFact]:
     """Return the durable consumers of a stream."""
-    found: list[ConsumerFact] = []
-    offset = 0
-    while True:
-        answer = await bus.api(f"CONSUMER.LIST.{stream}", {"offset": offset})
-        listed = answer["consumers"]
-        found += [_consumer(stream, each) for each in listed if each["config"].get("durable_name")]
-        offset += len(listed)
-        if not listed or offset >= answer["total"]:
-            return found
+    listed = await bus.jetstream.consumers(stream)
+    return [_consumer(stream, each) for each in listed if each["config"].get("durable_name")]
 
 
 def _consumer(stream: str, info: dict[str, Any]) -> ConsumerFact:
