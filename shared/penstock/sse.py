@@ -193,9 +193,9 @@ def encode(
 
     Each line of `data` becomes a data line, so a parser reads CR and CRLF in the data as LF. The id
     comes last, because some clients, such as n8n's SSE trigger, store the id as soon as they read
-    its line. If the id came first and the connection broke within the frame, such a client would
-    continue after the frame and lose the frame's data. With `id_first`, the id comes first, as
-    agent-runs-sse.md requires.
+    the id's line. If the id came first and the connection broke within the frame, such a client
+    would continue after the frame and lose the frame's data. With `id_first`, the id comes first,
+    as agent-runs-sse.md requires.
 
     Raises:
         ValueError: `event` or `id` contains a line end or a NUL. A line end would begin a new

@@ -282,7 +282,7 @@ def count_runs_from_zero(outcomes: Iterable[str]) -> None:
     """Create the counters of runs for each named agent, with the value 0.
 
     The function `increase` of Prometheus does not notice a counter that appears with the value 1.
-    Without a counter at 0, it would miss an agent's first failure.
+    Without a counter at 0, `increase` would miss an agent's first failure.
     """
     for agent in (*_agent_labels, OTHER):
         for outcome in outcomes:

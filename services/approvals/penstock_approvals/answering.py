@@ -34,6 +34,6 @@ async def asked(answer: Awaitable[T]) -> T:
 def is_key(text: str) -> bool:
     """Return whether the text can be an approval's id.
 
-    An approval's id is a key in KV buckets, so it must be a valid key.
+    An approval's id is a key in KV buckets, so the id must be a valid key.
     """
     return text.replace("-", "").isalnum() and text.isascii()

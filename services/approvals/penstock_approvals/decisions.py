@@ -212,8 +212,10 @@ class Approvals:
     async def _announce(
         self, record: ApprovalRecord, *events: Event, earlier: Sequence[Event] = ()
     ) -> None:
-        """Announce events of a run that continues. For a workflow's run, send them to
-        `workflows`."""
+        """Announce events of a run that continues.
+
+        If the run is a workflow's run, send news of these events to `workflows` instead.
+        """
         if record.target == WORKFLOWS:
             await self._news.send(record, *earlier, *events)
         else:
@@ -224,7 +226,7 @@ class Approvals:
     ) -> ApprovalRecord:
         """Write the first record of a request.
 
-        If another process was first, return its record instead.
+        If another process was first, return that process's record instead.
 
         `until` is the time until which the run waits; None if it waits for ever.
         """
@@ -338,7 +340,7 @@ class Approvals:
             if held.record.status != "pending":
                 return _not_pending(held.record, request)
             if held.record.expires_at is not None:
-                # If this machine was suspended, its estimate of the server's clock is wrong.
+                # After this machine was suspended, its estimate of the server's clock is wrong.
                 await self._bus.clock.look()
                 if is_late(held.record, self._bus.clock.now()):
                     await self._expire(held)

@@ -171,10 +171,10 @@ class Outbox:
     async def _abandon(self, approval_id: str, entry: Entry) -> None:
         """Delete the entry of a decision that was never taken.
 
-        The process that wrote the entry may only be slow. If it took the decision after its entry
-        was deleted, and then ended, nothing would send the decision. So the approval's record is
-        first written again, as a new revision. The slow process's compare-and-set then fails, and
-        that process writes a new entry.
+        The process that wrote the entry may only be slow. If that process took the decision after
+        its entry was deleted, and then ended, nothing would send the decision. So the approval's
+        record is first written again, as a new revision. The slow process's compare-and-set then
+        fails, and that process writes a new entry.
         """
         held = await self._records.find(approval_id)
         if held is not None:

@@ -51,7 +51,7 @@ class VersionConflict(Exception):
 class Policies:
     """Keeps the current policy up to date.
 
-    `refused` says for each source why its newest policy was refused.
+    `refused` maps each source to the reason why the source's newest policy was refused.
     """
 
     def __init__(self, bus: Bus, path: Path | None = None) -> None:
@@ -62,7 +62,7 @@ class Policies:
         self._read: dict[Source, Policy] = {}
         self._stored: StoredPolicy | None = None
         self._has_record = False
-        # maps a source to the reason why its newest policy was refused
+        # maps a source to the reason why the source's newest policy was refused
         self.refused: dict[str, str] = {}
 
     @property

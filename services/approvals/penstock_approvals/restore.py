@@ -88,7 +88,7 @@ class Restore:
         await self._approvals.ask_again(asked[0])
 
     async def _all_requests_again(self, run_id: str) -> None:
-        """Record again each request of a workflow's run that has lost its record.
+        """Record again each request that a workflow's run has made and whose record is lost.
 
         Requests that were decided or have expired are recorded, too. `_settle` then finds out how
         these requests ended.

@@ -22,8 +22,8 @@ MAX_LEVELS: Final = 200
 _ORJSON_LEVELS: Final = 254
 
 # The type `dict`, for the check `isinstance(value, OBJECT)`. After this check, mypy treats the
-# value as Any, so a caller can pass it as a TypedDict. After `isinstance(value, dict)`, mypy would
-# not accept this.
+# value as Any, so a caller can pass the value as a TypedDict. After `isinstance(value, dict)`, mypy
+# would not accept this.
 OBJECT: Final[Any] = dict
 
 

@@ -22,7 +22,8 @@ MAX_SIZE: Final = 16 * 1024 * 1024
 MAX_LEVELS: Final = 200
 # The greatest size of a value that one operation may copy, or may move to a deeper place.
 MAX_COPIED: Final = 10_000
-# The greatest number of keys in a path for `apply_each`, because it may add a level for each key.
+# The greatest number of keys in a path for `apply_each`. The limit is needed because `apply_each`
+# may add a level for each key.
 MAX_KEYS: Final = 100
 
 _POINTER = re.compile(r"(?:/(?:[^/~]|~[01])*)*")  # RFC 6901
@@ -44,7 +45,7 @@ class DoesNotApply(ValueError):
 
 
 def is_patch(value: Json) -> bool:
-    """Returns whether the value is a list of RFC 6902 operations with all members they need."""
+    """Returns whether the value is a list of RFC 6902 operations that have all required members."""
     return isinstance(value, list) and all(map(_is_operation, value))
 
 

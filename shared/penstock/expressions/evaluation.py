@@ -1,9 +1,10 @@
 """Evaluates the syntax tree of an expression that gives a value, within a budget. Pure.
 
-The CEL runtime cannot be interrupted, and it copies lists and data without a limit. For example,
+The CEL runtime cannot be interrupted, and copies lists and data without a limit. For example,
 `a.map(i, i)` takes two seconds for a list of 9,000 numbers. So the runtime only parses and checks
-the expressions that may make values. This module evaluates their trees, and counts each step and
-each new text. Tests compare this module's results with the results of the runtime.
+the expressions that may make values. This module evaluates the trees of these expressions, and
+counts each step and each new text. Tests compare this module's results with the results of the
+runtime.
 """
 
 from __future__ import annotations

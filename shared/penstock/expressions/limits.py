@@ -11,7 +11,7 @@ The time of an operation is proportional to the size of its operands, and a macr
 operations. For example, `event.l.all(a, event.l == event.l)` takes two minutes on 1 MB of data. So
 each condition gets a limit for the size of its data. Within this limit, an evaluation takes about
 one second at most. If the body of a macro reads only the macro's own element, all evaluations of
-the body together read the whole data at most once. If the body reads other data, it reads this data
+the body together read the whole data at most once. If the body reads other data, this data is read
 again for each element. So such reads lower the limit much more.
 """
 
@@ -35,8 +35,8 @@ MAX_NESTED = len(MAX_DATA_BYTES) - 1
 
 MACROS = frozenset({"all", "exists", "exists_one", "filter"})
 
-# The sizes of data with which an evaluation takes about one second, as measured. Each size is
-# divided by a number that depends on the condition.
+# Measured sizes of data with which an evaluation takes about one second. For a condition, each size
+# is divided by a number that depends on the condition.
 _READ_BYTES: Final = 100 * 1024 * 1024  # divided by the number of reads of data
 _PATTERN_BYTES: Final = 150 * 1024 * 1024  # divided by the size of the condition's patterns
 # divided by the square root of the number of searches for texts from the data

@@ -1,4 +1,6 @@
-"""Finds the texts that a condition requires. With them, most evaluations can be skipped. Pure.
+"""Finds the texts that a condition requires.
+
+With these texts, most evaluations can be skipped. Pure.
 
 For example, `event.data.tool == "delete_file" && …` cannot hold for an event with another tool. The
 rest of the condition does not matter, because in CEL `false && x` is false even if `x` fails.

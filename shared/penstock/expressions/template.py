@@ -2,10 +2,10 @@
 
 Pure.
 
-A placeholder is a path into the data, or a text in double quotes. A template that must contain the
-characters `{{` writes them as `{{ "{{" }}`. Templates have no operators and no functions. So the
-time and the memory for filling a template are proportional to the size of the template and of the
-inserted values.
+A placeholder is a path into the data, or a text in double quotes. In a template, the characters
+`{{` are written as `{{ "{{" }}`. Templates have no operators and no functions. So the time and the
+memory for filling a template are proportional to the size of the template and of the inserted
+values.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class OpenRuns:
         start = subjects.command(record.target or "connector", "start", record.run_id)
         if await self._bus.tail(COMMANDS, start) is not None:
             return False
-        # If a connector has claimed the run, it has written to RAW or is about to write.
+        # A connector that has claimed the run has written to RAW or is about to write.
         if (
             await self._bus.tail(raw_for(record.run_id), subjects.raw_of_run(record.run_id))
             is not None

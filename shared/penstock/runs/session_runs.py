@@ -26,8 +26,8 @@ async def list_run(bus: Bus, command: StartCommand) -> None:
         record = (
             SessionRecord.model_validate_json(entry.value)
             if entry is not None
-            # The thread id is the session's id at the agent server. A connector sets it when it
-            # claims a run.
+            # The thread id is the session's id at the agent server. A connector sets the thread id
+            # when the connector claims a run.
             else SessionRecord(agent=agent, session_id=session_id, thread_id="")
         )
         if command.run_id in record.runs:

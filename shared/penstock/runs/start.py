@@ -84,8 +84,8 @@ class Start:
     request: bytes = b""
     # called with the run's id before the command is published
     prepare: Callable[[str], Awaitable[object]] | None = None
-    # The shard of the session, from `Starter.shard_for`. If it is None, the starter looks up the
-    # shard.
+    # The shard of the session, from `Starter.shard_for`. If the shard is None, the starter looks up
+    # the shard.
     shard: int | None = None
     run_id: str | None = None
     origin: Origin = Origin()
@@ -150,8 +150,8 @@ class Starter:
             try:
                 start = await checked_workflow(self._bus, start)
             except Problem:
-                # A repeated request must get the first run, even if a new version of the workflow
-                # has come since and the input does not fit it.
+                # A repeated request must get the first run, even if the workflow has a new version
+                # meanwhile which the input does not fit.
                 if await self._earlier(start) is None:
                     raise
         if start.run_id is not None:
@@ -213,7 +213,7 @@ class Starter:
             if start.prepare is not None:
                 await start.prepare(command.run_id)
             if command.workflow is not None:
-                # The runs of other agents are listed in their sessions by the connector.
+                # For all other agents, the connector lists the run in its session.
                 await list_run(self._bus, command)
         except BaseException:
             await self._delete_record(command.run_id, revision)

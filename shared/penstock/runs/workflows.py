@@ -112,8 +112,8 @@ def input_of(
 ) -> dict[str, Any]:
     """Return the variable `input` of a workflow's expressions.
 
-    The result has the fields of the start's input. If there is a message, it becomes the field
-    `message`, unless the input already has this field or the schema forbids it.
+    The result has the fields of the start's input. A message becomes the field `message`, unless
+    the input already has this field or the schema forbids the field.
     """
     given = dict(input or {})
     allows = "message" in schema.get("properties", {}) or schema.get("additionalProperties", True)

@@ -1,6 +1,6 @@
 """Runs a process with services.
 
-The process starts the services, serves their routes, and drains and stops them.
+The process starts the services, serves their routes, and later drains and stops the services.
 
 After SIGTERM or SIGINT, the services report at once that they are not ready. The services then
 drain concurrently for up to `PENSTOCK_DRAIN_S` seconds. Then the services stop in the reverse order
@@ -173,8 +173,8 @@ def _closes_port(settings: Settings, *, alone: bool) -> bool:
     """Return whether a drain first closes the port, so that clients reconnect to another process.
 
     By default, only a process that works alone closes its port. Any other process may be behind a
-    load balancer, which sends requests until it notices the drain. If the port was closed, the
-    clients would get errors for these requests.
+    load balancer, which sends requests until the load balancer notices the drain. If the port was
+    closed, the clients would get errors for these requests.
     """
     if settings.draining_port is None:
         return alone

@@ -85,7 +85,7 @@ def _variable_of(settings_type: type[BaseSettings], place: tuple[int | str, ...]
     """Return `PENSTOCK_<NAME>: ` for a problem of one variable, and an empty text for any other
     problem.
 
-    If a problem concerns several variables, its message already names them.
+    If a problem concerns several variables, the problem's message already names these variables.
     """
     if not place:
         return ""

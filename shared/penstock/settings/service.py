@@ -159,8 +159,8 @@ def nats_login(
 
     def present() -> str:
         nonlocal password
-        # The file may be about to be replaced. If it cannot be read now, the last password is used,
-        # because an error would end the reconnecting.
+        # The file may be about to be replaced. If the file cannot be read now, the last password is
+        # used, because an error would end the reconnecting.
         with suppress(OSError, UnicodeError):
             password = file.read_text().strip() or password
         return password

@@ -51,7 +51,9 @@ class Account:
         return self._settings.inbox_prefix
 
     async def connect(self) -> None:
-        """Connect to NATS. If the connection breaks later, it reconnects without a new call.
+        """Connect to NATS.
+
+        A connection that breaks later reconnects without a new call of this method.
 
         Raises:
             NotThereYet: no server took the connection in time.
@@ -169,7 +171,8 @@ class Account:
     async def _request(self, subject: str, payload: bytes) -> Any:
         """Make a request.
 
-        Raises BusError if it fails, and StartUpError if the user may not make this request.
+        Raises BusError if the request fails, and StartUpError if the user may not make this
+        request.
         """
         try:
             return await self._jetstream.request(subject, payload)

@@ -143,9 +143,9 @@ class _Requests:
     async def end(self) -> None:
         """Make no more requests, and wait for the end of the current request.
 
-        If the current request were cancelled instead, the server would still answer it with the
-        next message. Nobody would handle this message, and the server would deliver it again only
-        after the durable's `ack_wait`.
+        If the current request were cancelled instead, the server would still answer this request
+        with the next message. Nobody would handle this message, and the server would deliver it
+        again only after the durable's `ack_wait`.
         """
         self._ended = True
         await self._idle.wait()

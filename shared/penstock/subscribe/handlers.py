@@ -21,7 +21,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A handler, with the events that it wants and the form of its argument.
+    """A handler, with the events that the handler wants and the form of the handler's argument.
 
     `events` are types such as `llm.tool_call`, in which each part may be `*`. `models` has the
     models of `data` that the handler accepts. If `models` is empty, the handler accepts any data.

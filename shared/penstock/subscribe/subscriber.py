@@ -51,10 +51,10 @@ class Subscriber:
     asyncio.run(subscriber.run()) ```
 
     `durable` is the name of the durable consumer, which remembers how far the events were handled.
-    Without `start`, the durable must exist. The operator makes it with `penstock subscribers make`.
-    With `start`, the subscriber makes a missing durable, which begins at `start`. The NATS user
-    must then be allowed to make consumers. Several processes can use one durable; each event then
-    goes to one of the processes.
+    Without `start`, the durable must exist. The operator makes the durable with `penstock
+    subscribers make`. With `start`, the subscriber makes a missing durable, which begins at
+    `start`. The NATS user must then be allowed to make consumers. Several processes can use one
+    durable; each event then goes to one of the processes.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Subscriber:
         self._followed = 0  # the number of shards that are followed
         self._work: Work | None = None
         self._looking: asyncio.Task[None] | None = None
-        # The FastStream broker. An application that has hooks of its own can run it with
+        # The FastStream broker. An application that has hooks of its own can run the broker with
         # `FastStream(subscriber.broker)`.
         self.broker = EventBroker(
             lambda: Account(nats, f"penstock-subscriber-{durable}"),

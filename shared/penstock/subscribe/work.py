@@ -119,7 +119,7 @@ class Work:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            # lets the callbacks of these tasks run, because they update `_last`
+            # lets the callbacks of these tasks run, because these callbacks update `_last`
             await asyncio.sleep(0)
 
     def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:

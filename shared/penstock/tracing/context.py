@@ -1,8 +1,8 @@
 """Derives W3C trace contexts, in the form of the header `traceparent`. Pure, except for random ids.
 
 The id of a span is derived from the things that the span is about, such as a run's id. So every
-process can compute the ids of parent spans that another process records. And if a process repeats
-the work of a killed process, it records the same span.
+process can compute the ids of parent spans that another process records. And a process that repeats
+the work of a killed process records the same span.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TraceContext:
 
 
 def parse(traceparent: str | None) -> TraceContext | None:
-    """Parse a `traceparent`; return None if it is missing or invalid."""
+    """Parse a `traceparent`; return None if the text is missing or invalid."""
     found = _VALID.fullmatch(traceparent) if traceparent is not None else None
     return TraceContext(found[1], found[2], int(found[3], 16)) if found is not None else None
 

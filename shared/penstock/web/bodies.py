@@ -19,8 +19,8 @@ from penstock.web.problems import Problem, invalid
 MAX_BODY_BYTES = 10 * 1024 * 1024
 MAX_LEVELS = 100
 # The greatest number of values in a JSON body. Without this limit, a body of 10 MiB could contain
-# 3.4 million empty lists. To parse them takes 200 MiB and ten seconds, in which the process does
-# nothing else.
+# 3.4 million empty lists. Parsing these lists takes 200 MiB and ten seconds, in which the process
+# does nothing else.
 MAX_VALUES: Final = 100_000
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 # The greatest number of bytes that a route without a body reads and ignores. Some clients send `{}`

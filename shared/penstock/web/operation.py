@@ -1,4 +1,6 @@
-"""Declare routes. A declaration says what a route serves, who may call it, and how it answers.
+"""Declare routes.
+
+A declaration says what a route serves, who may call the route, and how the route answers.
 
 The decorator `serves` gives a handler its `Operation`. The operation is the source for the router,
 the check of scopes, the form of errors, and the OpenAPI document. A handler without an operation
@@ -22,8 +24,8 @@ from penstock.web.problems import PROBLEM, ErrorShape
 Json = dict[str, Any]
 Schema = type[BaseModel] | Json
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-# A handler gets the request and returns the response. If the client has disconnected, it returns
-# None, because no response can be sent.
+# A handler gets the request and returns the response. If the client has disconnected, the handler
+# returns None, because no response can be sent.
 Handler = Callable[[Any], Awaitable[ASGIApp | None]]
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -58,8 +60,8 @@ class Answer:
 class Operation:
     """One method of one path.
 
-    The constructor raises ValueError if a parameter in the path has no `Parameter`, or if the path
-    does not contain a path parameter that has one.
+    The constructor raises ValueError unless the parameters in `path` are exactly the path
+    parameters in `parameters`.
     """
 
     method: Method
@@ -86,8 +88,8 @@ class Operation:
     body_required: bool = True
     example: Any = None  # an example of the body
     websocket: bool = False  # whether the operation is a WebSocket; OpenAPI shows it as a GET
-    # Maps parameters that `path` does not contain to their values. The handler gets them as path
-    # parameters.
+    # Maps names of parameters that `path` does not contain to their values. The handler gets these
+    # as path parameters.
     given: Mapping[str, str] = field(default_factory=dict)
     published: bool = True  # whether the OpenAPI document contains the operation
 

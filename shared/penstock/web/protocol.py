@@ -33,7 +33,7 @@ _TOO_LARGE: Final = (
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-# An event for which no task waits. All responses that streams have taken over share it.
+# An event for which no task waits. All responses that streams have taken over share this event.
 _UNHEARD: Final = asyncio.Event()
 
 
@@ -57,8 +57,9 @@ class HttpProtocol(HttpToolsProtocol):
     """Closes a connection if the client's request is too large or comes too slowly.
 
     - The request line and the headers may have `MAX_HEAD_BYTES`. A larger head is answered with
-      431. One read (at most 256 KiB) may contain the end of a head and a body. So a read is parsed
-      first, and its bytes count as head only if the head is still incomplete.
+      431. One read (at most 256 KiB) may contain the end of a head and a body. So the bytes of a
+           read are parsed first. They count as bytes of the head only if the head is still
+           incomplete.
     - The framing of a chunked body (chunk sizes, extensions, trailers) may have `MAX_HEAD_BYTES`,
       plus `FRAMING_PER_BYTE` bytes for each byte of the body. If the framing is larger, the
       connection is closed. Trailers are dropped.
@@ -240,8 +241,8 @@ class HttpProtocol(HttpToolsProtocol):
 def refusing_quietly(app: ASGIApp) -> ASGIApp:
     """Wrap the app so that refused WebSockets and disconnected clients are not logged as errors.
 
-    If a WebSocket's handshake gets an HTTP response, uvicorn 0.54 logs that it got no answer. If a
-    client disconnects before the answer, uvicorn logs a failure of the application.
+    If a WebSocket's handshake gets an HTTP response, uvicorn 0.54 logs that the handshake got no
+    answer. If a client disconnects before the answer, uvicorn logs a failure of the application.
     """
 
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,7 @@
 """Find the operation of each request and authenticate the caller, before any handler runs.
 
-The operation is found first, because it declares whether the caller must authenticate, which scopes
-the caller needs, and how a refusal is written. A handler runs only after these checks, so no
+The operation is found first. The operation declares whether the caller must authenticate, which
+scopes the caller needs, and how a refusal is written. A handler runs only after these checks, so no
 handler can forget a check.
 """
 

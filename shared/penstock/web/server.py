@@ -87,7 +87,7 @@ def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
     errors.
 
     The CORS middleware handles a request before the caller is authenticated. Otherwise a preflight
-    would be refused, because it has no credentials, and a page could not read why a request was
+    would be refused, because it has no credentials. A page could then not read why a request was
     refused.
     """
     app = Starlette(exception_handlers=exception_handlers, middleware=cors(auth.config))
@@ -107,8 +107,8 @@ class Server:
     port is taken.
 
     If callers are not authenticated, the server answers only requests for a loopback name or for a
-    host name in the configuration of `auth`. With `addresses`, it also answers requests for an IP
-    address. The module `hosts` says why.
+    host name in the configuration of `auth`. With `addresses`, the server also answers requests for
+    an IP address. The module `hosts` says why.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Server:
                 access_log=False,
                 server_header=False,
                 # The address of the peer shows whether a caller is local. If uvicorn took the
-                # address from proxy headers, a caller could forge it.
+                # address from proxy headers, a caller could forge the address.
                 proxy_headers=False,
                 lifespan="off",
                 ws_ping_interval=ws_ping_s,
@@ -169,8 +169,8 @@ class Server:
                 await send(message)
 
             # Only requests during the drain get `send_away`. A request from before the drain gets
-            # `send` itself, because it may be an open stream, and each message of the stream would
-            # pass through `send_away` without need.
+            # `send` itself. Such a request may be an open stream, and each message of the stream
+            # would pass through `send_away` without need.
             await app(scope, receive, send_away if self._letting_go else send)
 
         return leading_away

@@ -122,7 +122,7 @@ class Anchors:
         """Return each run's last record after a sequence, the sequence where the read ended, and
         whether more records follow.
 
-        A message that cannot be parsed is left out; `verify` reports it.
+        A message that cannot be parsed is left out; `verify` reports such a message.
         """
         heads: dict[str, Head] = {}
         through = after

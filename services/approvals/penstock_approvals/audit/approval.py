@@ -22,7 +22,7 @@ from penstock_approvals.audit.verify import Finding, Verifier
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The audit records of an approval, and the findings about the chain of its run."""
+    """The audit records of an approval, and the findings about the chain of the approval's run."""
 
     records: list[Link]
     head: str | None  # the hash of the last record of the run

@@ -61,7 +61,8 @@ class Audit:
         return (await self._read(run_id))[0]
 
     async def _read(self, run_id: str) -> tuple[list[Link], int]:
-        """Return the records of a run, and the stream sequence of its last message or 0."""
+        """Return the records of a run, and the stream sequence of the run's last message; 0 if the
+        run has no message."""
         found = await self.stored(audit(run_id))
         chain: list[Link] = []
         for stored in found:

@@ -4,10 +4,10 @@
 then returns each problem with its run and record.
 
 Somebody could replace *all* records after some point, and compute all later hashes and anchors
-again. Hashes alone cannot show such a replacement. There are two ways to find it. Keep the hash of
-an anchor elsewhere, and pass that hash as `anchor`. Or sign the anchors with a key that such a
-person does not have, and pass the key in `keys`. A record after the last anchor is protected only
-by the chain of its run.
+again. Hashes alone cannot show such a replacement. A replacement can be found in two ways. Keep the
+hash of an anchor elsewhere, and pass that hash as `anchor`. Or sign the anchors with a key that
+such a person does not have, and pass the key in `keys`. A record after the last anchor is protected
+only by the chain of its run.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def parse(body: bytes) -> Form:
 def decisions(items: Sequence[Mapping[str, Any]], form: Form) -> list[Decided]:
     """Return the decision on each item.
 
-    Each has the form's decision and the value of its own field.
+    Each item gets the form's decision and the value of the item's own field.
     """
     return [
         Decided(

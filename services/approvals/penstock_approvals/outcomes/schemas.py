@@ -20,8 +20,8 @@ from referencing.exceptions import Unresolvable
 from penstock.expressions import is_found
 
 MAX_REFERENCES: Final = 1000
-# A schema with this keyword is not judged. For the patterns of this keyword, the library uses
-# Python's slow regular expressions in several places.
+# A schema with this keyword is not judged. The reason is that for this keyword's patterns, the
+# library uses Python's slow regular expressions in several places.
 _UNREADABLE: Final = "patternProperties"
 _extended: Final[Any] = extend  # the library has no type annotations for `extend`
 

@@ -83,8 +83,8 @@ def _reached(record: ApprovalRecord, group: int) -> list[Deciders]:
     """Return the deciders of a group's escalations that were reached.
 
     An escalation adds deciders only for its own item. Suppose that an agent asks for two items
-    together. If the escalation of one item counted for both items, it would get around the stricter
-    rule of the other item.
+    together. If the escalation of one item counted for both items, the agent would get around the
+    stricter rule of the other item.
     """
     reached = record.escalations[: record.escalated]
     return [each.to for each in reached if each.group in (None, group)]

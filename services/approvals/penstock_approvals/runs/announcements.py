@@ -36,14 +36,14 @@ class Announcements:
         Each call first reads the last event that this service has written for the run. If that
         event is one of the events to write, the call writes only the events that follow it. If that
         event is another event of this leg, the call writes the events that RAW does not have. If
-        that event belongs to a later leg, the call writes nothing, because all events of this leg
-        are already in RAW: a decision is announced first, and only then sent, which begins the next
-        leg.
+        that event belongs to a later leg, the call writes nothing. All events of this leg are then
+        already in RAW, because a decision is announced before it is sent, and only the sent
+        decision begins the next leg.
 
         `earlier` are events that come before `events` and that an ended process may not have
-        written. This call writes them, too, if they are missing. But if RAW has no event of this
-        service for the run, `earlier` is not written. In this case, the earlier events were written
-        long ago, and RAW has already removed them.
+        written. This call also writes those of them that are missing. But if RAW has no event of
+        this service for the run, `earlier` is not written. In this case, the earlier events were
+        written long ago, and RAW has already removed them.
 
         Raises:
             BusError: the bus does not answer; the call may be repeated.

@@ -27,7 +27,7 @@ COMPLETED, ASK = "demo-completed", "demo-ask"
 
 
 class DemoRules:
-    """The rules of the demo, with the receiver of their webhooks."""
+    """The rules of the demo, with the receiver of the rules' webhooks."""
 
     def __init__(self, data: Path) -> None:
         self._folder = (data / "demo" / "rules").absolute()
@@ -88,7 +88,7 @@ def rules_of(url: str, secret: str, token: str) -> list[dict[str, Any]]:
 
 
 async def forget(bus: Bus) -> None:
-    """Delete the rules of an earlier demo, because the receiver of their webhooks has ended.
+    """Delete the rules of an earlier demo, because the receiver of these rules' webhooks has ended.
 
     Raises:
         BusError: the rules could not be read or deleted.

@@ -49,9 +49,8 @@ class Child:
         """Start a server and append the server's output to `log`. Raises OSError."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            # The size is read before the process starts. A process that fails at once writes its
-            # error at once, and `tail` would skip an error that was written before the size was
-            # read.
+            # The size is read before the process starts. If the size was read later, a process that
+            # fails at once could write its error before, and `tail` would skip this error.
             log_start = log.stat().st_size
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", guard.__file__, *command),

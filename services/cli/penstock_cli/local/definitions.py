@@ -53,7 +53,7 @@ def _checked(path: Path, agents: Collection[str] | None) -> Checked:
 def in_order(files: Sequence[Checked]) -> list[Checked]:
     """Return the files in the order in which they must be stored.
 
-    A workflow that runs another workflow comes after it.
+    If a workflow runs another workflow, the other workflow comes first.
     """
     by_name = {each.value.get("name", str(each.path)): each for each in files}
     graph: dict[str, set[str]] = {name: _runs(each.value) for name, each in by_name.items()}

@@ -1,9 +1,10 @@
 """Run the embedded NATS server, which serves one process of Penstock on loopback and stores
 JetStream on disk.
 
-The server's files are in the data directory, and only the owner can read them. `nats/` has the
-configuration and JetStream's store. `credentials/` has a file with the password of each NATS user.
-The log is `logs/nats.log`. The process that uses the directory locks the file `lock`.
+The server's files are in the data directory, and only the directory's owner can read these files.
+`nats/` has the configuration and JetStream's store. `credentials/` has a file with the password of
+each NATS user. The log is `logs/nats.log`. The process that uses the directory locks the file
+`lock`.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def credentials(data: Path) -> Path:
 def as_embedded(settings: Settings, url: str, data: Path) -> Settings:
     """Return settings for the server that uses the folder `data`.
 
-    With them, each service logs in as its own user.
+    With these settings, each service logs in as its own user.
     """
     login = {
         "nats_url": url,
@@ -119,8 +120,8 @@ class EmbeddedNats:
     ) -> None:
         """Prepare a server.
 
-        `port` is the server's port. With None, the server chooses a port at its first start, and
-        keeps that port when it is started again.
+        `port` is the server's port. With None, the server chooses a port at the first start, and
+        uses the same port at each later start.
 
         `sync_interval` says how often NATS syncs the disk. A power cut loses messages that were
         acknowledged after the last sync. With `always`, no message is lost. `shards` is the number
@@ -239,9 +240,9 @@ class EmbeddedNats:
 async def _locked(data: Path) -> IO[str]:
     path = data / "lock"
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
-    # no other user may open the file, because everybody who can open it could lock it
+    # no other user may open the file, because whoever can open the file can lock it
     os.fchmod(file.fileno(), 0o600)
-    # if the earlier process was killed, its server ends a moment later
+    # seconds; if the earlier process was killed, that process's server ends a moment later
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         with contextlib.suppress(BlockingIOError):

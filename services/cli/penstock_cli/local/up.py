@@ -139,7 +139,7 @@ async def _run(
             stack.push_async_callback(demo.stop)
             await demo.start(options.data)
         own = options.nats is None
-        # The demo's rules are only made on the embedded NATS server. On any other server, they
+        # The demo's rules are only made on the embedded NATS server. On any other server, the rules
         # would remain after the demo has ended.
         rules = DemoRules(options.data) if options.demo and own and are_wanted() else None
         if rules is not None:
@@ -169,8 +169,8 @@ async def _run(
 async def _prepare(settings: Settings, *, forget_demo: bool) -> None:
     """Make the streams, and end the leases of an earlier process. The NATS user is the operator.
 
-    The users of the services have no permission to make streams. The leases can be ended, because
-    this process has the lock on the data folder, so every process that held a lease has ended.
+    The users of the services have no permission to make streams. This process has the lock on the
+    data folder. So every process that held a lease has ended, and the leases can be ended.
     """
     # No service runs yet, so this connection repairs streams that have lost their end.
     wanted = bus_settings(settings, f"penstock-up-{os.getpid()}", OPERATOR, repairs=True)

@@ -37,9 +37,9 @@ async def verify(
         async for stored in direct.replay(bus, AUDIT, ">"):
             _take(verifier, stored)
     else:
-        # The anchors are read before the run's records. If they were read later, a new anchor could
-        # name a record that was written after the run's records were read, and the record would
-        # seem to be missing.
+        # The anchors are read before the run's records. If the anchors were read later, a new
+        # anchor could name a record that was written after the run's records were read. This record
+        # would then seem to be missing.
         trail = Audit(bus)
         found = await trail.stored(audit(ANCHOR)) + await trail.stored(audit(run_id))
         for stored in sorted(found, key=lambda each: each.sequence):

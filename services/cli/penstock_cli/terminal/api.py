@@ -91,7 +91,7 @@ class Api:
     def start(self, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
         """Start a run and return its record.
 
-        A retry sends the same idempotency key, so it starts no second run.
+        A retry sends the same idempotency key, so that no second run is started.
         """
         body = {"agent": agent, "message": message, "idempotency_key": str(uuid.uuid4())}
         if session_id is not None:
@@ -105,7 +105,7 @@ class Api:
     def events(self, run_id: str) -> list[dict[str, Any]]:
         """Return the canonical events that a run has so far.
 
-        The events of the runs of its steps are not included.
+        If the run is a workflow's run, the events of its steps' runs are not included.
         """
         path = f"/v1/runs/{_segment(run_id)}/events"
         found: list[dict[str, Any]] = []

@@ -117,7 +117,7 @@ def _collect(node: yaml.Node, path: Path, places: dict[Path, Place], lines: Sequ
 
 def _text_of(node: yaml.ScalarNode, lines: Sequence[str]) -> tuple[int, int] | None:
     begin, end = node.start_mark, node.end_mark
-    if node.style == "|":  # the text begins in the next line, after its indentation
+    if node.style == "|":  # the text begins in the next line, after the indentation
         following = lines[begin.line + 1] if begin.line + 1 < len(lines) else ""
         return begin.line + 2, len(following) - len(following.lstrip()) + 1
     if node.style == ">" or begin.line != end.line:

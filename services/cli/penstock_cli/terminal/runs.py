@@ -168,8 +168,7 @@ def show_list(api: Api, output: Output, limit: int, **wanted: str | None) -> Non
 
 
 def show_one(api: Api, output: Output, run_id: str) -> None:
-    """Show one run's record. If it is a workflow's run that has not ended, show its open steps,
-    too."""
+    """Show one run's record. For a workflow's run that has not ended, show the open steps, too."""
     run = api.run(run_id)
     if run.get("target") != "workflows" or run["status"] in _ENDED:
         show(output, run)

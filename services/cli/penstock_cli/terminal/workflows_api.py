@@ -43,7 +43,7 @@ class WorkflowsApi:
     def start(self, name: str, body: Mapping[str, Any]) -> Json:
         """Start a run and return its record.
 
-        A retry sends the same idempotency key, so it starts no second run.
+        A retry sends the same idempotency key, so that no second run is started.
         """
         keyed = {**body, "idempotency_key": str(uuid.uuid4())}
         return self._api.call("POST", _path(name, "runs"), body=keyed)

@@ -1,14 +1,14 @@
 """Makes the ids of messages, tool calls and interrupts that an AG-UI client gets.
 
 Canonical ids are unique only in their run (`msg-1-1`), and an upstream may use the same id in each
-run. An AG-UI client keeps all messages of a thread by their ids. If the client gets an id again, it
-appends the new text to the message with this id. So if two runs used the same id, the client would
-join the answers of both runs into one message. To prevent this, the encoder puts a qualifier, which
-names the run, before each id of the run:
+run. An AG-UI client keeps all messages of a thread by their ids. If the client gets an id again,
+the client appends the new text to the message with this id. So if two runs used the same id, the
+client would join the answers of both runs into one message. To prevent this, the encoder puts a
+qualifier, which names the run, before each id of the run:
 
     <the last 12 characters of the run's id> "." <canonical id>
 
-When a client sends messages back, an AG-UI server gets them without the qualifiers
+When a client sends messages back, an AG-UI server gets these messages without the qualifiers
 (`own_messages`).
 
 The id of an interrupt consists of the approval and its item: `<approval id> "/" <item id>`. An
@@ -89,13 +89,13 @@ class Restated:
     `own` has the ids that the run has begun to use. `known` has messages whose ids are already
     names.
 
-    An id gets its name by these rules. If the id is in `own`, its last occurrence belongs to this
-    run and gets the qualifier of this run. All other occurrences belong to earlier runs or to the
-    client. These occurrences get the names that the id has in `known`, in the same order. If there
-    are more occurrences than known names, each further occurrence gets its number as the qualifier,
-    as in `000000000001.m1`. An id that Penstock has not made may look as if it had a qualifier.
-    Such an id gets the number 0 as its qualifier, because `own_messages` would otherwise remove the
-    beginning of the id.
+    The following rules give each id a name. If an id is in `own`, the last occurrence of the id
+    belongs to this run and gets the qualifier of this run. All other occurrences belong to earlier
+    runs or to the client. These occurrences get the names that the id has in `known`, in the same
+    order. If an id has more occurrences than known names, each further occurrence gets its number
+    as the qualifier, as in `000000000001.m1`. An id that Penstock has not made may look as if it
+    had a qualifier. Such an id gets the number 0 as its qualifier, because `own_messages` would
+    otherwise remove the beginning of the id.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Restated:
 
         The result is None if the client knows the ids of all messages before the last one.
 
-        When a client gets a snapshot, it keeps the messages that it knows in their places, and
-        appends all others. But Penstock does not know which id the client has for an answer of an
+        When a client gets a snapshot, the client keeps known messages in their places, and appends
+        all other messages. But Penstock does not know which id the client has for an answer of an
         earlier run. If the ids differ, the client would append this answer in the wrong place. So
         the client first gets a snapshot with only the messages before the answer. The client then
         takes all other messages from the whole snapshot, in the right order.
@@ -213,8 +213,9 @@ def _calls(message: JsonObject) -> list[JsonObject]:
 
 
 def own_messages(messages: Sequence[Any]) -> list[Any]:
-    """Returns the messages of a client with the ids that an AG-UI server has given them, without
-    qualifiers.
+    """Returns the messages of a client with the qualifiers removed from the ids.
+
+    An AG-UI server knows the ids without qualifiers.
 
     If an id has several qualifiers, only the first qualifier is removed. Values that are not
     messages, and ids that are not strings, stay unchanged. Changed messages are copies.

@@ -1,6 +1,6 @@
 """Computes the state that an AG-UI server shares with its clients.
 
-The rules are those of the reference client.
+The state changes by the same rules as in AG-UI's reference client.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Defines the names of AG-UI 1.0, and a check for older clients, which do not know all these names.
 
-Source: the AG-UI 1.0 schema, and the behaviour of its TypeScript client 1.0.0 and 0.0.59.
+The sources are the schema of AG-UI 1.0, and the behaviour of AG-UI's TypeScript clients 1.0.0 and
+0.0.59.
 """
 
 from __future__ import annotations

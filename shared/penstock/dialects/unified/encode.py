@@ -193,7 +193,7 @@ class UnifiedEncoder:
         self._open.clear()
 
     def _thought(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Encodes a thought. An empty thought only ends the thoughts, so it makes no frame."""
+        """Encodes a thought. An empty thought only ends the thoughts, and makes no frame."""
         data = event["data"]
         if data["thought"]:
             debug = data.get("debug") is True
@@ -209,8 +209,8 @@ class UnifiedEncoder:
 
 Handler = Callable[[UnifiedEncoder, JsonObject, str], Iterator[Payload]]
 
-# Maps a type to its handler, if its frames depend on earlier events, or if it may make several
-# frames or none.
+# Maps a type to its handler. The table has the types whose frames depend on earlier events, and the
+# types that may make several frames or none.
 _HANDLERS: Final[Mapping[str, Handler]] = {
     "lifecycle.started": UnifiedEncoder._started,
     "lifecycle.paused": UnifiedEncoder._interrupted,
@@ -235,7 +235,7 @@ def _data(key: str, default: Json = None) -> Field:
 def _speaker(event: JsonObject, agent: str) -> Json:
     """Returns the agent that the event's data names.
 
-    If it names none, returns the agent of the event's source.
+    If the data names no agent, returns the agent of the event's source.
     """
     named = event["data"].get("agent")
     return named if isinstance(named, str) and named else agent

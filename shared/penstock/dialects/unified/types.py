@@ -62,7 +62,8 @@ def selected(categories: Collection[str] = (), types: Collection[str] = ()) -> f
     No categories means all categories, and no types means all types.
 
     Raises:
-        ValueError: A category or type is unknown. The error's text names the unknown one.
+        ValueError: A category or type is unknown. The error's text names the unknown category or
+            type.
     """
     known = set(CATEGORY_OF.values())
     if unknown := sorted({*categories} - known):

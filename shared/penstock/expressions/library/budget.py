@@ -14,9 +14,9 @@ CHARACTERS_PER_STEP, ELEMENTS_PER_STEP, PATTERN_PER_STEP = 2000, 50, 100
 
 
 class TooMuch(Exception):
-    """` keeps it. || The error for an evaluation that would take too much time or memory.
+    """The error for an evaluation that would take too much time or memory.
 
-    `||` ignores other errors, but never this error.||` keeps it.
+    The operator `||` ignores other errors, but never this error.
     """
 
 

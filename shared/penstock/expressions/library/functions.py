@@ -33,10 +33,8 @@ from penstock.expressions.library.plain import json_text
 from penstock.expressions.library.texts import join, matches, size, text_test
 from penstock.expressions.library.times import getter
 
-# ` and `?:` are not here, because they do not evaluate all arguments. || Maps a function's name in
-# the syntax tree to its implementation. `&&`, `||` and `?:` are not in the table, because they do
-# not evaluate all their arguments.||` and `?:` are not here, because they do not evaluate all
-# arguments.
+# Maps a function's name in the syntax tree to its implementation. `&&`, `||` and `?:` are not
+# here, because they do not evaluate all their arguments.
 FUNCTIONS: Final[Mapping[str, Function]] = {
     "_+_": add,
     "_-_": subtract,

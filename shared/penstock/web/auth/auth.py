@@ -49,8 +49,8 @@ class Auth:
     ) -> None:
         """Take the configuration and the stores of tokens.
 
-        `look_again_s` is the longest time in seconds until an open stream notices that its token
-        was revoked.
+        `look_again_s` is the longest time in seconds until an open stream ends after its token was
+        revoked.
         """
         self._warning_s = config.token_warning_s
         self.config = config

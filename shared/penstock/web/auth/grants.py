@@ -72,7 +72,8 @@ class Grant:
 class ServiceGrant:
     """The limits of a service token.
 
-    All limits apply together. If `agents`, `tools` or `rules` is empty, it sets no limit.
+    All limits apply together. If `agents`, `tools` or `rules` is empty, the empty field sets no
+    limit.
 
     The token may only decide approvals of these `agents` (by id), calls of these `tools` (by name,
     with `*` for any text), and what these `rules` of the policy ask for (by id). `on_behalf_of` has

@@ -1,5 +1,5 @@
-"""Describes the caller of a request, with its scopes and the users whose runs it may see or
-start."""
+"""Describes the caller of a request, with the caller's scopes and the users whose runs the caller
+may see or start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read an issuer's keys from its JWKS URL (RFC 7517), and cache the keys.
+"""Read an issuer's keys from the issuer's JWKS URL (RFC 7517), and cache the keys.
 
 After a rotation, the keys are read again.
 """
@@ -23,9 +23,9 @@ MAX_STALE_S: Final = 24 * 3600.0
 RETRY_S: Final = 1.0
 MIN_RSA_BITS: Final = 2048
 
-# Maps each algorithm to the kind of key (key type and curve) that it needs. Symmetric algorithms
-# are missing on purpose. A JWKS document is public, so it must not contain secrets, and a public
-# key must never be used as a secret.
+# Maps each algorithm to the kind of key (key type and curve) that the algorithm needs. Symmetric
+# algorithms are missing on purpose. A JWKS document is public, so it must not contain secrets, and
+# a public key must never be used as a secret.
 NEEDS: Final[dict[str, tuple[str, str | None]]] = {
     "RS256": ("RSA", None),
     "RS384": ("RSA", None),

@@ -46,7 +46,7 @@ class OpenCounts:
     def take(self, identity: Identity) -> Callable[[], None]:
         """Count one more connection or stream.
 
-        The returned function counts it back. Raises Refused 429 at the limit.
+        The returned function removes it from the count. Raises Refused 429 at the limit.
         """
         if identity.kind == "anonymous" or not self._most:
             return lambda: None
@@ -102,7 +102,7 @@ class Requests:
 
 
 class LookupLimit:
-    """Limits how often a process looks up secrets that it has not found before.
+    """Limits how often a process looks up secrets that the process has not found before.
 
     A secret of 256 bits cannot be guessed, but each look-up is a request to NATS. So somebody who
     tries one secret after another must not keep NATS busy. Secrets that this process has already
@@ -145,8 +145,8 @@ class LookupLimit:
 class StreamPlace:
     """What one request counts for: one connection of the user, and at most one stream.
 
-    The request ceases to count when its handler ends. If a stream keeps the places, the request
-    counts until the stream gives the places back.
+    The request counts until its handler ends. If a stream keeps the places, the request counts
+    until the stream gives the places back.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class StreamPlace:
     ) -> None:
         """Take the counter of streams and the caller.
 
-        `connection` is the function that counts the user's connection back.
+        `connection` is the function that removes the request's connection from the count.
         """
         self._streams = streams
         self._identity = identity

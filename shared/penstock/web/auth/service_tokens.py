@@ -23,8 +23,8 @@ from penstock.web.auth.identity import SERVICE_PREFIX, Identity
 from penstock.web.problems import Problem
 
 PREFIX: Final = "psv_"
-# The scopes that a service token can have. Without `act-as`, a service token cannot act for other
-# users. Without `administer`, it cannot make tokens.
+# The scopes that a service token can have. `act-as` is missing, so a service token cannot act for
+# all users. `administer` is missing, so a service token cannot make tokens.
 RIGHTS: Final = frozenset({"start", "read", "raw", "decide", "automate"})
 MAX_TOKENS: Final = 1000
 USED_EVERY_S: Final = 60.0  # seconds between two updates of a token's `last_used_at`
@@ -105,7 +105,7 @@ class ServiceToken:
         return f"{SERVICE_PREFIX}{self.name}"
 
     def identity(self) -> Identity:
-        """Return the caller that a request with this token has."""
+        """Return the caller of a request with this token."""
         limits = (self.agents, self.tools, self.rules, self.on_behalf_of)
         return Identity(
             self.user_id,

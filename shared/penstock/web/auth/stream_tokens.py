@@ -63,7 +63,7 @@ class TokenStore(Protocol):
     ) -> int | None:
         """Replace the value if it still has `revision`, and return the new revision.
 
-        Return None if the value was changed or deleted since it had `revision`.
+        Return None if the value has another revision or was deleted.
         """
         ...
 
@@ -76,9 +76,9 @@ class TokenStore(Protocol):
     ) -> Sequence[StoredValue]:
         """Return up to `limit` values of tokens, in the order of (`created_at`, id).
 
-        Only tokens of `user_id` are returned; if it is None, tokens of all users. Only tokens that
-        come after the place `after`, and that expire later than `now` (Unix seconds), are returned.
-        If fewer than `limit` values are returned, there are no more.
+        Only tokens of `user_id` are returned. If `user_id` is None, tokens of all users are
+        returned. Only tokens that come after the place `after`, and that expire later than `now`
+        (Unix seconds), are returned. If fewer than `limit` values are returned, there are no more.
         """
         ...
 

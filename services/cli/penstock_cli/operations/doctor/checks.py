@@ -296,8 +296,8 @@ CHECKS: Final = (
         _installed,
     ),
 )
-# Maps the name of a check to what the person must set or name. Without it, the check cannot be
-# made.
+# Maps the name of a check to what the person must set or name. If this is missing, the check cannot
+# be made.
 NEEDED: Final = {
     "files": "set PENSTOCK_NATS_PASSWORDS",
     "users": "set PENSTOCK_NATS_PASSWORDS",

@@ -38,7 +38,8 @@ class ConsumerFact:
 class PartitionFact:
     """One partition of RAW.
 
-    `behind` is the number of sequences from the partition's checkpoint to its newest frame.
+    `behind` is the number of sequences from the partition's checkpoint to the partition's newest
+    frame.
     """
 
     stream: str
@@ -69,7 +70,7 @@ class AnswerFact:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts. A fact is None if the user did not say where the command can find it."""
+    """All facts. A fact is None if the user did not say where the command can find the fact."""
 
     refusal: str = ""  # why NATS cannot be used; all facts from NATS are then missing
     stored_bytes: int = 0  # the bytes that the account has stored

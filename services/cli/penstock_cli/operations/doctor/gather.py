@@ -114,8 +114,8 @@ async def _partitions(bus: Bus, shard: int) -> list[PartitionFact]:
     leases = {each.key for each in await bus.bucket("leases").entries(f"{group}.part.*")}
     found = []
     for number in range(await repartition.partitions(bus, shard)):
-        # The checkpoint is read last. If it was read first, frames that arrive between the two
-        # reads would wrongly count as unread.
+        # The checkpoint is read last. If the checkpoint was read first, frames that arrive between
+        # the two reads would wrongly count as unread.
         last = await bus.tail(raw, subjects.raw_of_partition(number))
         checkpoint = await bus.bucket("checkpoints").get(f"{group}.{number}")
         done = int(checkpoint.value) if checkpoint and checkpoint.value.isdigit() else 0

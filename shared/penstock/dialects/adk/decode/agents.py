@@ -23,7 +23,7 @@ class Agents:
         self._known: dict[tuple[str, str], Source] = {}
 
     def notice(self, place: Place) -> None:
-        """Takes the name of the root agent from a new place, if the place contains it."""
+        """Takes the name of the root agent from a new place, if the place contains this name."""
         if self.root is None:
             self.root = place.root
         if self.root is None and place.path is None and self._agent.kind != "workflow":

@@ -60,7 +60,8 @@ class Calls:
 
         A response with an id belongs to the open call with the same id. If there is no such call,
         or if the response has no id, the response belongs to the oldest open call with the same
-        name. A call does not fit if both it and the response have an id and the ids differ.
+        name. If both the call and the response have an id and these ids differ, the call does not
+        fit.
         """
         if upstream_id:
             for call in self._open:

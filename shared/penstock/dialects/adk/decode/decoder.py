@@ -114,7 +114,7 @@ class AdkDecoder:
     def end(self) -> Sequence[Draft | Pause]:
         """Ends a leg whose stream ended regularly. The run then pauses or ends.
 
-        If ADK 2.13 gets an answer for the second time, it sends an empty stream, because the run
+        If ADK 2.13 gets an answer for the second time, ADK sends an empty stream, because the run
         has already continued in another response. So if the stream of a continue request is empty,
         the run fails with `outcome_unknown`. If the stream of the first leg is empty, the agent had
         no output, and the run is completed with a warning.

@@ -15,8 +15,8 @@ from penstock.dialects.json import loads, obj, string
 
 @dataclass(slots=True)
 class Event:
-    """Holds a received event, the place and the speaker of the event, and the drafts made from
-    it."""
+    """Holds a received event, the place and the speaker of the event, and the drafts that are made
+    from the event."""
 
     raw: AdkEvent
     place: Place

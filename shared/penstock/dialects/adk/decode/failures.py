@@ -1,11 +1,11 @@
 """Reads the errors of an ADK stream.
 
-The error frame of a failed run depends on ADK's version. Up to 1.22, it is `{"error": "msg"}`
-without JSON escapes. Up to 2.3, it is the same object as valid JSON. From 2.6 on, it also has
-`error_details`. Before the error frame, ADK 2.13 also sends an event with the failure's `errorCode`
-and `errorMessage`. If a model stops early (MAX_TOKENS, SAFETY), an event has an `errorCode` and no
-error frame follows. This module also reads the error events of adk-streaming.md (`error_code`,
-`status_code`, `detail`).
+The error frame of a failed run depends on ADK's version. Up to 1.22, the frame is `{"error":
+"msg"}` without JSON escapes. Up to 2.3, the frame is the same object as valid JSON. From 2.6 on,
+the frame also has `error_details`. Before the error frame, ADK 2.13 also sends an event with the
+failure's `errorCode` and `errorMessage`. If a model stops early (MAX_TOKENS, SAFETY), an event has
+an `errorCode` and no error frame follows. This module also reads the error events of
+adk-streaming.md (`error_code`, `status_code`, `detail`).
 """
 
 from __future__ import annotations

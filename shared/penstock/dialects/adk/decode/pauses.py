@@ -50,8 +50,8 @@ def _confirmation(item_id: str, args: ConfirmationRequest, calls: Calls) -> Paus
 
 
 # Two parts of ADK's default hint, by which `_hint` recognises this hint. ADK uses the default hint
-# if the tool's author wrote none. This hint instructs a program and does not help a person, so
-# `_hint` leaves it out.
+# if the tool's author wrote none. The default hint instructs a program and does not help a person,
+# so `_hint` leaves this hint out.
 _BOILERPLATE = ("Please approve or reject the tool call ", "by responding with a FunctionResponse")
 
 

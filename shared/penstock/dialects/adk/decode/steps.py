@@ -92,7 +92,7 @@ class Steps:
         self._transferred: set[str] = set()
         self._turns: dict[str, int] = {}
         self._seen: set[str] = set()  # the paths of the nodes whose steps have begun
-        # pairs of a step and the label of the route that it chose, until the next node begins
+        # pairs of a step and the label of the route that the step chose, until the next node begins
         self._routes: list[tuple[str, str]] = []
         self._open: dict[str, Step] = {}
         self._last: dict[str, str] = {}  # maps a step to the inner step that ended last
@@ -108,7 +108,7 @@ class Steps:
             self.graph = self._is_workflow or place.author == place.root
 
     def enter(self, place: Place, source: Source, out: list[Draft], *, speaks: bool) -> str | None:
-        """Returns the id of the step at this place, and begins the step if it is new.
+        """Returns the id of the step at this place, and begins a step that is new.
 
         `speaks` says whether the event has content. Returns None if the place has no step.
         """
@@ -143,7 +143,7 @@ class Steps:
         step = self._at(place)
         if step:
             return step.id
-        # If an agent got control by a transfer, its events belong to the step that made the
+        # If an agent got control by a transfer, the agent's events belong to the step that made the
         # transfer.
         if place.author in self._transferred:
             around = [step for step in self._open.values() if step.place.branch == place.branch]
@@ -183,7 +183,7 @@ class Steps:
             }
             out.append(Draft("workflow.transition", data, step.source, None, chooser))
         if self._routes:
-            # If a route was chosen, its transition replaces the transition of the sequence.
+            # If a route was chosen, the route's transition replaces the transition of the sequence.
             self._last.pop(_around(step), None)
         self._routes = []
         described: JsonObject = {

@@ -85,7 +85,7 @@ class _OpenText:
 class AdkEncoder:
     """Encodes the events of one run (see `penstock.dialects.base.Encoder`).
 
-    `streaming` is the client's choice; if it is False, the encoder makes no partial events.
+    `streaming` is the client's choice. Without `streaming`, the encoder makes no partial events.
     `timeout_s` appears in the error frame of a run that timed out.
     """
 
@@ -198,7 +198,9 @@ class AdkEncoder:
             yield self._event(event, call_id, content=_content([part]), partial=True)
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits a call. If the call waits for a decision, keeps it until the approval is requested.
+        """Emits a call.
+
+        If the call waits for a decision, keeps the call until the approval is requested.
 
         The reason is that the approval's items determine the id that the client gets for the call.
         """

@@ -72,8 +72,8 @@ class Message:
 class Run:
     """A run of the upstream.
 
-    `key` is the run's name in this decoder. The key of the outer run is "", because its upstream id
-    may change.
+    `key` is the run's name in this decoder. The key of the outer run is "", because the outer run's
+    upstream id may change.
     """
 
     key: str = ""
@@ -130,7 +130,7 @@ class Agents:
         self._outer_announced = False
 
     def of(self, name: str, body: AgnoFrame) -> Run:
-        """Returns the run of this frame, and adds the run if it is new."""
+        """Returns the run of this frame, and adds a run that is new."""
         run_id = string(body.get("run_id"))
         run = self._by_id.get(run_id) if run_id else self.outer
         if run is None:
@@ -221,8 +221,8 @@ class Agents:
         outer = self.outer
         begins = name in BEGIN
         if not self._is_inner(body) and (not outer.id or (begins and not self._outer_announced)):
-            # When a run continues, Agno 3.1 forks it. So the outer run may have a new id in this
-            # leg.
+            # When a run continues, Agno 3.1 forks the run. So the outer run may have a new id in
+            # this leg.
             self._by_id.pop(outer.id, None)
             outer.id = run_id
             self._outer_announced = begins

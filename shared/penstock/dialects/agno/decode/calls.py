@@ -76,9 +76,9 @@ class Calls:
     def find(self, run: str, tool: Tool, *, pending: bool | None = None) -> Call | None:
         """Returns the open call to which a frame refers; None if there is no such call.
 
-        If several open calls have the frame's id, the result is the oldest of them with the frame's
-        tool and arguments. If there is no such call, the result is the oldest of all calls with
-        this id.
+        If several open calls have the frame's id, the result is the oldest of these calls that has
+        the frame's tool and arguments. If there is no such call, the result is the oldest of all
+        calls with this id.
         """
         upstream_id = call_id(tool)
         same = [

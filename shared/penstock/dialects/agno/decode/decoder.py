@@ -374,7 +374,7 @@ class AgnoDecoder:
     ) -> list[Draft]:
         """Ends an inner run.
 
-        `error` says why the run's open message is incomplete; without `error`, `cut` says it.
+        `error` or else `cut` says why the run's open message is incomplete.
         """
         drafts = self._messages.close(run, error or cut)
         if run.dispatched and not run.finished:
@@ -422,8 +422,8 @@ class AgnoDecoder:
     def _unknown(self, run: Run, name: str, body: AgnoFrame) -> Drafts:
         """Handles an event whose name has no entry in the table of handlers.
 
-        The class of a custom event may have the name of a canonical type. If its fields fit, such
-        an event becomes an event of this type. Any other event becomes a `custom.event`.
+        The class of a custom event may have the name of a canonical type. Such an event becomes an
+        event of this type, if the fields fit. Any other event becomes a `custom.event`.
         """
         if name in self._agent.drop:
             return []

@@ -31,9 +31,9 @@ def pause_item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseIt
         input_schema=need.input_schema,
         options=need.options,
         # A person may edit the arguments of a confirmed call of an agent or a workflow, because
-        # Agno runs the call with the arguments in the continue request. A team ignores these, and
-        # runs the call with the arguments that it has stored. So the person would approve arguments
-        # with which no call runs.
+        # Agno runs the call with the arguments in the continue request. A team ignores these
+        # arguments, and runs the call with the stored arguments. So the person would approve
+        # arguments with which no call runs.
         editable=call is not None and need.kind == "confirmation" and need.path[0] != _OF_TEAMS,
         subrun=subrun,
     )

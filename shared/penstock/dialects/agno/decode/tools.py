@@ -1,7 +1,8 @@
 """Decodes tool calls so that each call is announced once and has one result.
 
-If a call waits for a decision, Agno sends no event for it before the pause. If the call is then
-rejected, Agno sends no event for it after the pause either. Agno reports a failed call twice.
+If a call waits for a decision, Agno sends no event for this call before the pause. If the call is
+then rejected, Agno sends no event for the call after the pause either. Agno reports a failed call
+twice.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Tools:
         )
 
     def pending(self, run: Run, need: Need, drafts: list[Draft]) -> Call:
-        """Returns the call that waits for a decision, and announces the call if it is new."""
+        """Returns the call that waits for a decision, and announces a call that is new."""
         tool: Tool = need.tool or {}
         call = self._calls.find(run.key, tool)
         if call is None:

@@ -11,8 +11,8 @@ from penstock.dialects.agno.encode.conversation import messages_of
 from penstock.dialects.agno.encode.encoder import AgnoEncoder
 from penstock.dialects.base import JsonObject
 
-# Maps the name of a run's last frame to the status of the run. The names are those of an agent's
-# events. So `RunCompleted` also stands for `TeamRunCompleted` and `WorkflowCompleted`.
+# Maps the name of a run's last frame to the status of the run. The table has the names of an
+# agent's frames. So `RunCompleted` also stands for `TeamRunCompleted` and `WorkflowCompleted`.
 _STATUS: Final = {
     "RunCompleted": "COMPLETED",
     "RunPaused": "PAUSED",

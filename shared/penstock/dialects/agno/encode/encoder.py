@@ -5,8 +5,8 @@ a client of an Agno agent gets the agent server's own bytes. `run_id` is the id 
 so that a client can continue and cancel the run.
 
 As in Agno, a client sees a call only when the call runs, and never sees a rejected call. Not every
-protocol says that a call waits for a decision. So if a call has no progress, the encoder keeps it
-until its result or the end of the leg. RunContentCompleted comes once in a response, at the end.
+protocol says that a call waits for a decision. So the encoder keeps a call without progress until
+the call's result or the end of the leg. RunContentCompleted comes once in a response, at the end.
 `OMITTED` lists the types without an Agno event.
 """
 
@@ -84,7 +84,8 @@ class _Call:
     def duration_s(self, event: JsonObject) -> float | None:
         """Returns the number of seconds for which the call ran, up to this event.
 
-        Returns None if the call waited for a decision and no event shows when it then started.
+        Returns None if the call waited for a decision and no event shows when the call then
+        started.
         """
         begun_s = epoch_s(self.event) if not self.waits else self.started_s
         return None if begun_s is None else round(epoch_s(event) - begun_s, 6)
@@ -248,7 +249,10 @@ class AgnoEncoder:
     # Tools.
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keeps a tool call until it runs. If the turn has no content yet, sends an empty text."""
+        """Keeps a tool call until the call runs.
+
+        If the turn has no content yet, sends an empty text.
+        """
         data = event["data"]
         tool = pauses.tool(data["tool_call_id"], data["tool"], data.get("args"))
         self._calls[data["tool_call_id"]] = _Call(event, tool)
@@ -423,7 +427,7 @@ class AgnoEncoder:
             yield from self._end_content(event)
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keeps the state until RunCompleted, which contains it."""
+        """Keeps the state until RunCompleted, which contains the state."""
         self._state.replace(event["data"].get("snapshot"))
         yield from ()
 
@@ -468,7 +472,7 @@ DIALECT: Final = ClientDialect(
 def _type_of(content: Json) -> str:
     """Returns Agno's `content_type`, which is the name of the content's Python type.
 
-    For None, it is "str".
+    For None, the result is "str".
     """
     return "str" if content is None else type(content).__name__
 

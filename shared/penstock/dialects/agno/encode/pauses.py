@@ -34,7 +34,7 @@ PAUSE_TEXTS: Final[Mapping[str, str]] = {
     "long_running": _EXTERNAL,
 }
 
-# Maps the kind of a question to the built-in tool that Agno calls to ask it.
+# Maps the kind of a question to the built-in tool with which Agno asks this question.
 _ASKING_TOOLS: Final[Mapping[str, str]] = {
     "input": "get_user_input",
     "feedback": "ask_user",

@@ -190,7 +190,7 @@ class Agents:
     def close(self, status: str, error: JsonObject | None = None) -> list[Draft]:
         """Ends all open steps and all subagents.
 
-        With `error`, the steps fail with this error. Without it, the steps are completed. The
+        With `error`, the steps fail with this error. Without `error`, the steps are completed. The
         subagents end with `status`.
         """
         drafts = []

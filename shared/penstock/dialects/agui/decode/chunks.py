@@ -43,9 +43,9 @@ class Chunks:
     def expand(self, body: Any) -> list[Any]:
         """Returns the start, content and end events for which a chunk event stands.
 
-        Any other event is returned unchanged. If it ends an open message or call, the end event of
-        this message or call comes first. A chunk without an id is also returned unchanged, if there
-        is no message or call to continue.
+        Any other event is returned unchanged. If such an event ends an open message or call, the
+        end event of this message or call comes first. A chunk without an id is also returned
+        unchanged, if there is no message or call to continue.
         """
         type_ = string(body.get("type"))
         kind = _CHUNKS.get(type_) if type_ else None

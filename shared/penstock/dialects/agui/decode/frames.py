@@ -29,7 +29,7 @@ class AguiFrame(TypedDict, total=False):
     usage: JsonValue
     message: JsonValue
     code: JsonValue
-    error: JsonValue  # some servers add it to TOOL_CALL_RESULT
+    error: JsonValue  # some servers add this member to TOOL_CALL_RESULT
     # STEP_*
     stepName: JsonValue
     # TEXT_MESSAGE_*, REASONING_*

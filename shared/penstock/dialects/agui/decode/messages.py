@@ -107,7 +107,8 @@ class Messages:
         return self._end(message, body)
 
     def release(self, body: AguiFrame) -> list[Draft]:
-        """Emits or drops a message that was held back because it repeats the previous message.
+        """Emits or drops a message that was held back because of the same text as in the previous
+        message.
 
         `body` is the event after this message. Before a call that pauses the run, Agno sends the
         last text again as a second message, and attaches the call to the second message. If `body`
@@ -229,7 +230,7 @@ class Messages:
         return [] if thoughts is None else self._end_thoughts(thoughts)
 
     def _think(self, key: str, wanted_id: str, body: AguiFrame) -> _Thoughts:
-        # This id may not be unique yet. `_thought` makes it unique when the first text comes,
+        # This id may not be unique yet. `_thought` makes the unique id when the first text comes,
         # because servers also begin thoughts that never get a text.
         thoughts = self._thoughts[key] = _Thoughts(wanted_id, owner_of(body))
         return thoughts
@@ -246,8 +247,10 @@ class Messages:
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def _end_thoughts(self, thoughts: _Thoughts) -> list[Draft]:
-        """Ends thoughts that have begun with one more event, which has an empty thought and
-        `final`."""
+        """Sends one more event for thoughts that have begun.
+
+        This event has an empty thought and `final`, and ends the thoughts.
+        """
         if not thoughts.begun:
             return []
         data = {"thought": "", "reasoning_id": thoughts.id, "final": True}
@@ -257,7 +260,7 @@ class Messages:
     def close(self, error: str | None = None) -> list[Draft]:
         """Ends open messages and thoughts.
 
-        `error` says why the messages are incomplete. If `error` is None, they are complete.
+        `error` says why the messages are incomplete. If `error` is None, the messages are complete.
         """
         drafts = self.release({})
         for thoughts in self._thoughts.values():

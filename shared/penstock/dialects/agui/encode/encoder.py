@@ -173,8 +173,8 @@ class AguiEncoder:
     def reopened(self) -> Iterator[Emitted]:
         """Emits the starts of all open parts.
 
-        A client that joins now needs these starts. Every client needs them when a new AG-UI run
-        begins.
+        A client that joins now needs these starts. Every client needs the starts when a new AG-UI
+        run begins.
         """
         yield from self._steps.reopened()
         yield from self._messages.reopened()

@@ -1,7 +1,7 @@
 """Computes the messages and the state that an AG-UI client has after the events of its stream.
 
-The module follows the rules of AG-UI's TypeScript client 1.0.0, for those events that Penstock's
-encoder makes.
+The module follows the rules of AG-UI's TypeScript client 1.0.0, but only for the events that
+Penstock's encoder makes.
 """
 
 from __future__ import annotations

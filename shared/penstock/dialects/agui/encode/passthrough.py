@@ -74,8 +74,8 @@ class Passthrough:
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles custom.event.
 
-        An event of an AG-UI server is sent unchanged if the client accepts it. Events about the
-        internal work of a framework are left out.
+        An event of an AG-UI server is sent unchanged if the client accepts the event. Events about
+        the internal work of a framework are left out.
         """
         if data["name"] in INTERNAL_EVENTS:
             return

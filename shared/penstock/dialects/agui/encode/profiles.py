@@ -2,8 +2,8 @@
 
 In `agui`, an event has exactly the fields that AG-UI describes. Penstock's own fields are under
 `metadata.penstock`. In `agui+runs`, an event has the fields of agent-runs-sse.md. At the top level,
-it also has the fields that an AG-UI client needs. Messages and arguments are sent when they are
-complete.
+the event also has the fields that an AG-UI client needs. Messages and arguments are sent when they
+are complete.
 
 In agent-runs-sse.md, some counters are internal (`COUNTERS`). So `agui+runs` removes these counters
 from metrics and from the frames of agent servers. Arguments, results, state and `ui_schema` are the
@@ -219,7 +219,7 @@ _DOCUMENTED: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObj
 def _custom_value(fields: JsonObject) -> Json:
     """Returns the value of a CUSTOM event.
 
-    If it contains metrics or frames of agent servers, counters are removed.
+    If the value contains metrics or frames of agent servers, counters are removed.
 
     Events that the author of an agent defined keep all their keys.
     """

@@ -16,8 +16,8 @@ from penstock.events import TERMINAL
 
 PROFILE_STEP: Final = "\0step"  # the id of the profile's step; no canonical event has this step id
 
-# The names of the steps in agent-runs-sse.md. If a step of the agent server has one of these names,
-# it is sent unchanged.
+# The names of the steps in agent-runs-sse.md. A step of the agent server that has one of these
+# names is sent unchanged.
 CONTRACT_STEPS: Final = frozenset({"router", "worker"})
 
 # The profile's step begins before the first event with content. The step never begins before an
@@ -119,8 +119,8 @@ class Steps:
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
         """Emits the ends of all steps and inner runs.
 
-        The ledger keeps the steps and inner runs. If the run only waits, they continue in the next
-        AG-UI run.
+        The ledger keeps the steps and inner runs. If the run only waits, these steps and inner runs
+        continue in the next AG-UI run.
         """
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)

@@ -29,7 +29,7 @@ class Tools:
     def arguments(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles llm.tool_args.
 
-        If the piece is a value at a path and not a text (`delta`), AG-UI has no event for it. The
+        AG-UI has no event for a piece that is a value at a path and not a text (`delta`). The
         arguments are then sent together with the call.
         """
         delta = data.get("delta")
