@@ -25,7 +25,7 @@ _agent_labels: set[str] = set()
 
 
 class MeasuredGauge(Gauge):
-    """A gauge without labels that has no value in a process that has not set it.
+    """A gauge without labels. In a process that has not set the gauge, it has no value.
 
     A plain gauge is 0 until it is set. After a restart, and in every service that never sets it,
     the 0 would say that no dead letter and no pending approval exists.

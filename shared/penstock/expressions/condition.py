@@ -105,8 +105,8 @@ class Condition:
                 f"the data has {bound.size_bytes} bytes; this condition is evaluated on at most "
                 f"{self._max_data_bytes}, since it could take long on more"
             )
-        # Most conditions require a certain text, such as the name of a tool. This check finds most
-        # data for which a condition does not hold, in a fifth of the time of an evaluation.
+        # Most conditions require a certain text, such as the name of a tool. This check takes a
+        # fifth of the time of an evaluation. If the data has another text, no evaluation is needed.
         for path, text in self._required:
             if has_other_text(bound.data, path, text):
                 return False

@@ -61,10 +61,12 @@ async def _measure_readers(bus: Bus) -> None:
 
 
 async def _measure_all_readers(bus: Bus, known: set[tuple[str, str]]) -> None:
-    """Measure all durable consumers, and replace `known` by their streams and names.
+    """Measure all durable consumers of EVENTS and of the streams in `READ_BY_DURABLES`.
 
-    A service that has no process left, and a subscriber outside Penstock, do not measure their own
-    consumers. A consumer that no longer exists loses its value.
+    Nobody else measures the consumers of a service without a running process, or of a subscriber
+    outside of Penstock. `known` has the streams and names of the consumers of the last measurement,
+    and is changed to those of this measurement. If a consumer no longer exists, its value is
+    removed from the metric.
     """
     found = set()
     shards = (streams.events_of(shard) for shard in range(1, bus.shards.made))

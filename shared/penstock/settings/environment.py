@@ -14,10 +14,10 @@ SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
 class EnvironmentSettings(BaseSettings):
-    """Settings that come from the environment and from keyword arguments only.
+    """Settings that come only from the environment and from keyword arguments.
 
-    pydantic-settings can also read `.env` files and folders of secrets. Penstock uses neither of
-    them, and without them a service's settings take half as long to read.
+    pydantic-settings can also read `.env` files and folders of secrets. Penstock uses neither
+    `.env` files nor such folders, and reads a service's settings in half the time without them.
     """
 
     @classmethod
@@ -29,7 +29,7 @@ class EnvironmentSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources; the first one that has a value wins."""
+        """Return the sources of values, in the order of their precedence."""
         return init_settings, env_settings
 
 

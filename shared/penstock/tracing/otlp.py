@@ -152,7 +152,7 @@ def _below(parent: TraceContext | None) -> Context:
 
 
 def _remote(of: TraceContext) -> SpanContext:
-    """Return the SDK's identity of a span that may be another process's."""
+    """Return the SDK's context of a span. The span may belong to another process."""
     return SpanContext(int(of.trace_id, 16), int(of.span_id, 16), True, TraceFlags(of.flags))
 
 

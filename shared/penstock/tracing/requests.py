@@ -28,7 +28,8 @@ _request: ContextVar[_Request | None] = ContextVar("request span", default=None)
 def header_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """Return the valid `traceparent` among the headers of an ASGI request, or None.
 
-    As W3C Trace Context demands, an invalid header is ignored, and so are several headers.
+    As W3C Trace Context requires, an invalid header is ignored. If there are several such headers,
+    all of them are ignored.
     """
     values = [value for name, value in headers if name == b"traceparent"]
     header = values[0].decode("latin-1") if len(values) == 1 else None
@@ -36,7 +37,7 @@ def header_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 def enter(header: str | None) -> None:
-    """Remember the `traceparent` of this task's request; see `header_of`."""
+    """Remember the `traceparent` of this task's request, which comes from `header_of`."""
     _header.set(header)
 
 
@@ -54,21 +55,27 @@ def traceparent() -> str:
 
 
 def current() -> str | None:
-    """Return the context of this task's request, for a link to it; None if it gets no span."""
+    """Return the context of this task's request, so that another span can link to the request.
+
+    Return None if the request gets no span.
+    """
     request = _request.get()
     is_sampled = request is not None and request.context.flags & SAMPLED
     return str(request.context) if request is not None and is_sampled else None
 
 
 def begin(header: str | None) -> None:
-    """Begin the span of this task's request; see `header_of`. Does nothing while tracing is off."""
+    """Begin the span of this task's request.
+
+    `header` comes from `header_of`. While tracing is off, do nothing.
+    """
     sampled = spans.decide(header)
     if sampled is not None:
         _request.set(_Request(sampled, header, time.time_ns()))
 
 
 def link(traceparent: str | None) -> None:
-    """Link the span of this task's request to another span, unless that is not sampled."""
+    """Link the span of this task's request to another span, if the other span is sampled."""
     request, other = _request.get(), context.parse(traceparent)
     if request is not None and other is not None and other.flags & SAMPLED:
         request.links.append(str(other))

@@ -31,8 +31,9 @@ class Span:
     `context` and `parent` are `traceparent`s. If `parent` is None, the span begins a trace.
 
     Attributes contain ids, numbers and outcomes, and never content. `error` is a code, for example
-    the code of a failed run; None if there was no error. `links` are the `traceparent`s of related
-    spans, also of other traces. `events` are names and times (nanoseconds since 1970) in the span.
+    the code of a failed run; None if there was no error. `links` has the `traceparent`s of related
+    spans, which may be in other traces. `events` has pairs of a name and a time (nanoseconds since
+    1970) within the span.
     """
 
     name: str
@@ -119,12 +120,12 @@ def of_run(traceparent: str | None, run_id: str) -> str | None:
 
 
 def of_leg(traceparent: str | None, run_id: str, number: int) -> str | None:
-    """Return the context of a leg's span; for `traceparent`, see `of_run`."""
+    """Return the context of a leg's span. `of_run` describes `traceparent`."""
     return child(of_run(traceparent, run_id), "leg", run_id, number)
 
 
 def of_approval(traceparent: str | None, run_id: str, approval_id: str) -> str | None:
-    """Return the context of an approval's span; for `traceparent`, see `of_run`."""
+    """Return the context of an approval's span. `of_run` describes `traceparent`."""
     return child(of_run(traceparent, run_id), "approval", approval_id)
 
 

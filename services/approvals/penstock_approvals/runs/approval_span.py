@@ -10,8 +10,9 @@ from penstock.tracing.spans import Span, nanoseconds
 def span_of(record: ApprovalRecord) -> Span | None:
     """Return the span of an approval that has ended; None if its run has no trace.
 
-    The span has links to the requests of those who decided, whose traces are their clients', and an
-    event for each escalation that was reached. It contains no names of people.
+    The span has a link to the request of each person who voted. Such a request is in a trace of
+    that person's client. The span has an event for each escalation that was reached. The span
+    contains no names of people.
     """
     parent = spans.of_run(record.traceparent, record.run_id)
     context = record.span_context

@@ -24,7 +24,7 @@ def list_agents(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List the agents of the Penstock at --url, or with --config those of a file."""
+    """List the agents of the Penstock at --url. With --config, list the agents of a file."""
     if context.invoked_subcommand is not None:
         return
     if config is None:
@@ -49,9 +49,10 @@ def check_agents(
     ] = 5.0,
     as_json: AsJson = False,
 ) -> None:
-    """Ask each agent's server from here whether it speaks the protocol and has the agent.
+    """Check from this machine whether each agent's server speaks the right protocol and has the
+    agent.
 
-    It starts no run. Exit code 1 where something is wrong.
+    The check starts no run. The exit code is 1 if something is wrong.
     """
     output = Output(as_json)
     with configuration(output):

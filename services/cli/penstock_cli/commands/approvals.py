@@ -46,9 +46,10 @@ def list_approvals(
 
 @app.command("watch")
 def watch(url: Url = DEFAULT_URL) -> None:
-    """Ask about each approval that waits for you, one after another, as they come.
+    """Ask you about each approval that waits for you, one after another.
 
-    Keys: a approve, r reject, s skip, e edit, i item by item, q quit; a note may follow.
+    The keys are: a approve, r reject, s skip, e edit, i item by item, q quit. You can add a note
+    after the key.
     """
     with connected(url, False) as (api, output):
         raise typer.Exit(Watch(api, output).run())
@@ -76,7 +77,7 @@ def approve(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Approve all that it asks. The run goes on, unless more people must approve."""
+    """Approve all items of an approval. The run then continues, unless more people must approve."""
     try:
         values = approvals.parse_values(value or [])
     except ValueError as error:
@@ -94,7 +95,7 @@ def approve(
 def reject(
     approval_id: ApprovalId, note: Note = None, url: Url = DEFAULT_URL, as_json: AsJson = False
 ) -> None:
-    """Reject all that it asks; the run goes on without it."""
+    """Reject all items of an approval. The run then continues without them."""
     with connected(url, as_json) as (api, output):
         approval = api.approval(approval_id)
         approvals.show(output, api.decide(approval, approvals.decided(approval, "reject"), note))
@@ -139,7 +140,7 @@ def audit(
     data: Data = DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Show who asked, saw, decided and ran what; or verify that nobody changed that since."""
+    """Show the audit of an approval, or verify that nobody has changed the audit."""
     if sum([approval_id is not None, verify, take_anchor]) != 1:
         raise typer.BadParameter("name an approval, or say --verify, or --take-anchor")
     if not verify and (run or anchor):

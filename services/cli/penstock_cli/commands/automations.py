@@ -40,7 +40,7 @@ Limit = Annotated[int, typer.Option(min=1, help="The largest number that is show
 
 @app.command("list")
 def list_rules(limit: Limit = 100, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """List your rules; with the scope administer, all rules."""
+    """List your rules. With the scope administer, list all rules."""
     with _connected(url, as_json) as (api, output):
         automations.show_list(api, output, limit)
 
@@ -61,9 +61,9 @@ def apply(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Make or change the rules of a file. Other rules stay as they are.
+    """Make or change the rules of a file. Other rules are not changed.
 
-    ${NAME} is a variable of your environment. A repeat changes nothing.
+    In the file, ${NAME} stands for a variable of your environment. A repeat changes nothing.
     """
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def apply(
 
 @app.command("delete")
 def delete(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Delete a rule. Its deliveries that wait fail."""
+    """Delete a rule. Deliveries of the rule that still wait then fail."""
     with _connected(url, as_json) as (api, output):
         api.delete(rule)
         output.notice(f"{rule} is deleted")
@@ -94,7 +94,7 @@ def send_test(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Send a sample to the rule's webhook, marked as a test, and show the answer."""
+    """Send a sample that is marked as a test to the rule's webhook, and show the answer."""
     with _connected(url, as_json) as (api, output):
         raise typer.Exit(automations.test(output, api.test(rule, type_)))
 
@@ -132,7 +132,8 @@ def deliveries(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List the deliveries of a rule, or of all your rules, the newest first, or show one."""
+    """List the deliveries of a rule or of all your rules, the newest first; or show one
+    delivery."""
     filters = _filters(status, since, until)
     with _connected(url, as_json) as (api, output):
         if rule is not None and delivery is not None:
@@ -156,7 +157,10 @@ def replay(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Make deliveries again, with the same webhook-id: some, or all failed ones of a time."""
+    """Make deliveries again, with the same webhook-id.
+
+    Name the deliveries, or select them with --all.
+    """
     if bool(delivery) == all_of_them:
         raise typer.BadParameter("name deliveries by their ids, or say --all (not both)")
     if delivery and (since or until or status != "failed"):
@@ -175,14 +179,14 @@ def pause(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Pause a rule: it matches nothing, and its deliveries wait."""
+    """Pause a rule. A paused rule matches no events, and its deliveries wait."""
     with _connected(url, as_json) as (api, output):
         automations.show(output, api.pause(rule, reason))
 
 
 @app.command("resume")
 def resume(rule: Rule, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """End the pause of a rule: it matches events from now on."""
+    """End the pause of a rule. The rule then matches events from now on."""
     with _connected(url, as_json) as (api, output):
         automations.show(output, api.resume(rule))
 
@@ -197,7 +201,10 @@ def rotate(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new secret and show it, this once; both are valid until --end."""
+    """Make a new secret, and show this secret once.
+
+    The old and the new secret are valid until --end.
+    """
     with _connected(url, as_json) as (api, output):
         work = api.end_rotation if end else api.rotate
         automations.show(output, work(rule, of))
@@ -205,7 +212,8 @@ def rotate(
 
 @app.command("endpoints")
 def endpoints(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show the receivers that get no requests for now, after failures in a row."""
+    """Show the receivers that get no requests at present, because several requests in a row have
+    failed."""
     with _connected(url, as_json) as (api, output):
         automations.endpoints(output, api.endpoints())
 

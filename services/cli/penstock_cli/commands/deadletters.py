@@ -56,7 +56,7 @@ def show_deadletter(
     data: Data = DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Show one dead letter: why, where it came from, its headers and payload."""
+    """Show one dead letter with its reason, origin, headers and payload."""
     output = Output(as_json)
     operate(lambda bus: deadletters.show(bus, output, number, raw), output, nats, data)
 
@@ -72,7 +72,7 @@ def replay_deadletters(
     data: Data = DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Publish dead letters again where they came from; a repeat changes nothing."""
+    """Publish dead letters again to their original subjects. A repeat changes nothing."""
     output = Output(as_json)
     selection = _selection(_some(numbers, all_of_them), service, run, since)
     operate(lambda bus: deadletters.replay(bus, output, selection), output, nats, data)

@@ -34,7 +34,7 @@ def doctor(
 ) -> None:
     """Check a deployment, and say what is wrong and what to do.
 
-    It changes nothing and starts no run. Exit code 1 where something is wrong.
+    The check changes nothing and starts no run. The exit code is 1 if something is wrong.
     """
     from penstock.settings import Settings, read_settings  # noqa: PLC0415 - takes long to import
     from penstock_cli.operations import connection  # noqa: PLC0415

@@ -40,7 +40,8 @@ def check(
 ) -> None:
     """Check a policy without a server, and explain each rule for each case.
 
-    Exit codes: 0 valid and as expected, 1 otherwise than expected, 2 a mistake in a file.
+    The exit code is 0 if the policy is valid and all rulings are as expected, 1 if a ruling is not
+    as expected, and 2 if a file has a mistake.
     """
     with _files():
         policy, _ = policies.read_policy(file)
@@ -51,14 +52,17 @@ def check(
 
 @app.command("show")
 def show(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show the policy that holds, and why a newer one does not."""
+    """Show the current policy, and why a newer policy was refused."""
     with connected(url, as_json) as (api, output):
         policies.show(output, api.call("GET", "/v1/policy"))
 
 
 @app.command("apply")
 def apply(file: File, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Replace the policy that holds. The file's version must be higher than the one that holds."""
+    """Replace the current policy.
+
+    The version in the file must be higher than the current version.
+    """
     with _files():
         _, content = policies.read_policy(file)
     with connected(url, as_json) as (api, output):

@@ -32,7 +32,7 @@ def run(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Start a run and follow it; Ctrl-C leaves it running."""
+    """Start a run and follow it. Ctrl-C ends only this command; the run continues."""
     with connected(url, as_json) as (api, output):
         follower = runs.Follower(api, output, answer=answer_of(answer, output), wait=wait)
         run_id = api.start(agent, message, session)["run_id"]
@@ -100,6 +100,6 @@ def list_runs(
 
 @app.command("show")
 def show_run(run_id: RunId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show one run. A workflow's run that has not ended names its open steps."""
+    """Show one run. For a workflow's run that has not ended, show the open steps, too."""
     with connected(url, as_json) as (api, output):
         runs.show_one(api, output, run_id)

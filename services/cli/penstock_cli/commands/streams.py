@@ -19,16 +19,17 @@ app = typer.Typer(
 
 @app.command("show")
 def show_streams(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) -> None:
-    """Show every stream, and where it differs from the settings in the environment."""
+    """Show every stream, and how the stream differs from the settings in the environment."""
     output = Output(as_json)
     operate(lambda bus: streams.show(bus, output), output, nats, data)
 
 
 @app.command("make")
 def make_streams(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) -> None:
-    """Make the streams that are missing, and bring older ones forward: before the services start.
+    """Make missing streams, and change older streams to this version, before the services start.
 
-    Where services have NATS users of their own, these may not do it.
+    The command makes the streams as the operator, because the NATS users of services may not make
+    streams.
     """
     output = Output(as_json)
     operate(lambda bus: streams.make(bus, output), output, nats, data, streams_may_be_missing=True)
@@ -53,7 +54,7 @@ def migrate_streams(
     data: Data = DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Change the streams to the settings in the environment, while runs go on."""
+    """Change the streams to the settings in the environment. Runs continue meanwhile."""
     output = Output(as_json)
     operate(
         lambda bus: streams.bring_forward(bus, output, partitions, shards, dry_run),
@@ -70,7 +71,10 @@ def backup_streams(
     data: Data = DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Copy every stream and bucket into a folder, while services run (docs/operate/backup.md)."""
+    """Copy every stream and bucket into a folder.
+
+    Services may run meanwhile (docs/operate/backup.md).
+    """
     output = Output(as_json)
     operate(lambda bus: backup.save(bus, output, folder), output, nats, data)
 
@@ -100,7 +104,7 @@ def restore_streams(
     data: Data = DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Make the streams of a backup in an empty NATS, before the services start."""
+    """Restore the streams of a backup into an empty NATS, before the services start."""
     output = Output(as_json)
     operate(
         lambda bus: backup.put_back(bus, output, folder, lost, replicas),

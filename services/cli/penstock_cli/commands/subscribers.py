@@ -29,7 +29,7 @@ _TYPE = re.compile(r"([A-Za-z0-9_-]+|\*)(\.([A-Za-z0-9_-]+|\*)){0,2}")
 
 @app.command("list")
 def list_subscribers(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) -> None:
-    """List the durables, with the number of events that wait."""
+    """List the durables, with the number of events that wait for each."""
     output = Output(as_json)
     operate(lambda bus: subscribers.show(bus, output), output, nats, data)
 
@@ -55,7 +55,7 @@ def make_subscriber(
 ) -> None:
     """Make a durable, and show the permissions that its NATS user needs. A repeat changes nothing.
 
-    To replay events, make a second durable that begins earlier, and delete it afterwards.
+    To replay events, make a second durable that begins earlier, and delete this durable afterwards.
     """
     if not _NAME.fullmatch(name):
         raise typer.BadParameter("a name has letters, digits, - and _", param_hint="NAME")
@@ -77,7 +77,10 @@ def make_subscriber(
 def delete_subscriber(
     name: Name, nats: Nats = None, data: Data = DATA, as_json: AsJson = False
 ) -> None:
-    """Delete a durable and its place. A durable that nobody reads costs the server memory."""
+    """Delete a durable and its place in the stream.
+
+    A durable that nobody reads costs the server memory.
+    """
     output = Output(as_json)
     operate(lambda bus: subscribers.delete(bus, output, name), output, nats, data)
 

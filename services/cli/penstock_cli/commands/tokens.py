@@ -49,7 +49,7 @@ def create(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and show it, this once. Needs the scope administer."""
+    """Make a token, and show the token once. You need the scope administer."""
     # Imported here, because no other command of the client needs the library for cryptography.
     from penstock_cli.terminal.token import parse_lifetime  # noqa: PLC0415
 
@@ -66,7 +66,7 @@ def create(
 
 @app.command("list")
 def list_tokens(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """List the tokens with their rights and their last use. Needs the scope administer."""
+    """List the tokens with their rights and their last use. You need the scope administer."""
     with connected(url, as_json) as (api, output):
         tokens.show_list(output, api.service_tokens())
 
@@ -77,7 +77,10 @@ def revoke(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a token: every request with it is refused from then on. Needs the scope administer."""
+    """Revoke a token.
+
+    Every request with the token is then refused. You need the scope administer.
+    """
     with connected(url, as_json) as (api, output):
         api.revoke_service_token(token_id)
         output.notice(f"the token {token_id} is revoked")

@@ -61,7 +61,7 @@ def up(
         bool, typer.Option("--demo", help="Also start demo agents, which need no key.")
     ] = False,
 ) -> None:
-    """Run every service in this process, until Ctrl-C."""
+    """Run every service in this process until Ctrl-C."""
     from penstock_cli.local import up as local  # noqa: PLC0415 - the client needs no service
 
     if nats is not None and nats_port is not None:

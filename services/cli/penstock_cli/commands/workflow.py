@@ -32,9 +32,9 @@ def validate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check definitions without a server; each mistake is named as file:line:column.
+    """Check definitions without a server. Each mistake is shown with file:line:column.
 
-    With --config, the agents that the steps name are checked, too.
+    With --config, check also that the agents exist which the steps name.
     """
     from penstock_cli.local import definitions  # noqa: PLC0415 - needs the definition package
 
@@ -53,7 +53,7 @@ def graph(
     version: Version = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Draw the steps of a workflow: those of one number can be under way at the same time."""
+    """Draw the steps of a workflow. Steps with the same number can run at the same time."""
     from penstock_cli.local import definitions  # noqa: PLC0415 - needs the definition package
 
     output = Output(as_json=False)
@@ -70,7 +70,10 @@ def graph(
 
 @app.command("apply")
 def apply(files: Files, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Store definitions; each version becomes the latest one. A repeat changes nothing."""
+    """Store definitions.
+
+    Each stored version becomes the latest version. A repeat changes nothing.
+    """
     from penstock_cli.local import definitions  # noqa: PLC0415 - needs the definition package
 
     found = definitions.in_order(definitions.check(files, None))
@@ -105,7 +108,10 @@ def run(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Start a workflow and follow it with the runs of its steps; Ctrl-C leaves it running."""
+    """Start a workflow, and follow it with the runs of its steps.
+
+    Ctrl-C ends only this command; the run continues.
+    """
     try:
         input = workflows.read_input(given)
     except ValueError as error:
@@ -153,7 +159,7 @@ def show(
 
 @app.command("retire")
 def retire(name: Name, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Retire a workflow: it cannot be started; its versions and its runs stay."""
+    """Retire a workflow. It can then not be started, but its versions and its runs stay."""
     with connected(url, as_json) as (api, output):
         WorkflowsApi(api).retire(name)
         output.notice(f"{name} is retired; a new version makes it available again")

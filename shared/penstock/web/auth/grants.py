@@ -75,10 +75,11 @@ class ServiceGrant:
     All limits apply together. If `agents`, `tools` or `rules` is empty, the empty field sets no
     limit.
 
-    The token may only decide approvals of these `agents` (by id), calls of these `tools` (by name,
-    with `*` for any text), and what these `rules` of the policy ask for (by id). `on_behalf_of` has
-    the users for whom the token may decide. `EVERYBODY` among them means all users. If
-    `on_behalf_of` is empty, the token may decide for nobody else.
+    `agents` has the ids of the agents whose approvals the token may decide. `tools` has the names
+    of the tools whose calls the token may decide, with `*` for any text. `rules` has the ids of the
+    policy's rules whose requests the token may decide. `on_behalf_of` has the users for whom the
+    token may decide. `EVERYBODY` among them means all users. If `on_behalf_of` is empty, the token
+    may decide for nobody else.
     """
 
     token_id: str
