@@ -223,8 +223,8 @@ class ApprovalRows(IndexRows):
     ) -> tuple[list[tuple[int, int, str]], ListPosition | None]:
         """Search a part of the approvals that were not urgent at the horizon, the newest first.
 
-        Returns the approvals that match `wanted` as (age, tie, key), and the place from which to
-        continue, or None if no more approvals match.
+        Returns the approvals that match `wanted`, as (age, tie, key), and the place from which to
+        continue. The place is None if no more approvals match.
         """
         index, by = _index(owner, wanted, waits_for is not None)
         rest = _all_of(owner, wanted)

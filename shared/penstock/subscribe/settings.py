@@ -17,8 +17,9 @@ class Nats:
 
     `url` is one URL, or several URLs separated by commas. `password_file` is read at each start.
     `inbox_prefix` is the prefix of the reply subjects to which the user may subscribe; the default
-    is `_INBOX_<user>`. `domain` is the JetStream domain under which the account of the subscribers
-    reaches the streams; None for a user of Penstock's own account, such as the operator.
+    is `_INBOX_<user>`. `domain` is the JetStream domain under which the subscribers' account
+    reaches the streams. For a user of Penstock's own account, such as the operator, `domain` is
+    None.
     """
 
     url: str = "nats://127.0.0.1:4222"

@@ -90,8 +90,10 @@ def decide(parent: str | None) -> TraceContext | None:
 
 
 def root(*about: object) -> str | None:
-    """Return the context of the first span of a trace, which is about these things; None while
-    tracing is off."""
+    """Return the context of the span about these things, which begins a new trace.
+
+    While tracing is off, return None.
+    """
     recorder = _State.recorder
     if recorder is None:
         return None

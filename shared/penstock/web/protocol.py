@@ -73,9 +73,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     These limits never end a response that is being sent, such as an event stream.
 
-    A `Stream` may take the connection over. Until `give_back` is called, the stream's methods are
-    called when something happens to the connection, and bytes that the client sends as a body are
-    dropped.
+    A `Stream` may take the connection over. The protocol then calls the stream's methods when
+    something happens to the connection, and drops bytes that the client sends as a body. This ends
+    when `give_back` is called.
     """
 
     stream: Stream | None = None

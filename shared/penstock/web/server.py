@@ -103,8 +103,8 @@ class Server:
 
     Without an `auth`, every caller is `anonymous`. If a client does not answer a ping before the
     next ping is due, its WebSocket is closed (1011). `head_s` and `body_s` are the time limits of
-    `HttpProtocol`. `setting` is the name of the port's setting, which the error text names if the
-    port is taken.
+    `HttpProtocol`. If the port is taken, the error text names `setting`, which is the name of the
+    port's setting.
 
     If callers are not authenticated, the server answers only requests for a loopback name or for a
     host name in the configuration of `auth`. With `addresses`, the server also answers requests for

@@ -153,9 +153,9 @@ def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
     An item that is approved without a value gets the value of the earlier votes.
 
     Two kinds of votes get no value from earlier votes, because the person has not seen that value.
-    The first kind is a confirmation: its value has changed arguments for AG-UI, which neither the
-    digest nor the shown arguments include. The second kind is a vote by a link, because the page of
-    a link does not show the values of earlier votes.
+    The first kind is a confirmation. In AG-UI, a confirmation's value contains changed arguments,
+    and neither the digest nor the shown arguments include these. The second kind is a vote by a
+    link, because the page of a link does not show the values of earlier votes.
     """
     proposed = _proposed(record) if request.made_by.channel != "link" else {}
     asked = {item["item_id"]: item for item in record.items}

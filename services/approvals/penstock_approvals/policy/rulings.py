@@ -6,7 +6,7 @@ The first rule that matches an item applies to the item. If the condition of a r
 evaluated, people are asked. The item then gets the next rule that asks people. So nobody can get
 around a rule with an argument that the rule's condition cannot read. A pause is decided
 automatically only if each of its items is decided automatically. Otherwise people decide the whole
-pause, on the strictest terms of all items: a decider must fit the terms of each item, the largest
+pause, on the strictest terms of all items. A decider must fit the terms of each item. The largest
 required number of people must approve, and the earliest deadline counts.
 """
 

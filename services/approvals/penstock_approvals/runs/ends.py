@@ -51,8 +51,8 @@ class RunEnds:
         """Withdraw the open requests of a run that has ended, and record in the audit which calls
         ran."""
         pause = await pause_of(self._bus, run_id)
-        # The pause's protocol also shows whether the run is a workflow's run, because the
-        # normalizer stores the state of each such run that has asked for an approval.
+        # A run with a pause of the protocol `workflow` is a workflow's run, too. The normalizer
+        # stores such a pause for each workflow's run that has asked for an approval.
         if is_workflow or (pause is not None and pause.protocol == "workflow"):
             await self._withdraw_all(run_id)
             return

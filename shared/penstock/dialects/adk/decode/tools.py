@@ -160,7 +160,9 @@ class Tools:
         LimitReached.check(len(self._requests), MAX_OPEN, "open questions")
 
     def response(self, response: FunctionResponse, event: Event) -> None:
-        """Decodes the response to a call, which is a result or the progress of a long-running call.
+        """Decodes the response to a call.
+
+        A response is a result, or the progress of a long-running call.
 
         An interim response of a call that waits makes no tool event (see `_is_interim`).
         """

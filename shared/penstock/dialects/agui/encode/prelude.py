@@ -41,9 +41,9 @@ def prelude(
     """Returns the frames that bring a client without events to the state of the run after `events`.
 
     `encoder` must be new. The caller then uses this encoder for the later events. `memory` has the
-    thread before this run, which consists of other runs (see `remember`) and the client's own
-    messages and state. If the run waits or has ended, the last frame is RUN_FINISHED or RUN_ERROR.
-    The result is empty if there are no events.
+    thread before this run: other runs (see `remember`), and the client's own messages and state. If
+    the run waits or has ended, the last frame is RUN_FINISHED or RUN_ERROR. The result is empty if
+    there are no events.
     """
     memory = memory or Memory()
     remember(memory, encoder, events)
