@@ -10,7 +10,7 @@ import pytest
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock.tracing import context, spans
 from penstock_approvals.outcomes.automatic import expired
-from penstock_approvals.outcomes.votes import cast
+from penstock_approvals.outcomes.votes import with_vote
 from penstock_approvals.runs.approval_span import span_of
 from support.fakes.recorder import recording
 
@@ -45,7 +45,7 @@ def vote(record: ApprovalRecord, by: str, traceparent: str | None) -> ApprovalRe
     request = DecideRequest.model_validate(
         {"items": items, "by": by, "decider": decider, "note": NOTE, "traceparent": traceparent}
     )
-    return cast(record, request, NOW, require_digest=False)
+    return with_vote(record, request, NOW, require_digest=False)
 
 
 def test_each_vote_is_a_link_to_the_request_of_the_person_who_voted() -> None:

@@ -129,7 +129,7 @@ async def test_an_expiry_that_nats_has_lost_is_recorded_again_and_sends_nothing(
         if record.decision is not None:
             await penstock.events_until(approval.run_id, "approval.decided")
         await penstock.bus.bucket("approvals").put(approval.approval_id, approval.dump())
-        await Restore(penstock.bus, Approvals(penstock.bus, "again"))._settle(approval)
+        await Restore(penstock.bus, Approvals(penstock.bus, "again"))._restore_status(approval)
         again = await penstock.approval(approval.approval_id)
         commands = await continues(penstock, approval.run_id)
     assert (again.status, again.reason) == ("expired", record.reason)

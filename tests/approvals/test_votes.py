@@ -18,7 +18,7 @@ from penstock.bus.records import (
     ItemRuling,
 )
 from penstock.digests import item_digest, request_digest
-from penstock_approvals.outcomes.votes import Refused, cast
+from penstock_approvals.outcomes.votes import Refused, with_vote
 from support.fakes.policies import person, vote
 
 NOW = "2026-11-22T15:00:00.000Z"
@@ -57,14 +57,14 @@ def says(who: Decider, *items: tuple[str, str] | tuple[str, str, Any], **more: A
 
 def refused(record: ApprovalRecord, request: DecideRequest, **more: Any) -> tuple[int, str]:
     with pytest.raises(Refused) as error:
-        cast(record, request, NOW, **more)
+        with_vote(record, request, NOW, **more)
     return error.value.status, str(error.value)
 
 
 def test_the_vote_that_completes_the_number_decides() -> None:
-    first = cast(approval(), vote(approval(), ADA), NOW)
+    first = with_vote(approval(), vote(approval(), ADA), NOW)
     assert (first.status, first.decision, len(first.votes)) == ("pending", None, 1)
-    second = cast(first, vote(approval(), BOB, note="fine"), NOW)
+    second = with_vote(first, vote(approval(), BOB, note="fine"), NOW)
     assert second.status == "decided"
     assert second.decision is not None
     assert (second.decision.outcome, second.decision.by) == ("approved", "bob")
@@ -72,33 +72,37 @@ def test_the_vote_that_completes_the_number_decides() -> None:
 
 
 def test_the_first_reject_decides() -> None:
-    decided = cast(approval(), vote(approval(), ADA, "reject", note="no"), NOW)
+    decided = with_vote(approval(), vote(approval(), ADA, "reject", note="no"), NOW)
     assert decided.decision is not None
     assert (decided.status, decided.decision.outcome) == ("decided", "rejected")
-    after = cast(cast(approval(), vote(approval(), ADA), NOW), vote(approval(), BOB, "reject"), NOW)
+    after = with_vote(
+        with_vote(approval(), vote(approval(), ADA), NOW), vote(approval(), BOB, "reject"), NOW
+    )
     assert after.decision is not None
     assert after.decision.outcome == "rejected"
 
 
 def test_a_person_votes_once() -> None:
-    first = cast(approval(), vote(approval(), ADA, key="k"), NOW)
+    first = with_vote(approval(), vote(approval(), ADA, key="k"), NOW)
     status, why = refused(first, vote(approval(), ADA, key="other"))
     assert (status, "ada has decided this already" in why) == (409, True)
-    assert cast(first, vote(approval(), ADA, key="k"), NOW) is first, "a repeat changes nothing"
+    assert with_vote(first, vote(approval(), ADA, key="k"), NOW) is first, (
+        "a repeat changes nothing"
+    )
     assert refused(first, vote(approval(), ADA, "reject", key="k"))[0] == 409
 
 
 def test_whoever_may_act_as_others_has_one_vote() -> None:
     acts = {"scopes": ["decide", "act-as"], "roles": ["ops"]}
     as_bob, as_cleo = (person("ada", on_behalf_of=name, **acts) for name in ("bob", "cleo"))
-    first = cast(approval(), vote(approval(), as_bob), NOW)
+    first = with_vote(approval(), vote(approval(), as_bob), NOW)
     assert refused(first, vote(approval(), as_cleo))[0] == 409
 
 
 def test_a_service_token_speaks_for_the_people_that_it_names() -> None:
     bot = [person("slack", "ops", token_id="t", on_behalf_of=name) for name in ("bob", "cleo")]
-    first = cast(approval(), vote(approval(), bot[0]), NOW)
-    assert cast(first, vote(approval(), bot[1]), NOW).status == "decided"
+    first = with_vote(approval(), vote(approval(), bot[0]), NOW)
+    assert with_vote(first, vote(approval(), bot[1]), NOW).status == "decided"
 
 
 def test_only_the_deciders_of_the_policy_vote() -> None:
@@ -108,8 +112,8 @@ def test_only_the_deciders_of_the_policy_vote() -> None:
 
 def test_edited_arguments_make_earlier_votes_void() -> None:
     asked = approval()
-    first = cast(asked, vote(asked, ADA), NOW)
-    edited = cast(first, vote(asked, BOB, args={"amount": 5, "memo": "b"}), NOW)
+    first = with_vote(asked, vote(asked, ADA), NOW)
+    edited = with_vote(first, vote(asked, BOB, args={"amount": 5, "memo": "b"}), NOW)
     assert edited.status == "pending", "nobody else has approved these arguments"
     assert [each.void for each in edited.votes] == [True, False]
     assert edited.digest != asked.digest == edited.requested_digest
@@ -118,15 +122,15 @@ def test_edited_arguments_make_earlier_votes_void() -> None:
     assert refused(edited, vote(asked, CLEO))[0] == 409, "CLEO was shown the old arguments"
     no_digest = vote(asked, CLEO).model_copy(update={"digest": None})
     assert refused(edited, no_digest)[0] == 409
-    decided = cast(edited, vote(edited, ADA), NOW)
+    decided = with_vote(edited, vote(edited, ADA), NOW)
     assert decided.decision is not None
     assert decided.decision.items[0].args == {"amount": 5, "memo": "b"}
 
 
 def test_arguments_that_are_the_same_are_no_edit() -> None:
     asked = approval()
-    first = cast(asked, vote(asked, ADA), NOW)
-    decided = cast(first, vote(asked, BOB, args={"memo": "a", "amount": 5.0}), NOW)
+    first = with_vote(asked, vote(asked, ADA), NOW)
+    decided = with_vote(first, vote(asked, BOB, args={"memo": "a", "amount": 5.0}), NOW)
     assert (decided.status, decided.digest) == ("decided", asked.digest)
     assert decided.decision is not None
     assert decided.decision.items[0].args is None
@@ -153,17 +157,17 @@ def test_a_decider_changes_only_what_the_policy_allows(
 
 def test_the_second_edit_is_compared_with_what_the_agent_asked_for() -> None:
     asked = approval(need=3)
-    once = cast(asked, vote(asked, ADA, args={"amount": 5, "memo": "b"}), NOW)
-    twice = cast(once, vote(once, BOB, args={"amount": 5, "memo": "c"}), NOW)
+    once = with_vote(asked, vote(asked, ADA, args={"amount": 5, "memo": "b"}), NOW)
+    twice = with_vote(once, vote(once, BOB, args={"amount": 5, "memo": "c"}), NOW)
     assert twice.items[0]["requested_args"] == {"amount": 5, "memo": "a"}
     assert twice.requested_digest == asked.digest
 
 
 def test_each_item_is_rejected_by_the_first_and_approved_by_the_last() -> None:
     asked = approval({"item_id": "1"}, {"item_id": "2"})
-    first = cast(asked, says(ADA, ("1", "reject"), ("2", "approve"), note="not 1"), NOW)
+    first = with_vote(asked, says(ADA, ("1", "reject"), ("2", "approve"), note="not 1"), NOW)
     assert first.status == "pending"
-    decided = cast(first, says(BOB, ("1", "approve"), ("2", "approve")), NOW)
+    decided = with_vote(first, says(BOB, ("1", "approve"), ("2", "approve")), NOW)
     assert decided.decision is not None
     assert decided.decision.outcome == "mixed"
     assert [(each.decision, each.note) for each in decided.decision.items] == [
@@ -174,13 +178,13 @@ def test_each_item_is_rejected_by_the_first_and_approved_by_the_last() -> None:
 
 def test_a_rejection_survives_the_edit_of_another_item() -> None:
     asked = approval({"item_id": "1"}, {"item_id": "2", "editable": True})
-    first = cast(asked, says(ADA, ("1", "reject"), ("2", "approve")), NOW)
+    first = with_vote(asked, says(ADA, ("1", "reject"), ("2", "approve")), NOW)
     items = [
         Decided(item_id="1", decision="approve"),
         Decided(item_id="2", decision="approve", args={"amount": 5, "memo": "b"}),
     ]
-    edited = cast(first, DecideRequest(by="bob", decider=BOB, items=items), NOW)
-    decided = cast(
+    edited = with_vote(first, DecideRequest(by="bob", decider=BOB, items=items), NOW)
+    decided = with_vote(
         edited, says(CLEO, ("1", "approve"), ("2", "approve"), digest=edited.digest), NOW
     )
     assert decided.decision is not None
@@ -189,11 +193,11 @@ def test_a_rejection_survives_the_edit_of_another_item() -> None:
 
 def test_another_answer_makes_earlier_votes_void_and_none_agrees() -> None:
     asked = approval({"item_id": "1", "kind": "input"})
-    first = cast(asked, says(ADA, ("1", "approve", {"city": "Rome"})), NOW)
-    agreed = cast(first, says(BOB, ("1", "approve")), NOW)
+    first = with_vote(asked, says(ADA, ("1", "approve", {"city": "Rome"})), NOW)
+    agreed = with_vote(first, says(BOB, ("1", "approve")), NOW)
     assert agreed.decision is not None
     assert agreed.decision.items[0].value == {"city": "Rome"}
-    other = cast(first, says(BOB, ("1", "approve", {"city": "Oslo"})), NOW)
+    other = with_vote(first, says(BOB, ("1", "approve", {"city": "Oslo"})), NOW)
     assert (other.status, [each.void for each in other.votes]) == ("pending", [True, False])
 
 
@@ -201,10 +205,10 @@ def test_nobody_agrees_to_new_arguments_that_came_as_a_value_without_saying_them
     """No digest covers the value of a confirmation, and no page shows it."""
     asked = approval({"item_id": "1"})
     value = {"accepted": True, "values": {"memo": "to my own account"}}
-    first = cast(asked, says(ADA, ("1", "approve", value)), NOW)
-    agreed = cast(first, says(BOB, ("1", "approve"), digest=asked.digest), NOW)
+    first = with_vote(asked, says(ADA, ("1", "approve", value)), NOW)
+    agreed = with_vote(first, says(BOB, ("1", "approve"), digest=asked.digest), NOW)
     assert (agreed.status, [each.void for each in agreed.votes]) == ("pending", [True, False])
-    same = cast(first, says(BOB, ("1", "approve", value), digest=asked.digest), NOW)
+    same = with_vote(first, says(BOB, ("1", "approve", value), digest=asked.digest), NOW)
     assert same.status == "decided"
 
 
@@ -225,7 +229,7 @@ def test_new_arguments_do_not_come_as_a_value_beside_the_old_ones() -> None:
 
 def test_an_answer_of_another_that_a_page_does_not_show_is_not_agreed_to_there() -> None:
     asked = approval({"item_id": "1", "kind": "input"})
-    first = cast(asked, says(ADA, ("1", "approve", {"city": "Rome"})), NOW)
+    first = with_vote(asked, says(ADA, ("1", "approve", {"city": "Rome"})), NOW)
     at_a_page = person("bob", "ops", channel="link")
     assert refused(first, says(at_a_page, ("1", "approve"), digest=asked.digest))[0] == 422
 
@@ -235,7 +239,7 @@ def test_nobody_approves_an_item_that_the_policy_rejects() -> None:
     asked = approval(rulings=[ruling], need=1)
     status, why = refused(asked, vote(asked, ADA))
     assert (status, "rule never of the policy rejects it: Not on production." in why) == (403, True)
-    assert cast(asked, vote(asked, ADA, "reject"), NOW).status == "decided"
+    assert with_vote(asked, vote(asked, ADA, "reject"), NOW).status == "decided"
 
 
 @pytest.mark.parametrize(
@@ -247,8 +251,8 @@ def test_people_send_the_digest_and_protocols_cannot(channel: str, status: int) 
     if status:
         assert refused(approval(), blind, require_digest=True)[0] == status
     else:
-        assert cast(approval(), blind, NOW, require_digest=True).votes
-    assert cast(approval(), blind, NOW).votes
+        assert with_vote(approval(), blind, NOW, require_digest=True).votes
+    assert with_vote(approval(), blind, NOW).votes
     assert refused(approval(), vote(approval(), who, digest="sha256:0"))[0] == 409
 
 
@@ -270,7 +274,7 @@ def test_whatever_people_vote_what_runs_has_enough_votes_of_different_people(
             break
         args = {"amount": 5, "memo": memo} if memo and decision == "approve" else None
         with suppress(Refused):  # the person has voted
-            record = cast(record, vote(record, who, decision, args=args), NOW)
+            record = with_vote(record, vote(record, who, decision, args=args), NOW)
     approvers = [each.by for each in record.votes if not each.void]
     rejections = [each for each in record.votes if each.items[0].decision == "reject"]
     assert len(set(approvers)) == len(approvers)

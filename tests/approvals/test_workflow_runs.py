@@ -206,7 +206,7 @@ async def test_what_nats_has_lost_of_a_workflows_approvals_is_written_again(
             subject = subjects.command("workflows", "continue", run.run_id)
             sent = await penstock.bus.tail(streams.COMMANDS, subject)
             assert sent is not None
-            await again._tell_again(await penstock.approval(ids[0]))
+            await again._resend_outcome(await penstock.approval(ids[0]))
             # The server has seen the message id, so nothing is stored twice.
             assert len(await run.news()) == 3
 

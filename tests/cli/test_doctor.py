@@ -23,7 +23,7 @@ from penstock.bus.admin.permissions import (
 from penstock.service import bus_settings
 from penstock_cli.main import app
 from penstock_cli.operations import connection
-from penstock_cli.operations.doctor.checks import CHECKS, NEEDED, judge
+from penstock_cli.operations.doctor.checks import CHECKS, NEEDED, run_checks
 from penstock_cli.operations.doctor.facts import (
     AnswerFact,
     ConsumerFact,
@@ -82,7 +82,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_a_healthy_deployment_passes_every_check() -> None:
-    assert {each.verdict for each in judge(HEALTHY)} == {"ok"}
+    assert {each.verdict for each in run_checks(HEALTHY)} == {"ok"}
 
 
 def test_every_check_has_a_fault_here() -> None:
@@ -92,7 +92,7 @@ def test_every_check_has_a_fault_here() -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_by_its_check_alone_with_what_to_do(name: str) -> None:
     change, says = FAULTS[name]
-    wrong = [each for each in judge(replace(HEALTHY, **change)) if each.verdict == "wrong"]
+    wrong = [each for each in run_checks(replace(HEALTHY, **change)) if each.verdict == "wrong"]
     assert [each.check for each in wrong] == [name]
     assert says in wrong[0].text
     assert wrong[0].to_do
@@ -100,13 +100,13 @@ def test_a_fault_is_found_by_its_check_alone_with_what_to_do(name: str) -> None:
 
 def test_a_stream_near_its_own_limit_is_found() -> None:
     full = replace(HEALTHY, streams=[replace(EVENTS, bytes=80, max_bytes=100)])
-    assert "EVENTS uses 80%" in next(e.text for e in judge(full) if e.verdict == "wrong")
+    assert "EVENTS uses 80%" in next(e.text for e in run_checks(full) if e.verdict == "wrong")
 
 
 def test_what_was_not_looked_at_is_not_called_fine() -> None:
-    not_checked = {each.check for each in judge(Facts()) if each.verdict == "not_checked"}
+    not_checked = {each.check for each in run_checks(Facts()) if each.verdict == "not_checked"}
     assert not_checked == set(NEEDED)
-    away = {each.check: each.verdict for each in judge(Facts(refusal="nobody answers"))}
+    away = {each.check: each.verdict for each in run_checks(Facts(refusal="nobody answers"))}
     assert set(away.values()) == {"wrong", "not_checked"}
 
 
@@ -118,7 +118,7 @@ def test_what_was_not_looked_at_is_not_called_fine() -> None:
     ],
 )
 def test_streams_that_are_not_as_the_values_say_are_found(wanted: Wanted, says: str) -> None:
-    found = judge(replace(HEALTHY, wanted=wanted))
+    found = run_checks(replace(HEALTHY, wanted=wanted))
     assert [each.text.startswith(says) for each in found if each.verdict == "wrong"] == [True]
 
 

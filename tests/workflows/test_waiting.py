@@ -133,7 +133,7 @@ async def test_a_step_that_listens_for_a_frequent_event_does_not_cost_a_request_
 
     monkeypatch.setattr(Bus, "tail", counted)
     event = Stored(f"llm.stream.{new_run_id()}", 10**9, {}, b"{}")
-    heard = await asyncio.gather(*(listens.heard("EVENTS", event) for _ in range(50)))
+    heard = await asyncio.gather(*(listens.inputs_of("EVENTS", event) for _ in range(50)))
     assert heard == [[]] * 50, "the run is of another user"
     assert [*listens._by_type] == ["llm.stream"]
     assert patterns.count("$KV.listens.>") <= 2

@@ -36,7 +36,7 @@ from penstock_approvals.listing import ApprovalList
 from penstock_approvals.outbox import Outbox
 from penstock_approvals.outcomes.automatic import expired, is_late, ruled, until_at_most
 from penstock_approvals.outcomes.escalations import escalations, reached
-from penstock_approvals.outcomes.votes import Refused, cast, said_the_same
+from penstock_approvals.outcomes.votes import Refused, is_same_request, with_vote
 from penstock_approvals.policies import Policies
 from penstock_approvals.policy import Question
 from penstock_approvals.records import ApprovalRecords, StoredApproval
@@ -114,7 +114,7 @@ class Approvals:
             UnreadableRecord, ObjectGone: the record cannot be read.
             BusError: the bus does not answer.
         """
-        await self._bus.clock.look()
+        await self._bus.clock.refresh()
         known: int | None = None  # how many escalations the record counted before this call
         while (held := await self._records.find(approval_id)) is not None:
             record, now = held.record, self._bus.clock.now()
@@ -341,7 +341,7 @@ class Approvals:
                 return _not_pending(held.record, request)
             if held.record.expires_at is not None:
                 # After this machine was suspended, its estimate of the server's clock is wrong.
-                await self._bus.clock.look()
+                await self._bus.clock.refresh()
                 if is_late(held.record, self._bus.clock.now()):
                     await self._expire(held)
                     continue
@@ -354,7 +354,7 @@ class Approvals:
         record = held.record
         now = self._bus.clock.stamp()
         try:
-            voted = cast(record, request, now, require_digest=self._require_digest)
+            voted = with_vote(record, request, now, require_digest=self._require_digest)
         except Refused as refused:
             return DecideReply(status=refused.status, detail=str(refused), approval=record)
         if voted is record:
@@ -421,7 +421,7 @@ def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
     if record.decision is not None:
         given.append((record.decision.idempotency_key, record.decision.made_by))
     if key is not None and any(key == each and who.is_same(by) for each, by in given):
-        if said_the_same(record, request):
+        if is_same_request(record, request):
             return DecideReply(status=200, approval=record)
         text = "this idempotency key came with another decision before"
         return DecideReply(status=409, detail=text, approval=record)

@@ -53,9 +53,9 @@ class Restore:
                 await self._safely(stored.subject, self._request_again(stored.payload))
         for record in await self._approvals.all():
             if record.status == "pending":
-                await self._safely(record.approval_id, self._settle(record))
+                await self._safely(record.approval_id, self._restore_status(record))
             elif record.target == WORKFLOWS:
-                await self._safely(record.approval_id, self._tell_again(record))
+                await self._safely(record.approval_id, self._resend_outcome(record))
         self._losses = losses
 
     async def _safely(self, what: str, step: Awaitable[None]) -> None:
@@ -90,8 +90,8 @@ class Restore:
     async def _all_requests_again(self, run_id: str) -> None:
         """Record again each request that a workflow's run has made and whose record is lost.
 
-        Requests that were decided or have expired are recorded, too. `_settle` then finds out how
-        these requests ended.
+        Requests that were decided or have expired are recorded, too. `_restore_status` then finds
+        out how these requests ended.
         """
         pattern = event("approval.requested", run_id)
         async for stored in direct.replay(self._bus, events_for(run_id), pattern):
@@ -103,7 +103,7 @@ class Restore:
                 )
                 await self._approvals.ask_again(stored)
 
-    async def _tell_again(self, record: ApprovalRecord) -> None:
+    async def _resend_outcome(self, record: ApprovalRecord) -> None:
         """Send again how an approval ended, because the workflow may not have got this news.
 
         For runs of agents, the connector's watchdog finds lost decisions and has them sent again.
@@ -112,7 +112,7 @@ class Restore:
         if entry is not None and RunRecord.model_validate_json(entry.value).status not in ENDED:
             await self._approvals.send_on(record.approval_id)
 
-    async def _settle(self, record: ApprovalRecord) -> None:
+    async def _restore_status(self, record: ApprovalRecord) -> None:
         """Restore the status of a request that was decided, or of a request whose run has ended."""
         late = await self._last("approval.expired", record.run_id, record.approval_id)
         told = await self._last("approval.decided", record.run_id, record.approval_id)

@@ -204,7 +204,7 @@ class AutomationsService(Service):
 
     def _on_change(self) -> None:
         self._changed.set()
-        self._schedules.look()
+        self._schedules.wake()
 
     async def _keep_consumers(self) -> None:
         """Change the subjects of the consumers each time that the rules have changed."""

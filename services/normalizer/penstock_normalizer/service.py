@@ -65,7 +65,7 @@ class NormalizerService(Service):
         advisories = exhausted(
             self.bus,
             "normalizer-advisories",
-            self.bury,
+            self.store_dead_letter,
             partial(end_abandoned_run, self.bus),
             self.give_up,
         )
@@ -126,7 +126,7 @@ class NormalizerService(Service):
     async def _count_dead_letters(self) -> None:
         while True:
             try:
-                telemetry.DEADLETTERS_KEPT.set(await deadletters.kept(self.bus))
+                telemetry.DEADLETTERS_KEPT.set(await deadletters.count(self.bus))
             except BusError as error:
                 log.debug("the dead letters are not counted now: %s", error)
             await asyncio.sleep(COUNT_S)

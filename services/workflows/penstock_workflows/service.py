@@ -27,7 +27,7 @@ from penstock_workflows.effects.owners import Owners
 from penstock_workflows.effects.perform import Performer
 from penstock_workflows.effects.timers import DUE, Timers
 from penstock_workflows.inputs.decisions import Decisions
-from penstock_workflows.inputs.heard_queue import HeardQueue
+from penstock_workflows.inputs.listen_queue import ListenQueue
 from penstock_workflows.inputs.messages import CONCERNS
 from penstock_workflows.inputs.starts import Starts
 from penstock_workflows.inputs.taking import Taking
@@ -103,10 +103,10 @@ class WorkflowsService(Service):
                 )
         self._take(self.name, streams.SCHEDULES, (DUE,), self._taking.due)
         self.spawn("shards", self._take_from_all)
-        self.spawn("listens", self._listens.tidy)
+        self.spawn("listens", self._listens.remove_unused_types)
         self.spawn("waiting inputs", self._count_waiting)
         self.spawn("open runs", self._open_runs.follow)
-        self.spawn("replays", self.replays(self._taking.again).run)
+        self.spawn("replays", self.replays(self._taking.replay).run)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new inputs, and finish those that are under way."""
@@ -148,12 +148,12 @@ class WorkflowsService(Service):
         await self.give_up(stored, error)
         await self._taking.fail(stored, error)
 
-    def _hear(self, stream: str) -> None:
-        queue = HeardQueue(
+    def _listen_to(self, stream: str) -> None:
+        queue = ListenQueue(
             self.bus,
             stream,
             self._listens,
-            partial(self._taking.heard, stream),
+            partial(self._taking.take_event, stream),
             on_poison=self.give_up,
             concurrency=self._settings.inputs_at_once,
             ack_wait_s=self._settings.input_ack_wait_s,
@@ -183,6 +183,6 @@ class WorkflowsService(Service):
             for shard in range(taken, self.bus.shards.made):
                 stream = streams.events_of(shard)
                 self._take(self.name, stream, CONCERNS, self._taking.event)
-                self._hear(stream)
+                self._listen_to(stream)
                 taken = shard + 1
             await asyncio.sleep(NEW_SHARDS_S)

@@ -119,17 +119,17 @@ class Bus:
         return self.client.usable
 
     @property
-    def calm_s(self) -> float:
+    def since_reconnect_s(self) -> float:
         """Seconds since the last reconnect; 0 while the bus is not ready."""
-        return self.client.calm_s
+        return self.client.since_reconnect_s
 
     @property
-    def cluster_whole_s(self) -> float:
+    def since_node_lost_s(self) -> float:
         """Seconds since the cluster last lost a server, as far as this connection knows."""
-        return self.client.cluster_whole_s
+        return self.client.since_node_lost_s
 
     @property
-    def hindrance(self) -> str:
+    def unavailable_reason(self) -> str:
         """The reason why nothing can be sent now, without addresses; empty while sending works.
 
         Clients may see this text.
@@ -140,7 +140,7 @@ class Bus:
     def not_ready(self) -> list[str]:
         """The reasons, for operators, why no new work should begin; empty while work may begin."""
         if not self.client.is_connected:
-            return [self._dialer.absence]
+            return [self._dialer.disconnect_reason]
         reasons = self.health.reasons + self.clock.not_ready
         held_back = self.client.held_back
         return reasons if not held_back or held_back in reasons else [held_back, *reasons]

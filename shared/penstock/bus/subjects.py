@@ -202,7 +202,7 @@ def covers(pattern: str, other: str) -> bool:
     )
 
 
-def meet(pattern: str, other: str) -> bool:
+def overlap(pattern: str, other: str) -> bool:
     """Return whether there can be a subject that matches both patterns."""
     for mine, theirs in zip(pattern.split("."), other.split("."), strict=False):
         if ">" in (mine, theirs):

@@ -186,9 +186,9 @@ class OpenRuns:
             return
         user.looked_at = now
         old = [id for id, run in user.runs.items() if now - run.since > LOST_S]
-        await asyncio.gather(*(self._look_at(run_id) for run_id in old[:LOOKED_UP]))
+        await asyncio.gather(*(self._check_run(run_id) for run_id in old[:LOOKED_UP]))
 
-    async def _look_at(self, run_id: str) -> None:
+    async def _check_run(self, run_id: str) -> None:
         entry = await self._bus.bucket("runs").get(run_id)
         if entry is None or await self._is_lost(run_id, entry.value):
             self._drop(run_id)

@@ -124,9 +124,9 @@ class Service(ABC):
 
     async def give_up(self, stored: Stored, error: Exception) -> None:
         """Log, count and store a dead letter for a message that this service cannot process."""
-        await self.bury(self.name, stored, error)
+        await self.store_dead_letter(self.name, stored, error)
 
-    async def bury(self, service: str, stored: Stored, error: Exception) -> None:
+    async def store_dead_letter(self, service: str, stored: Stored, error: Exception) -> None:
         """Log, count and store a dead letter for a message that `service` cannot process.
 
         A service may call this method for another service that could not store the dead letter.
@@ -141,7 +141,7 @@ class Service(ABC):
         telemetry.DEADLETTERS.labels(service).inc()
         while True:
             try:
-                await deadletters.bury(self.bus, letter)
+                await deadletters.store_dead_letter(self.bus, letter)
                 return
             except BusError as failure:
                 log.warning("%s: run %s: no dead letter yet: %s", service, letter.run_id, failure)

@@ -35,8 +35,8 @@ async def drain(
         *(_drained(service, grace_s) for service in services),
         *(server.drain(grace_s) for server in servers),
     )
-    hurry = asyncio.ensure_future((at_once or asyncio.Event()).wait())
-    both: set[asyncio.Future[Any]] = {draining, hurry}
+    shortened = asyncio.ensure_future((at_once or asyncio.Event()).wait())
+    both: set[asyncio.Future[Any]] = {draining, shortened}
     await asyncio.wait(both, timeout=grace_s + LATE_S, return_when=asyncio.FIRST_COMPLETED)
     for task in both:
         task.cancel()

@@ -64,7 +64,7 @@ class Account:
         async def lost() -> None:
             dialer.went_away()
             if not self.connection.is_closed:
-                log.warning("%s", dialer.absence)
+                log.warning("%s", dialer.disconnect_reason)
 
         async def returned() -> None:
             dialer.came_back()

@@ -197,7 +197,7 @@ class Subscriber:
         filters = _filters(config)
         for handler in self._handlers:
             for pattern in subjects.of_events(handler.events):
-                if filters and not any(subjects.meet(each, pattern) for each in filters):
+                if filters and not any(subjects.overlap(each, pattern) for each in filters):
                     raise StartUpError(
                         f"the durable {self._durable} never delivers {pattern}, which "
                         f"{handler.name} wants: it has {', '.join(filters)}. Make another durable "

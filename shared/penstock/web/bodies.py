@@ -149,14 +149,14 @@ async def read_model(
         raise invalid(error) from error
 
 
-def heard_out(app: ASGIApp) -> ASGIApp:
+def body_read_before_error(app: ASGIApp) -> ASGIApp:
     """Wrap an app so that an error is answered only after the client has sent the whole body.
 
     If the server closed the connection while the client was still sending, the connection would be
     reset, and the client would not get the answer.
     """
 
-    async def hearing_out(scope: Scope, receive: Receive, send: Send) -> None:
+    async def reading_body_first(scope: Scope, receive: Receive, send: Send) -> None:
         # No middleware wraps `receive`, so `receive` is a method of uvicorn's request cycle, and
         # `receive.__self__` is the cycle. With another server than uvicorn, this wrapper does
         # nothing.
@@ -172,7 +172,7 @@ def heard_out(app: ASGIApp) -> ASGIApp:
 
         await app(scope, receive, send_after)
 
-    return hearing_out
+    return reading_body_first
 
 
 async def _drain(cycle: Any, receive: Receive) -> None:

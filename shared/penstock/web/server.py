@@ -21,7 +21,7 @@ from penstock.web.auth import Auth, AuthConfig
 from penstock.web.auth.cors import cors
 from penstock.web.auth.headers import SecurityHeaders
 from penstock.web.auth.origins import is_loopback
-from penstock.web.bodies import heard_out
+from penstock.web.bodies import body_read_before_error
 from penstock.web.hosts import HostCheck
 from penstock.web.operation import Route
 from penstock.web.problems import exception_handlers
@@ -136,7 +136,9 @@ class Server:
                 # SecurityHeaders wraps the whole app, so that answers to internal errors get the
                 # headers, too.
                 self._leading_away(
-                    heard_out(refusing_quietly(SecurityHeaders(keeping_segments(guarded))))
+                    body_read_before_error(
+                        refusing_quietly(SecurityHeaders(keeping_segments(guarded)))
+                    )
                 ),
                 log_config=None,
                 access_log=False,

@@ -24,14 +24,20 @@ OURS, ALIVE, SILENT, DEAD = Liveness.OURS, Liveness.ALIVE, Liveness.SILENT, Live
 @pytest.mark.parametrize(
     ("seen", "decision"),
     [
-        pytest.param(start.Seen(None), start.Decision.OPEN, id="the claim is new"),
-        pytest.param(start.Seen(CANCELLED), start.Decision.NOTHING, id="the run was cancelled"),
+        pytest.param(start.StartFacts(None), start.Decision.OPEN, id="the claim is new"),
         pytest.param(
-            start.Seen(HELD, is_held_here=True), start.Decision.NOTHING, id="its leg is held here"
+            start.StartFacts(CANCELLED), start.Decision.NOTHING, id="the run was cancelled"
+        ),
+        pytest.param(
+            start.StartFacts(HELD, is_held_here=True),
+            start.Decision.NOTHING,
+            id="its leg is held here",
         ),
         *(
             pytest.param(
-                start.Seen(HELD, last=frame("bytes"), claimer=who), then, id=f"open, {who.value}"
+                start.StartFacts(HELD, last=frame("bytes"), claimer=who),
+                then,
+                id=f"open, {who.value}",
             )
             for who, then in (
                 (OURS, start.Decision.TAKE_OVER_LEG),
@@ -41,7 +47,7 @@ OURS, ALIVE, SILENT, DEAD = Liveness.OURS, Liveness.ALIVE, Liveness.SILENT, Live
             )
         ),
         *(
-            pytest.param(start.Seen(HELD, claimer=who), then, id=f"not open, {who.value}")
+            pytest.param(start.StartFacts(HELD, claimer=who), then, id=f"not open, {who.value}")
             for who, then in (
                 (OURS, start.Decision.OPEN_AGAIN),
                 (ALIVE, start.Decision.WAIT),
@@ -51,7 +57,7 @@ OURS, ALIVE, SILENT, DEAD = Liveness.OURS, Liveness.ALIVE, Liveness.SILENT, Live
         ),
     ],
 )
-def test_a_start(seen: start.Seen, decision: start.Decision) -> None:
+def test_a_start(seen: start.StartFacts, decision: start.Decision) -> None:
     assert start.decide(seen) is decision
 
 
@@ -62,14 +68,18 @@ def sending(state: SendingState = "claimed") -> ClaimedSending:
 @pytest.mark.parametrize(
     ("seen", "decision"),
     [
-        pytest.param(continue_.Seen(None, 2), continue_.Decision.SEND, id="the claim is new"),
+        pytest.param(
+            continue_.ContinueFacts(None, 2), continue_.Decision.SEND, id="the claim is new"
+        ),
         *(
-            pytest.param(continue_.Seen(sending(state), 2), continue_.Decision.NOTHING, id=state)
+            pytest.param(
+                continue_.ContinueFacts(sending(state), 2), continue_.Decision.NOTHING, id=state
+            )
             for state in ("done", "refused", "outcome_unknown")
         ),
         *(
             pytest.param(
-                continue_.Seen(sending(), 2, frame("open", leg), claimer=ALIVE),
+                continue_.ContinueFacts(sending(), 2, frame("open", leg), claimer=ALIVE),
                 continue_.Decision.TAKE_OVER_LEG,
                 id=f"leg {leg} is open",
             )
@@ -77,7 +87,7 @@ def sending(state: SendingState = "claimed") -> ClaimedSending:
         ),
         *(
             pytest.param(
-                continue_.Seen(sending(), 2, frame("end"), claimer=who),
+                continue_.ContinueFacts(sending(), 2, frame("end"), claimer=who),
                 then,
                 id=f"not open, {who.value}",
             )
@@ -90,7 +100,7 @@ def sending(state: SendingState = "claimed") -> ClaimedSending:
         ),
     ],
 )
-def test_a_continue(seen: continue_.Seen, decision: continue_.Decision) -> None:
+def test_a_continue(seen: continue_.ContinueFacts, decision: continue_.Decision) -> None:
     assert continue_.decide(seen) is decision
 
 
@@ -116,21 +126,24 @@ def test_a_decision_whose_sending_is_ours(
 @pytest.mark.parametrize(
     ("seen", "decision"),
     [
-        (cancel.Seen(Reply.ACCEPTED), cancel.Decision.WAIT_FOR_END),
-        (cancel.Seen(Reply.NO_ANSWER), cancel.Decision.WAIT),
-        (cancel.Seen(Reply.NO_ANSWER, frame("bytes")), cancel.Decision.WAIT),
-        (cancel.Seen(Reply.NO_ANSWER, frame("end")), cancel.Decision.WAIT),
-        (cancel.Seen(Reply.NO_ANSWER, frame("end"), has_ended=True), cancel.Decision.NOTHING),
-        (cancel.Seen(Reply.NO_HOLDER), cancel.Decision.END_UNSTARTED),
-        (cancel.Seen(Reply.NO_HOLDER, has_ended=True), cancel.Decision.NOTHING),
-        (cancel.Seen(Reply.NO_HOLDER, frame("lost")), cancel.Decision.CANCEL_BETWEEN_LEGS),
+        (cancel.CancelFacts(Reply.ACCEPTED), cancel.Decision.WAIT_FOR_END),
+        (cancel.CancelFacts(Reply.NO_ANSWER), cancel.Decision.WAIT),
+        (cancel.CancelFacts(Reply.NO_ANSWER, frame("bytes")), cancel.Decision.WAIT),
+        (cancel.CancelFacts(Reply.NO_ANSWER, frame("end")), cancel.Decision.WAIT),
         (
-            cancel.Seen(Reply.NO_HOLDER, frame("open"), start_is_cancelled=True),
+            cancel.CancelFacts(Reply.NO_ANSWER, frame("end"), has_ended=True),
+            cancel.Decision.NOTHING,
+        ),
+        (cancel.CancelFacts(Reply.NO_HOLDER), cancel.Decision.END_UNSTARTED),
+        (cancel.CancelFacts(Reply.NO_HOLDER, has_ended=True), cancel.Decision.NOTHING),
+        (cancel.CancelFacts(Reply.NO_HOLDER, frame("lost")), cancel.Decision.CANCEL_BETWEEN_LEGS),
+        (
+            cancel.CancelFacts(Reply.NO_HOLDER, frame("open"), start_is_cancelled=True),
             cancel.Decision.END_UNCALLED,
         ),
-        (cancel.Seen(Reply.NO_HOLDER, frame("claim"), is_held=True), cancel.Decision.WAIT),
-        (cancel.Seen(Reply.NO_HOLDER, frame("claim")), cancel.Decision.TAKE_OVER),
+        (cancel.CancelFacts(Reply.NO_HOLDER, frame("claim"), is_held=True), cancel.Decision.WAIT),
+        (cancel.CancelFacts(Reply.NO_HOLDER, frame("claim")), cancel.Decision.TAKE_OVER),
     ],
 )
-def test_a_cancel(seen: cancel.Seen, decision: cancel.Decision) -> None:
+def test_a_cancel(seen: cancel.CancelFacts, decision: cancel.Decision) -> None:
     assert cancel.decide(seen) is decision

@@ -111,13 +111,17 @@ async def running(subscriber: Subscriber) -> AsyncIterator[Subscriber]:
 async def burying(bus: Bus) -> AsyncIterator[None]:
     """Make dead letters from the server's advisories, as a normalizer does."""
 
-    async def bury(service: str, stored: Stored, error: Exception) -> None:
-        await deadletters.bury(bus, deadletters.letter_about(service, "pod", stored, error))
+    async def store_dead_letter(service: str, stored: Stored, error: Exception) -> None:
+        await deadletters.store_dead_letter(
+            bus, deadletters.letter_about(service, "pod", stored, error)
+        )
 
     async def never(stored: Stored, error: Exception) -> None:
         raise AssertionError(error)
 
-    task = asyncio.create_task(exhausted(bus, "normalizer-advisories", bury, never, never).run())
+    task = asyncio.create_task(
+        exhausted(bus, "normalizer-advisories", store_dead_letter, never, never).run()
+    )
     try:
         yield
     finally:

@@ -97,8 +97,8 @@ def test_patterns_are_compared_token_by_token(
     pattern: str, other: str, covers: bool, meet: bool
 ) -> None:
     assert subjects.covers(pattern, other) == covers
-    assert subjects.meet(pattern, other) == meet
-    assert subjects.meet(other, pattern) == meet
+    assert subjects.overlap(pattern, other) == meet
+    assert subjects.overlap(other, pattern) == meet
 
 
 @pytest.mark.parametrize("missing", ["faststream", "nats"])

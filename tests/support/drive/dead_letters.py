@@ -42,7 +42,7 @@ def letter_about(
 
 async def buried(bus: Bus, letter: DeadLetter) -> Letter:
     """Store the letter; return it as stored."""
-    await deadletters.bury(bus, letter)
+    await deadletters.store_dead_letter(bus, letter)
     return await the_letter(bus, letter.service, letter.run_id)
 
 

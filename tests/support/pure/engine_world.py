@@ -23,8 +23,8 @@ from penstock_workflows.engine import (
     ChildInput,
     Decision,
     Effect,
+    EventInput,
     Frame,
-    HeardInput,
     Input,
     Listen,
     Record,
@@ -191,7 +191,7 @@ class World:
                 if (step, index, attempt) not in self.listening:
                     self.listening[step, index, attempt] = effect
                     event = {"run_id": "other", "event": effect.event, "data": {"n": 1}}
-                    self.inputs.append(HeardInput(step, index, attempt, event))
+                    self.inputs.append(EventInput(step, index, attempt, event))
 
     def publish(self, frame: Frame) -> None:
         """Do what the events of a frame lead to."""
@@ -209,10 +209,10 @@ class World:
                 self.inputs.append(decided(approval, decision))
 
     @staticmethod
-    def heard(listen: Listen, data: JsonObject) -> HeardInput:
+    def heard(listen: Listen, data: JsonObject) -> EventInput:
         """Return an event for a step that listens."""
         event = {"run_id": "other", "event": listen.event, "data": data}
-        return HeardInput(listen.step, listen.index, listen.attempt, event)
+        return EventInput(listen.step, listen.index, listen.attempt, event)
 
     # what tests look at
 

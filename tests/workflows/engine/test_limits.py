@@ -10,7 +10,7 @@ import pytest
 from penstock.bus.records import StartCommand
 from penstock_workflows.engine import (
     CalledInput,
-    HeardInput,
+    EventInput,
     StartInput,
     UnknownRecord,
     decode,
@@ -179,7 +179,7 @@ def test_an_answer_that_is_nested_too_deep_fails_its_step(
     for call_id in [*world.calls]:
         world.take(CalledInput(call_id, "delivered", 200, text))
     for name, index, attempt in [*world.listening]:
-        world.take(HeardInput(name, index, attempt, {"data": orjson.loads(text)}))
+        world.take(EventInput(name, index, attempt, {"data": orjson.loads(text)}))
     code, _, failed_step = error_of(world)
     assert code in ("invalid_output", "expression_error")
     assert failed_step == "a"

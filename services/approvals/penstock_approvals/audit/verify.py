@@ -123,7 +123,7 @@ class Verifier:
         try:
             link = parse(payload)
         except Malformed as error:
-            self._say(chain, state.n + 1, f"{error} (stream sequence {sequence})")
+            self._add_finding(chain, state.n + 1, f"{error} (stream sequence {sequence})")
             # Count the damaged record. Otherwise the number of the next record would seem wrong,
             # and the next record would be reported, too.
             state.hashes.append("")
@@ -164,17 +164,17 @@ class Verifier:
         where = f"(stream sequence {sequence})"
         belongs = chain if chain != ANCHOR else None
         if link.record.get("run_id") != belongs:
-            self._say(chain, link.n, f"it was written for another chain {where}")
+            self._add_finding(chain, link.n, f"it was written for another chain {where}")
         elif link.n > state.n + 1:
             first, last = state.n + 1, link.n - 1
             which = f"record {first} is" if first == last else f"records {first} to {last} are"
-            self._say(chain, link.n, f"{which} missing before it {where}")
+            self._add_finding(chain, link.n, f"{which} missing before it {where}")
         elif link.n <= state.n:
-            self._say(
+            self._add_finding(
                 chain, link.n, f"it was inserted: there is a record {link.n} before it {where}"
             )
         elif link.record["prev"] != state.last:
-            self._say(
+            self._add_finding(
                 chain,
                 link.n,
                 f"it does not follow record {state.n}: one of the two was replaced {where}",
@@ -194,7 +194,9 @@ class Verifier:
         try:
             heads = [(str(run), int(n), str(hash_)) for run, (n, hash_) in _heads(link).items()]
         except (AttributeError, TypeError, ValueError):
-            self._say(ANCHOR, link.n, "it was forged: it does not have the form of an anchor")
+            self._add_finding(
+                ANCHOR, link.n, "it was forged: it does not have the form of an anchor"
+            )
             return
         for run_id, n, hash_ in heads:
             if self._only in (None, run_id):
@@ -204,15 +206,15 @@ class Verifier:
         state = self._chains.get(run_id)
         by = f"anchor {anchor} names record {n}"
         if state is None:
-            self._say(run_id, 0, f"all its records were removed: {by}")
+            self._add_finding(run_id, 0, f"all its records were removed: {by}")
         elif n > state.n:
-            self._say(run_id, 0, f"its end was cut after record {state.n}: {by}")
+            self._add_finding(run_id, 0, f"its end was cut after record {state.n}: {by}")
         elif n >= state.first and state.hashes[n - state.first] not in ("", hash_):
-            self._say(run_id, n, f"it was replaced: {by} with another hash")
+            self._add_finding(run_id, n, f"it was replaced: {by} with another hash")
         else:
             state.forget_before(n)
 
-    def _say(self, chain: str, n: int, what: str) -> None:
+    def _add_finding(self, chain: str, n: int, what: str) -> None:
         self._findings.append(Finding(chain, n, what))
 
 

@@ -64,7 +64,7 @@ def page(view: View) -> str:
     """Return the page. The page shows the request and the form only while the link can be used."""
     record = view.record
     if view.state is not State.OPEN or record is None:
-        title, text = _said(view)
+        title, text = _unusable_text(view)
         return _document(title, f'<div class="panel" role="status"><p>{text}</p></div>')
     try:
         items = "".join(_item(item) for item in record.items)
@@ -105,7 +105,7 @@ def _document(title: str, body: str) -> str:
     )
 
 
-def _said(view: View) -> tuple[str, str]:
+def _unusable_text(view: View) -> tuple[str, str]:
     """Return the title and the text, as HTML, for a link that cannot be used."""
     record, link = view.record, view.link
     decision = record.decision if record is not None else None

@@ -47,7 +47,7 @@ class Refused(Exception):
         self.status: Literal[403, 409, 422] = status
 
 
-def cast(
+def with_vote(
     record: ApprovalRecord, request: DecideRequest, now: str, *, require_digest: bool = False
 ) -> ApprovalRecord:
     """Return the pending record with one more vote.
@@ -93,7 +93,7 @@ def _repeats(vote: Vote, request: DecideRequest) -> bool:
     return key is not None and vote.idempotency_key == key and _is_same(vote, request)
 
 
-def said_the_same(record: ApprovalRecord, request: DecideRequest) -> bool:
+def is_same_request(record: ApprovalRecord, request: DecideRequest) -> bool:
     """Return whether a request is equal to the recorded vote or decision with the same idempotency
     key."""
     key = request.idempotency_key
@@ -134,7 +134,7 @@ def _check_number(record: ApprovalRecord, earlier: Vote | None) -> None:
         text = f"{earlier.by} has decided this already, at {earlier.at}; another person must decide"
         raise Refused(409, text)
     if len(record.votes) >= MAX_VOTES:
-        raise Refused(409, f"{MAX_VOTES} votes were cast; cancel the run")
+        raise Refused(409, f"{MAX_VOTES} votes were with_vote; cancel the run")
 
 
 def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:

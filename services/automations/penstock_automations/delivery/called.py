@@ -27,7 +27,7 @@ def called_of(call: CallJob, record: DeliveryRecord) -> Called:
     )
 
 
-async def tell_workflow(bus: Bus, call: CallJob, record: DeliveryRecord) -> None:
+async def publish_call_outcome(bus: Bus, call: CallJob, record: DeliveryRecord) -> None:
     """Publish the outcome of a call. A repeated call of this function is harmless.
 
     Raises:

@@ -27,7 +27,7 @@ from penstock_automations.actions.carrier import Attempted, Carrier, Later, Occu
 from penstock_automations.broker import Taken
 from penstock_automations.delivery.announcements import Announcements, Timeline
 from penstock_automations.delivery.backoff import delay_s
-from penstock_automations.delivery.called import tell_workflow, wants_answer
+from penstock_automations.delivery.called import publish_call_outcome, wants_answer
 from penstock_automations.delivery.delivery_span import context_of, span_of
 from penstock_automations.delivery.outcomes import dead_letter, outcome, triggered
 from penstock_automations.delivery.records import Attempt, DeliveryRecord, Records
@@ -261,11 +261,11 @@ class Deliverer:
         )
         if isinstance(attempted, Later):
             return await self._defer(job, attempted.wait_s)
-        await self._judge(job, stored, record, attempted)
+        await self._handle_attempt(job, stored, record, attempted)
         if spans.is_on():
             spans.record(span_of(job, record, occurrence.traceparent))
 
-    async def _judge(
+    async def _handle_attempt(
         self, job: Job, stored: Stored, record: DeliveryRecord, attempted: Attempted
     ) -> None:
         meant, now = attempted.verdict, self._bus.clock.time()
@@ -349,7 +349,7 @@ class Deliverer:
         for carrier in self._carriers.values():
             attempted = await self._persist(partial(carrier.unrecorded, job))
             if attempted is not None:
-                return await self._judge(job, stored, record, attempted)
+                return await self._handle_attempt(job, stored, record, attempted)
         await self._fail(job, stored, record, code, text)
 
     async def _settle_new(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
@@ -372,13 +372,13 @@ class Deliverer:
             return
         if isinstance(job.source, CallSource):
             call = job.source.call
-            await self._persist(lambda: tell_workflow(self._bus, call, record))
+            await self._persist(lambda: publish_call_outcome(self._bus, call, record))
             telemetry.DELIVERIES.labels(record.status).inc()
             log.info("%s: %s: %s", job.about, job.on_behalf, record.status)
             return
         if record.status == "failed" and job.can_be_repeated:
             letter = dead_letter(self._pod, job, stored, record)
-            await self._persist(lambda: deadletters.bury(self._bus, letter))
+            await self._persist(lambda: deadletters.store_dead_letter(self._bus, letter))
         if await self._announce_outcome(job, record):
             telemetry.DELIVERIES.labels(record.status).inc()
             if record.status == "failed" and job.can_be_repeated:

@@ -227,7 +227,7 @@ class CurrentRules:
             is_recent = time.monotonic() - self._known_s < MARKER_S / 2
             rules, revision = dict(self._rules), self._revision
             if self._is_stale or not is_recent:
-                rules, revision = await self._whole()
+                rules, revision = await self._read_all()
             while await self._is_behind(revision):
                 revision = await self._take_changes(rules, revision)
             if revision == self._revision:
@@ -241,7 +241,7 @@ class CurrentRules:
         last = await self._bus.tail(_STREAM, f"{_PREFIX}*")
         return last is not None and last.sequence > revision
 
-    async def _whole(self) -> tuple[dict[str, CompiledRule], int]:
+    async def _read_all(self) -> tuple[dict[str, CompiledRule], int]:
         """Return all rules, and the revision up to which the bucket was read."""
         self._is_stale = False
         try:

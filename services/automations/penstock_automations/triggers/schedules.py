@@ -88,7 +88,7 @@ class Schedules:
                 async with asyncio.timeout(LOOK_S):
                     await self._changed.wait()
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Make `keep` look at the rules now. Called when rules have changed."""
         self._changed.set()
 
@@ -194,7 +194,7 @@ class Schedules:
     def _on_reconnect(self) -> None:
         # The server may have been restored to an older state, without the scheduled messages.
         self._known.clear()
-        self.look()
+        self.wake()
 
     def _is_open(self, rule: CompiledRule, now: float) -> bool:
         """Return whether the rule must be looked at, because its next time may not be scheduled."""

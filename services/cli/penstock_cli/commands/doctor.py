@@ -58,5 +58,5 @@ def doctor(
         settings = read_settings(Settings)
         if nats is not None:
             settings = settings.model_copy(update={"nats_url": nats})
-        facts = asyncio.run(gather.elsewhere(found[-1], settings, places))
-    raise typer.Exit(report.show(output, checks.judge(facts)))
+        facts = asyncio.run(gather.outside_nats(found[-1], settings, places))
+    raise typer.Exit(report.show(output, checks.run_checks(facts)))

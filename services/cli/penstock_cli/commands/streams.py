@@ -107,7 +107,7 @@ def restore_streams(
     """Restore the streams of a backup into an empty NATS, before the services start."""
     output = Output(as_json)
     operate(
-        lambda bus: backup.put_back(bus, output, folder, lost, replicas),
+        lambda bus: backup.restore_all(bus, output, folder, lost, replicas),
         output,
         nats,
         data,

@@ -156,7 +156,9 @@ async def _run(
             settings = as_embedded(settings, nats.url, options.data)
             await _prepare(settings, forget_demo=rules is None)
         async with asyncio.TaskGroup() as group:
-            greeting = _greet(options, settings, demos, rules, ready, nats, bool(workflows))
+            greeting = _show_addresses(
+                options, settings, demos, rules, ready, nats, bool(workflows)
+            )
             helpers = [group.create_task(greeting), group.create_task(_warn(agents, ready))]
             if nats is not None:
                 helpers.append(group.create_task(nats.keep()))
@@ -187,7 +189,7 @@ async def _prepare(settings: Settings, *, forget_demo: bool) -> None:
         await bus.close()
 
 
-async def _greet(
+async def _show_addresses(
     options: Options,
     settings: Settings,
     demos: list[DemoServer],

@@ -41,14 +41,14 @@ async def save(bus: Bus, output: Output, folder: Path) -> int:
         (at / DESCRIPTION).write_text(json.dumps(described))
         copied.append(name)
         size = (at / CONTENT).stat().st_size
-        _say(output, name, described["state"], size)
+        _report(output, name, described["state"], size)
     index = {"begun_at": begun_at, "schema": streams.SCHEMA, "streams": copied}
     (folder / INDEX).write_text(json.dumps(index))
     folder.chmod(0o700)
     return DONE
 
 
-async def put_back(
+async def restore_all(
     bus: Bus, output: Output, folder: Path, lost: int, replicas: int | None = None
 ) -> int:
     """Restore every stream of a backup into a NATS that has none of these streams.
@@ -84,7 +84,7 @@ async def put_back(
                 "or restore with `--replicas 1`. Nothing was changed"
             ) from error
         ends[name] = int(described["state"]["last_seq"])
-        _say(output, name, described["state"], (folder / name / CONTENT).stat().st_size)
+        _report(output, name, described["state"], (folder / name / CONTENT).stat().st_size)
     # The backup lacks the leases, and streams that a later version has added. The leases and these
     # streams get as many replicas as the other streams. If the bucket of leases had only one
     # replica, all services would stop whenever the server of this replica is away.
@@ -126,7 +126,7 @@ def _parts(path: Path) -> Iterator[bytes]:
             yield part
 
 
-def _say(output: Output, stream: str, state: dict[str, Any], size: int) -> None:
+def _report(output: Output, stream: str, state: dict[str, Any], size: int) -> None:
     if output.as_json:
         output.json_line({"stream": stream, "messages": state["messages"], "bytes": size})
     else:

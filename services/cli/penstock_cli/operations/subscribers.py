@@ -44,7 +44,7 @@ async def make(bus: Bus, output: Output, durable: Durable) -> int:
         output.notice(f"NATS refuses the durable {durable.name}: {error}")
         return FAILED
     for stream in made:
-        _say(output, "made", f"the durable {durable.name} of {stream}")
+        _report(output, "made", f"the durable {durable.name} of {stream}")
     infos = [info for info in await subscribers.listed(bus) if info["name"] == durable.name]
     if not made:
         taken = infos[0]["config"].get("filter_subjects") or [] if infos else []
@@ -69,13 +69,13 @@ async def delete(bus: Bus, output: Output, name: str) -> int:
     """
     deleted = await subscribers.delete(bus, name)
     for stream in deleted:
-        _say(output, "deleted", f"the durable {name} of {stream}")
+        _report(output, "deleted", f"the durable {name} of {stream}")
     if not deleted:
         output.notice(f"there is no subscriber's durable {name}: see `penstock subscribers list`")
     return DONE if deleted else FAILED
 
 
-def _say(output: Output, what: str, name: str) -> None:
+def _report(output: Output, what: str, name: str) -> None:
     if output.as_json:
         output.json_line({what: name})
     else:

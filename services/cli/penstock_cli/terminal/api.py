@@ -193,7 +193,7 @@ class Api:
         path = f"/v1/runs/{_segment(run_id)}/events"
         given = {"dialect": dialect} | ({"include": "children"} if children else {})
         cursor = after
-        patience = _Patience(self.url, self._notice, GIVE_UP_S)
+        patience = _RetryLimit(self.url, self._notice, GIVE_UP_S)
         while True:
             any_frame = False
             try:
@@ -202,7 +202,7 @@ class Api:
                     yield frame
             except _Finished:
                 return
-            except (httpx.TransportError, _Busy) as error:
+            except (httpx.TransportError, _Unavailable) as error:
                 if isinstance(error, httpx.ConnectError) and patience.untried:
                     raise self._unreachable() from error
                 patience.spend(str(error) or type(error).__name__)
@@ -219,14 +219,14 @@ class Api:
         if the first connection fails, or if no later connection succeeds within two minutes.
         """
         cursor: str | None = None
-        patience = _Patience(self.url, self._notice, GIVE_UP_S)
+        patience = _RetryLimit(self.url, self._notice, GIVE_UP_S)
         while True:
             try:
                 for frame in self._connection("/v1/approvals/events", {}, cursor, patience):
                     cursor = frame.id or cursor
                     yield frame
                 patience.spend("the stream ended")
-            except (httpx.TransportError, _Busy) as error:
+            except (httpx.TransportError, _Unavailable) as error:
                 if isinstance(error, httpx.ConnectError) and patience.untried:
                     raise self._unreachable() from error
                 patience.spend(str(error) or type(error).__name__)
@@ -236,7 +236,7 @@ class Api:
                 cursor = None  # NATS has lost changes, so continue with changes from now on
 
     def _connection(
-        self, path: str, params: Mapping[str, str], cursor: str | None, patience: _Patience
+        self, path: str, params: Mapping[str, str], cursor: str | None, patience: _RetryLimit
     ) -> Iterator[Frame]:
         with self._http.stream(
             "GET",
@@ -248,7 +248,7 @@ class Api:
             if response.status_code == httpx.codes.NO_CONTENT:
                 raise _Finished
             if response.status_code in _TRY_AGAIN:
-                raise _Busy(f"it answered {response.status_code}")
+                raise _Unavailable(f"it answered {response.status_code}")
             if response.status_code != httpx.codes.OK:
                 response.read()
                 raise _refusal(response)
@@ -303,7 +303,7 @@ class Api:
         if yaml is not None:
             kind["Content-Type"] = "application/yaml"
         given = {k: str(v) for k, v in (params or {}).items() if v is not None}
-        patience = _Patience(self.url, self._notice, CALL_GIVE_UP_S)
+        patience = _RetryLimit(self.url, self._notice, CALL_GIVE_UP_S)
         while True:
             try:
                 response = self._http.request(
@@ -340,7 +340,7 @@ class Api:
         return Unreachable(f"nothing answers at {self.url}; start it with `make run`")
 
 
-class _Busy(Exception):
+class _Unavailable(Exception):
     """The service cannot answer now, but a later request may succeed."""
 
 
@@ -348,7 +348,7 @@ class _Finished(Exception):
     """The stream has reached the run's end."""
 
 
-class _Patience:
+class _RetryLimit:
     """Limits the time of retries after failures. A success resets the limit."""
 
     def __init__(self, url: str, notice: Callable[[str], None], give_up_s: float) -> None:

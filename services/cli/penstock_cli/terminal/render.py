@@ -105,7 +105,7 @@ class View:
                 return self._text(_Text(key, run, who, _THOUGHT), data["thought"])
             case "llm.message_completed" if self._open and self._open.run == run and self._held:
                 return self._released()
-            case "lifecycle.completed" if self._is_news(data.get("summary")):
+            case "lifecycle.completed" if self._needs_summary(data.get("summary")):
                 summary = self._text(_Text(name, None, None, ""), data["summary"])
                 return summary + self._line(_LINES[name](data), None)
         return self._line(_LINES.get(name, _unknown(name))(data), who)
@@ -119,7 +119,7 @@ class View:
             self._open = None
         return pieces
 
-    def _is_news(self, summary: str | None) -> bool:
+    def _needs_summary(self, summary: str | None) -> bool:
         """Return whether a run's summary must be shown, because no text of the run shows the
         same."""
         return bool(

@@ -65,7 +65,7 @@ class Follower:
                         return code
         except KeyboardInterrupt:
             since = ("--after", self._cursor) if self._cursor else ()
-            self._say(
+            self._notice(
                 f"the run goes on. Come back: {command(self._api.url, 'events', run_id, *since)}\n"
                 f"Stop it: {command(self._api.url, 'cancel', run_id)}"
             )
@@ -92,7 +92,7 @@ class Follower:
         if self._answered(approval):
             return None
         url = self._api.url
-        self._say(
+        self._notice(
             f"the run waits. To allow it: {command(url, 'approvals', 'approve', approval_id)}\n"
             f"To refuse: {command(url, 'approvals', 'reject', approval_id)}"
         )
@@ -104,7 +104,7 @@ class Follower:
                 self._api.decide(approval, items, None)
                 return True
             except ApiError as error:
-                self._say(f"penstock: {error}")
+                self._notice(f"penstock: {error}")
                 if error.status == CONFLICT:
                     return True  # another person has decided
                 if not self._output.interactive:
@@ -124,7 +124,7 @@ class Follower:
                     raise
                 time.sleep(_POLL_S)
 
-    def _say(self, text: str) -> None:
+    def _notice(self, text: str) -> None:
         self._output.pieces(self._view.end())
         self._output.notice(text)
 

@@ -50,7 +50,7 @@ class Decision(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CancelFacts:
     """The facts that were read about a run that is to be cancelled."""
 
     reply: Reply
@@ -66,7 +66,7 @@ class Seen:
         return self.last is not None and kind_of(self.last) not in CLOSED
 
 
-def decide(seen: Seen) -> Decision:
+def decide(seen: CancelFacts) -> Decision:
     """Return the action that follows from the facts. Pure."""
     if seen.reply is Reply.ACCEPTED:
         return Decision.WAIT_FOR_END
@@ -90,7 +90,7 @@ class Cancels:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._stores = context.stores
-        self._actions: dict[Decision, Callable[[CancelCommand, Seen], Awaitable[None]]] = {
+        self._actions: dict[Decision, Callable[[CancelCommand, CancelFacts], Awaitable[None]]] = {
             Decision.WAIT_FOR_END: self._wait_for_end,
             Decision.WAIT: self._wait,
             Decision.END_UNSTARTED: self._end_unstarted,
@@ -112,20 +112,20 @@ class Cancels:
             seen = await self._see(command)
             await self._actions[decide(seen)](command, seen)
 
-    async def _see(self, command: CancelCommand) -> Seen:
+    async def _see(self, command: CancelCommand) -> CancelFacts:
         run_id, runs = command.run_id, self._stores.runs
         reply = await self._ask_holder(command)
         if reply is Reply.ACCEPTED:
-            return Seen(reply)
-        seen = Seen(reply, last := await runs.tail(run_id))
+            return CancelFacts(reply)
+        seen = CancelFacts(reply, last := await runs.tail(run_id))
         if not seen.is_open:
-            return Seen(reply, last, await runs.has_ended(run_id))
+            return CancelFacts(reply, last, await runs.has_ended(run_id))
         if reply is Reply.NO_ANSWER or last is None:
             return seen
         claim = await self._stores.claims.read(run_id)
         if claim is not None and claim.state == "cancelled":
-            return Seen(reply, last, start_is_cancelled=True)
-        return Seen(reply, last, is_held=await self._context.takeover.is_held(run_id, last))
+            return CancelFacts(reply, last, start_is_cancelled=True)
+        return CancelFacts(reply, last, is_held=await self._context.takeover.is_held(run_id, last))
 
     async def _ask_holder(self, command: CancelCommand) -> Reply:
         bus, subject = self._context.bus, control(command.run_id)
@@ -139,13 +139,13 @@ class Cancels:
 
     # The actions
 
-    async def _wait_for_end(self, command: CancelCommand, seen: Seen) -> None:
+    async def _wait_for_end(self, command: CancelCommand, seen: CancelFacts) -> None:
         raise Retry(ENDING_S)
 
-    async def _wait(self, command: CancelCommand, seen: Seen) -> None:
+    async def _wait(self, command: CancelCommand, seen: CancelFacts) -> None:
         raise Retry(0.5)
 
-    async def _end_unstarted(self, command: CancelCommand, seen: Seen) -> None:
+    async def _end_unstarted(self, command: CancelCommand, seen: CancelFacts) -> None:
         claims, run_id = self._stores.claims, command.run_id
         # The start is claimed first. If it were not, a start command that arrives later would begin
         # a run that was cancelled.
@@ -157,22 +157,22 @@ class Cancels:
         event = ending("lifecycle.cancelled", **_facts(command), confirmed=True)
         await self._context.open_and_end(run_id, event)
 
-    async def _cancel_between_legs(self, command: CancelCommand, seen: Seen) -> None:
+    async def _cancel_between_legs(self, command: CancelCommand, seen: CancelFacts) -> None:
         await self._stores.runs.cancel_between_legs(command.run_id, _facts(command))
 
-    async def _end_uncalled(self, command: CancelCommand, seen: Seen) -> None:
+    async def _end_uncalled(self, command: CancelCommand, seen: CancelFacts) -> None:
         assert seen.last is not None
         facts = {"outcome": "cancelled", "confirmed": True, **_facts(command)}
         await self._stores.runs.end(command.run_id, seen.last, "end", facts)
 
-    async def _take_over(self, command: CancelCommand, seen: Seen) -> None:
+    async def _take_over(self, command: CancelCommand, seen: CancelFacts) -> None:
         assert seen.last is not None
         run_id, why = command.run_id, DIED.format(holder_of(seen.last))
         with self._context.registry.exclusively(run_id):
             await self._context.takeover.take_over(run_id, seen.last, why, command)
         raise Retry(0.1)  # the leg has ended, or another connector is about to end it
 
-    async def _nothing(self, command: CancelCommand, seen: Seen) -> None:
+    async def _nothing(self, command: CancelCommand, seen: CancelFacts) -> None:
         """Do nothing, because the run has ended."""
 
 

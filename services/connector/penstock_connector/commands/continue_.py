@@ -32,7 +32,7 @@ class Decision(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ContinueFacts:
     """The facts that were read about the sending of a decision."""
 
     sending: ClaimedSending | None  # an earlier claim; None if this connector's claim is the first
@@ -41,7 +41,7 @@ class Seen:
     claimer: Liveness = Liveness.OURS
 
 
-def decide(seen: Seen) -> Decision:
+def decide(seen: ContinueFacts) -> Decision:
     """Return the action that follows from the facts. Pure."""
     if seen.sending is None:
         return Decision.SEND
@@ -92,7 +92,9 @@ class Continues:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._stores = context.stores
-        self._actions: dict[Decision, Callable[[Order, ContinueCommand, Seen], Awaitable[None]]] = {
+        self._actions: dict[
+            Decision, Callable[[Order, ContinueCommand, ContinueFacts], Awaitable[None]]
+        ] = {
             Decision.SEND: self._send,
             Decision.TAKE_OVER_SENDING: self._take_over_sending,
             Decision.TAKE_OVER_LEG: self._take_over_leg,
@@ -103,7 +105,7 @@ class Continues:
             OpenDecision, Callable[[Order, ContinueCommand, Stored | None, bool], Awaitable[None]]
         ] = {
             OpenDecision.OPEN: self._open,
-            OpenDecision.LOOK_AGAIN: self._look_again,
+            OpenDecision.LOOK_AGAIN: self._recheck,
             OpenDecision.END_AS_LOST: self._end_as_lost,
             OpenDecision.REFUSE: self._refuse,
         }
@@ -139,16 +141,16 @@ class Continues:
             seen = await self._see(command, sending)
             await self._actions[decide(seen)](order, command, seen)
 
-    async def _see(self, command: ContinueCommand, sending: ClaimedSending | None) -> Seen:
+    async def _see(self, command: ContinueCommand, sending: ClaimedSending | None) -> ContinueFacts:
         if sending is None or sending.sent.state != "claimed":
-            return Seen(sending, command.leg)
+            return ContinueFacts(sending, command.leg)
         last = await self._stores.runs.tail(command.run_id)
         claimer = await self._stores.connectors.liveness(sending.sent.pod)
-        return Seen(sending, command.leg, last, claimer)
+        return ContinueFacts(sending, command.leg, last, claimer)
 
     # The actions
 
-    async def _send(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
+    async def _send(self, order: Order, command: ContinueCommand, seen: ContinueFacts) -> None:
         try:
             await self._open_or_refuse(order, command, was_claimed=seen.sending is not None)
         except (BusError, Retry):
@@ -159,23 +161,27 @@ class Continues:
             await self._stores.sendings.give_back(command.approval_id)
             raise
 
-    async def _take_over_sending(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
+    async def _take_over_sending(
+        self, order: Order, command: ContinueCommand, seen: ContinueFacts
+    ) -> None:
         assert seen.sending is not None
         revision = seen.sending.revision
         if not await self._stores.sendings.take_over(command.approval_id, revision):
             raise Retry(1)
         await self._send(order, command, seen)
 
-    async def _take_over_leg(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
+    async def _take_over_leg(
+        self, order: Order, command: ContinueCommand, seen: ContinueFacts
+    ) -> None:
         assert seen.last is not None
         takeover = self._context.takeover
         await takeover.take_over_unless_held(command.run_id, seen.last)
         await takeover.record_sending(order.record, command.run_id)
 
-    async def _wait(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
+    async def _wait(self, order: Order, command: ContinueCommand, seen: ContinueFacts) -> None:
         raise Retry(1)
 
-    async def _nothing(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
+    async def _nothing(self, order: Order, command: ContinueCommand, seen: ContinueFacts) -> None:
         """Do nothing, because the result of the sending is recorded."""
 
     # The actions after this connector has claimed the sending
@@ -212,7 +218,7 @@ class Continues:
             # The run has a new source frame, so the next delivery reads the run again.
             raise Retry(0.1) from None
 
-    async def _look_again(
+    async def _recheck(
         self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
     ) -> None:
         raise Retry(0.1)

@@ -116,7 +116,7 @@ class FairQueue:
     async def _wait(self, user_id: str, mine: _Waiting) -> None:
         self._update_metric()
         if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
+            self._looking = asyncio.create_task(self._find_ended_legs())
         try:
             await mine.granted
         except asyncio.CancelledError:
@@ -129,7 +129,7 @@ class FairQueue:
         finally:
             self._update_metric()
 
-    async def _look(self) -> None:
+    async def _find_ended_legs(self) -> None:
         """Find out which legs have ended, again and again, while a start waits."""
         try:
             while self._waiting:

@@ -48,7 +48,7 @@ class Decision(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StartFacts:
     """The facts that were read about the run of a start command."""
 
     claim: Claim | None  # an earlier claim; None if this connector's claim is the first
@@ -57,7 +57,7 @@ class Seen:
     claimer: Liveness = Liveness.OURS
 
 
-def decide(seen: Seen) -> Decision:
+def decide(seen: StartFacts) -> Decision:
     """Return the action that follows from the facts. Pure."""
     if seen.claim is None:
         return Decision.OPEN
@@ -96,7 +96,7 @@ class Starts:
         self._queue = queue
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
         self._order = SessionOrder(context.bus, context.stores.runs, context.stores.claims)
-        self._actions: dict[Decision, Callable[[Order, Seen], Awaitable[None]]] = {
+        self._actions: dict[Decision, Callable[[Order, StartFacts], Awaitable[None]]] = {
             Decision.OPEN: self._open,
             Decision.OPEN_AGAIN: self._open_again,
             Decision.TAKE_OVER_CLAIM: self._take_over_claim,
@@ -161,18 +161,18 @@ class Starts:
             seen = await self._see(order.run_id, claim)
             await self._actions[decide(seen)](order, seen)
 
-    async def _see(self, run_id: str, claim: Claim | None) -> Seen:
+    async def _see(self, run_id: str, claim: Claim | None) -> StartFacts:
         if claim is None:
-            return Seen(None)
+            return StartFacts(None)
         is_held_here = self._context.registry.has_leg(run_id)
         if claim.state == "cancelled" or is_held_here:
-            return Seen(claim, is_held_here)
+            return StartFacts(claim, is_held_here)
         last = await self._stores.runs.tail(run_id)
-        return Seen(claim, False, last, await self._stores.connectors.liveness(claim.pod))
+        return StartFacts(claim, False, last, await self._stores.connectors.liveness(claim.pod))
 
     # The actions
 
-    async def _open(self, order: Order, seen: Seen) -> None:
+    async def _open(self, order: Order, seen: StartFacts) -> None:
         context, run_id, command = self._context, order.run_id, order.command
         assert isinstance(command, StartCommand)
         was_claimed = seen.claim is not None
@@ -193,22 +193,22 @@ class Starts:
             await self._stores.claims.give_back(run_id)
             raise
 
-    async def _open_again(self, order: Order, seen: Seen) -> None:
+    async def _open_again(self, order: Order, seen: StartFacts) -> None:
         pod = seen.claim.pod if seen.claim is not None else self._stores.pod
         log.warning("run %s: claimed by %s and never opened; going on", order.run_id, pod)
         await self._open(order, seen)
 
-    async def _take_over_claim(self, order: Order, seen: Seen) -> None:
+    async def _take_over_claim(self, order: Order, seen: StartFacts) -> None:
         if not await self._stores.claims.take_over(order.run_id):
             raise Retry(1)
         await self._open_again(order, seen)
 
-    async def _take_over_leg(self, order: Order, seen: Seen) -> None:
+    async def _take_over_leg(self, order: Order, seen: StartFacts) -> None:
         assert seen.last is not None
         await self._context.takeover.take_over_unless_held(order.run_id, seen.last)
 
-    async def _wait(self, order: Order, seen: Seen) -> None:
+    async def _wait(self, order: Order, seen: StartFacts) -> None:
         raise Retry(1)
 
-    async def _nothing(self, order: Order, seen: Seen) -> None:
+    async def _nothing(self, order: Order, seen: StartFacts) -> None:
         """Do nothing, because the run was cancelled, or a connector holds it."""

@@ -36,7 +36,7 @@ from penstock_connector.legs.outcome import TAKEN_OVER, Outcome, ended, lost
 from penstock_connector.legs.progress import Progress
 from penstock_connector.legs.response import (
     MAX_DETAIL_CHARACTERS,
-    Cut,
+    ConnectionCut,
     ReattachRefused,
     Resources,
     ResponseBody,
@@ -310,7 +310,7 @@ class Leg:
                 if again.produces_again:
                     await self._begin_attempt()
                 return await self._send_and_store(again, reattached=True)
-            except Cut as cut:
+            except ConnectionCut as cut:
                 reason = f"the connection to the upstream was cut: {cut}"
                 if seen.over:
                     return ended("eof")
@@ -326,7 +326,7 @@ class Leg:
         """Return the request that continues the stream; None if there is no safe request.
 
         Raises:
-            Cut: the server cannot be asked now.
+            ConnectionCut: the server cannot be asked now.
         """
         if not self._progress.can_reattach:
             return None
@@ -334,9 +334,9 @@ class Leg:
         try:
             return await self.upstream.reattach(client, self.agent, call, self._progress.seen)
         except httpx.HTTPError as error:
-            raise Cut(text_of(error)) from error
+            raise ConnectionCut(text_of(error)) from error
         except UpstreamRefused as error:
-            raise Cut(str(error)) from error
+            raise ConnectionCut(str(error)) from error
 
     async def _begin_attempt(self) -> None:
         """Write a `claim` that marks a new attempt: the agent server produces the leg again from
@@ -349,7 +349,7 @@ class Leg:
         """Send the request, and store the response.
 
         Raises:
-            Cut: the connection broke.
+            ConnectionCut: the connection broke.
         """
         client = self.resources.client
         request = client.build_request(
@@ -364,7 +364,7 @@ class Leg:
         except httpx.HTTPError as error:
             if isinstance(error, _NOT_SENT) and not reattached:
                 return self._unreachable(error)
-            raise Cut(f"no answer: {text_of(error)}") from error
+            raise ConnectionCut(f"no answer: {text_of(error)}") from error
         try:
             if not response.is_success:
                 return await self._error_answer(response, reattached=reattached)
@@ -396,7 +396,7 @@ class Leg:
         if isinstance(outcome, ReattachRefused):
             return self._cannot_continue(f"{self.why or WAS_CUT}: {outcome.error}")
         if outcome.label == "eof" and seen.says_when_over and not seen.over:
-            raise Cut("it ended before the run did")
+            raise ConnectionCut("it ended before the run did")
         return outcome
 
     # The outcomes of a leg

@@ -16,9 +16,9 @@ from penstock.sse import FrameTooLarge
 from penstock_connector.http.reading import reading_of
 from penstock_connector.legs.body import Body, Frames
 from penstock_connector.legs.flush import Flush
-from penstock_connector.legs.not_a_stream import MAX_BYTES, Beginning
 from penstock_connector.legs.outcome import Outcome, ended, lost
 from penstock_connector.legs.progress import Progress
+from penstock_connector.legs.stream_detection import MAX_BYTES, StreamDetector
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams.base import Upstream
 
@@ -27,7 +27,7 @@ MAX_DETAIL_BYTES: Final = 4 * MAX_DETAIL_CHARACTERS
 DETAIL_S: Final = 5.0  # seconds in which the text of an error response is read
 
 
-class Cut(Exception):
+class ConnectionCut(Exception):
     """The connection broke before the end of the body."""
 
 
@@ -91,7 +91,7 @@ class ResponseBody:
             self._reading.resume,
         )
         self._frames = Frames(resources.settings.max_frame_bytes, resources.frame_budget)
-        self._beginning = Beginning(response.headers.get("content-type", ""))
+        self._detector = StreamDetector(response.headers.get("content-type", ""))
         self._read_bytes = 0
         self._error: httpx.HTTPError | None = None  # the error that broke the connection
 
@@ -99,7 +99,7 @@ class ResponseBody:
         """Read and store the whole response.
 
         Raises:
-            Cut: the connection broke.
+            ConnectionCut: the connection broke.
             FenceConflict: another connector has taken the leg over.
         """
         storing = asyncio.create_task(self._store_all())
@@ -141,21 +141,21 @@ class ResponseBody:
             received, chunk = await self._body.take()
             if not chunk:
                 return self._at_end()
-            outcome, stored = self._look_at(chunk)
+            outcome, stored = self._parse(chunk)
             if stored:
                 await self._store(stored, received)
                 self._progress.answered = True
             if outcome is not None:
                 return outcome
 
-    def _look_at(self, chunk: bytes) -> tuple[Outcome | ReattachRefused | None, bytes]:
+    def _parse(self, chunk: bytes) -> tuple[Outcome | ReattachRefused | None, bytes]:
         """Parse the chunk; return the outcome if the chunk ends the leg, and the bytes to store."""
         limit_bytes, before = self._settings.max_response_bytes, self._read_bytes
         self._read_bytes += len(chunk)
         if self._read_bytes > limit_bytes:
             error = f"the upstream sent too much: a response is larger than {limit_bytes} bytes"
             return lost("limit", error), chunk[: limit_bytes - before]
-        beginning, seen = self._beginning, self._progress.seen
+        beginning, seen = self._detector, self._progress.seen
         beginning.feed(chunk)
         if beginning.is_other:
             is_enough = self._read_bytes >= MAX_BYTES
@@ -175,16 +175,16 @@ class ResponseBody:
 
     def _at_end(self) -> Outcome | ReattachRefused:
         if self._error is not None:
-            raise Cut(text_of(self._error)) from self._error
-        self._beginning.end()
-        return self._not_a_stream() if self._beginning.is_other else ended("eof")
+            raise ConnectionCut(text_of(self._error)) from self._error
+        self._detector.end()
+        return self._not_a_stream() if self._detector.is_other else ended("eof")
 
     def _not_a_stream(self) -> Outcome | ReattachRefused:
         status_code, agent = self._response.status_code, self._agent
-        error = self._beginning.error(status_code, agent.protocol, agent.url)
+        error = self._detector.error(status_code, agent.protocol, agent.url)
         if self._reattached:
             return ReattachRefused(error)
-        return lost("not_a_stream", error, detail=self._beginning.detail)
+        return lost("not_a_stream", error, detail=self._detector.detail)
 
 
 async def detail_of(response: httpx.Response) -> str:

@@ -71,7 +71,7 @@ class Connectors:
             return True
         # If the clock of NATS was set forward, all leases expire at once. So the clock is checked
         # here. If it were not, every connector would take over the runs of all other connectors.
-        await self._bus.clock.look()
+        await self._bus.clock.refresh()
         return not self.sees_others()
 
     async def is_responding(self, pod: str) -> bool:
@@ -96,7 +96,7 @@ class Connectors:
             BusError: the leases cannot be read.
         """
         keys = await self._leases.keys("pod.>")
-        await self._bus.clock.look()
+        await self._bus.clock.refresh()
         return {key.removeprefix("pod.") for key in keys} | {self._pod}
 
     def suspect(self, pods: set[str]) -> None:

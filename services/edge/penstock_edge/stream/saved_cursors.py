@@ -192,7 +192,7 @@ class SavedCursor:
                     loop.time(),
                     bus.clock.now().timestamp() - LAG_S,
                     cursor(),
-                    bus.calm_s > LAG_S and all(client.is_level for client in clients),
+                    bus.since_reconnect_s > LAG_S and all(client.is_level for client in clients),
                     [client.written_bytes for client in clients],
                 )
                 if not any(client.is_writing for client in clients):

@@ -33,7 +33,7 @@ def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
         async def handle(request: HTTPConnection) -> ASGIApp | None:
             requests.enter(requests.header_of(request.scope["headers"]))
             if not bus.ready:
-                raise Problem(503, f"{bus.hindrance}; try again")
+                raise Problem(503, f"{bus.unavailable_reason}; try again")
             try:
                 if isinstance(request, Request) and request.method in SAFE_METHODS:
                     return await while_there(request.receive, _answer(handler(request)))

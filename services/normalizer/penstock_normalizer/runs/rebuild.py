@@ -83,7 +83,7 @@ class Rebuild:
         # The terminal event may be from this frame or a later one. In this case the fold ends when
         # it gets that frame again. If the fold ended now, it would make fewer events of that frame.
         # Later events would then get numbers that are used already, and would be lost.
-        if not await self._is_whole(fold, frame):
+        if not await self._is_complete(fold, frame):
             await self._ending.break_off(fold, frame)
         return fold
 
@@ -121,7 +121,7 @@ class Rebuild:
             ) is not None:
                 await self._index.update_from_stored(self._run_id, last)
 
-    async def _is_whole(self, fold: RunFold, frame: RawFrame) -> bool:
+    async def _is_complete(self, fold: RunFold, frame: RawFrame) -> bool:
         """Return whether the fold has every frame before this one; False if frames are lost."""
         published = self._output.events
         lost, raw = self._bus.continuity, streams.raw_for(self._run_id)

@@ -34,7 +34,7 @@ from penstock.bus.state.kv import is_marker
 from penstock.bus.write import objects
 from penstock_workflows.effects.owners import Owners
 from penstock_workflows.engine.effects import Listen, Unlisten
-from penstock_workflows.engine.inputs import HeardInput
+from penstock_workflows.engine.inputs import EventInput
 from penstock_workflows.engine.state import State
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Listens:
 
     # effects
 
-    async def begin(self, state: State, listen: Listen) -> list[HeardInput]:
+    async def begin(self, state: State, listen: Listen) -> list[EventInput]:
         """Begin to deliver the events of a type to a step; return those that were stored meanwhile.
 
         The caller calls `caught_up` after it has handled these events. Until then, a repeated call
@@ -119,7 +119,7 @@ class Listens:
             return []
         await self.update_consumers()
         return [
-            HeardInput(listen.step, listen.index, listen.attempt, event)
+            EventInput(listen.step, listen.index, listen.attempt, event)
             for event in await self._stored_meanwhile(listening)
         ]
 
@@ -140,7 +140,7 @@ class Listens:
 
     # events
 
-    async def heard(self, stream: str, stored: Stored) -> list[tuple[str, HeardInput]]:
+    async def inputs_of(self, stream: str, stored: Stored) -> list[tuple[str, EventInput]]:
         """Return the inputs of an event, each with the run that it concerns.
 
         Raises:
@@ -159,7 +159,7 @@ class Listens:
             return []
         event: dict[str, Any] = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         return [
-            (each.run_id, HeardInput(each.step, each.index, each.attempt, event)) for each in found
+            (each.run_id, EventInput(each.step, each.index, each.attempt, event)) for each in found
         ]
 
     async def _stored_meanwhile(self, listening: Listening) -> list[dict[str, Any]]:
@@ -249,7 +249,7 @@ class Listens:
                 await self._declare(streams.events_of(shard), types)
             self._declared = types
 
-    async def tidy(self) -> None:
+    async def remove_unused_types(self) -> None:
         """Every 30 seconds, remove types for which no step listens any more from the consumers."""
         while True:
             await asyncio.sleep(TIDY_S)

@@ -24,7 +24,7 @@ from penstock_workflows.engine.effects import (
     StartTimer,
     Unlisten,
 )
-from penstock_workflows.engine.inputs import CalledInput, ChildInput, HeardInput, Input
+from penstock_workflows.engine.inputs import CalledInput, ChildInput, EventInput, Input
 from penstock_workflows.engine.state import State
 
 
@@ -64,7 +64,7 @@ class Performer:
         assert state.end is not None
         await self._timers.purge_later(state.run_id, state.end.at)
 
-    async def begin_to_listen(self, state: State, listen: Listen) -> list[HeardInput]:
+    async def begin_to_listen(self, state: State, listen: Listen) -> list[EventInput]:
         """See `Listens.begin`."""
         return await self._listens.begin(state, listen)
 

@@ -351,7 +351,7 @@ def _on_failure(draft: Draft, input: inputs.FailInput) -> None:
         _leave(draft, child, _ENDED[type_])
 
 
-def _on_heard(draft: Draft, input: inputs.HeardInput) -> None:
+def _on_event_input(draft: Draft, input: inputs.EventInput) -> None:
     entry = draft.state.open.get((input.step, input.index))
     if entry is None or entry.attempt != input.attempt:
         return
@@ -403,7 +403,7 @@ _HANDLERS: Final[Mapping[type, Callable[[Draft, Any], None]]] = {
     inputs.ApprovalInput: _on_approval,
     inputs.CancelInput: _on_cancel,
     inputs.FailInput: _on_failure,
-    inputs.HeardInput: _on_heard,
+    inputs.EventInput: _on_event_input,
     inputs.CalledInput: _on_called,
     inputs.StepStartedSeen: _on_seen,
 }

@@ -88,7 +88,7 @@ class FailInput:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardInput:
+class EventInput:
     """An event of the type that a step listens for. `event` is the whole event.
 
     The service gives every event of the type to each step that listens for the type; `decide`
@@ -126,7 +126,7 @@ Input: TypeAlias = (
     | ApprovalInput
     | CancelInput
     | FailInput
-    | HeardInput
+    | EventInput
     | CalledInput
     | StepStartedSeen
 )

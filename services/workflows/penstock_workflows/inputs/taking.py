@@ -67,16 +67,16 @@ class Taking:
         """Handle a timer that is due."""
         await self._once(stored, self._on_due)
 
-    async def heard(self, stream: str, stored: Stored) -> None:
+    async def take_event(self, stream: str, stored: Stored) -> None:
         """Handle an event for which steps may listen."""
 
         async def handle(stored: Stored, repeated: bool) -> None:
-            for run_id, given in await self._listens.heard(stream, stored):
+            for run_id, given in await self._listens.inputs_of(stream, stored):
                 await self._decisions.take(run_id, given, repeated=repeated)
 
         await self._once(stored, handle)
 
-    async def again(self, stored: Stored) -> None:
+    async def replay(self, stored: Stored) -> None:
         """Handle a message again that was given up earlier and that an operator replays."""
         self._unfinished.add((stored.subject, stored.sequence))
         category = stored.subject.partition(".")[0]
@@ -86,7 +86,7 @@ class Taking:
             await self.due(stored)
         else:
             await self.event(stored)
-            await self.heard(streams.events_for(subjects.run_id_of(stored.subject)), stored)
+            await self.take_event(streams.events_for(subjects.run_id_of(stored.subject)), stored)
 
     async def _once(
         self, stored: Stored, handle: Callable[[Stored, bool], Awaitable[None]]

@@ -35,16 +35,16 @@ class Terminated(Exception):
 def exhausted(
     bus: HasJetStream,
     durable: str,
-    bury: Callable[[str, Stored, Exception], Awaitable[None]],
+    store_dead_letter: Callable[[str, Stored, Exception], Awaitable[None]],
     end: Callable[[Stored, Exception], Awaitable[None]],
     on_poison: Callable[[Stored, Exception], Awaitable[None]],
 ) -> WorkQueue:
     """Return the work queue that processes the advisories.
 
-    `bury` gets the service, the message, and the reason. The service is the durable consumer's name
-    up to the first dash. `end` gets a command that no service will carry out, and the reason. `end`
-    ends the run of the command. Repeated calls of `bury` and `end` must do no harm, since the same
-    advisory may be delivered twice.
+    `store_dead_letter` gets the service, the message, and the reason. The service is the durable
+    consumer's name up to the first dash. `end` gets a command that no service will carry out, and
+    the reason. `end` ends the run of the command. Repeated calls of `store_dead_letter` and `end`
+    must do no harm, since the same advisory may be delivered twice.
     """
 
     async def handle(stored: Stored) -> None:
@@ -73,7 +73,7 @@ def exhausted(
         why: Exception = NeverFinished(message.delivered)
         if stored.subject.startswith(TERMINATED):
             why = Terminated(advisory.get("reason") or "the client gave no reason")
-        await bury(service, message, why)
+        await store_dead_letter(service, message, why)
         if stream == streams.COMMANDS:
             await end(message, why)
             # No consumer acknowledges the message any more. Without this deletion, COMMANDS would

@@ -12,7 +12,8 @@ How to use it:
   datetime, as Unix seconds and as RFC 3339. Use these for comparisons with a stamp of the server
   (`Stored.stored_at`, `Nats-Time-Stamp`) or with a stamp that another service wrote.
 - `bus.clock.age_s(stamp)` is the age of a stamp of the server, or of another service's `stamp()`.
-- After `await bus.clock.look()`, `bus.clock.steady_for(seconds)` returns whether the server's clock
+- After `await bus.clock.refresh()`, `bus.clock.steady_for(seconds)` returns whether the server's
+clock
   has not jumped in the last `seconds`. A jump forward expires all leases at once although their
   holders still run.
 - For a duration within one process use `time.monotonic()`.
@@ -124,7 +125,9 @@ class Clock:
         self._asked_at_s = float("-inf")  # the time of the last answered request
         self._jumped_at_s = float("-inf")
         self._asking = asyncio.Lock()
-        self._said_s: float | None = None  # the logged difference; None while the clocks agree
+        self._logged_offset_s: float | None = (
+            None  # the logged difference; None while the clocks agree
+        )
 
     def time(self) -> float:
         """Return the server's time in Unix seconds."""
@@ -163,16 +166,16 @@ class Clock:
         """The reasons why no new work should begin, with advice; empty while the clocks agree."""
         if abs(self.offset_s) <= self._limit_s + min(self.error_s, self._limit_s):
             return []
-        return [self._words()]
+        return [self._difference_text()]
 
     def steady_for(self, seconds: float) -> bool:
         """Return whether the server's clock has not jumped in the last `seconds`.
 
-        Call `look` first.
+        Call `refresh` first.
         """
         return self._monotonic() >= self._jumped_at_s + seconds
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Request the server's time now, or wait for a request that began after this call.
 
         Raises:
@@ -187,20 +190,20 @@ class Clock:
         """Send the first requests. Without an answer, the clock of this machine is used."""
         try:
             for _ in range(FIRST_ASKED):
-                await self.look()
+                await self.refresh()
         except BusError as error:
             log.debug("the time of NATS is not known yet: %s", error)
-        self._say()
+        self._log_difference()
 
     async def run(self) -> None:
         """Request the server's time every few seconds until cancelled; log large differences."""
         while True:
             await asyncio.sleep(ASK_S)
             try:
-                await self.look()
+                await self.refresh()
             except BusError as error:
                 log.debug("NATS does not answer with its time: %s", error)
-            self._say()
+            self._log_difference()
 
     async def _exchange(self) -> None:
         asked_at_s = self._monotonic()
@@ -217,18 +220,18 @@ class Clock:
                 jumped_s,
             )
 
-    def _say(self) -> None:
+    def _log_difference(self) -> None:
         """Log a difference beyond the limit when the difference begins, changes or ends."""
         offset_s = self.offset_s
         if self.not_ready:
-            if self._said_s is None or abs(offset_s - self._said_s) >= JUMP_S:
-                self._said_s = offset_s
-                log.error("%s", self._words())
-        elif self._said_s is not None:
-            self._said_s = None
+            if self._logged_offset_s is None or abs(offset_s - self._logged_offset_s) >= JUMP_S:
+                self._logged_offset_s = offset_s
+                log.error("%s", self._difference_text())
+        elif self._logged_offset_s is not None:
+            self._logged_offset_s = None
             log.info("the clock of this machine and NATS's agree again, to %.1f s", abs(offset_s))
 
-    def _words(self) -> str:
+    def _difference_text(self) -> str:
         offset_s = self.offset_s
         which = "ahead of" if offset_s > 0 else "behind"
         return (

@@ -142,7 +142,7 @@ class Dialer:
         self._troubles.clear()
 
     @property
-    def absence(self) -> str:
+    def disconnect_reason(self) -> str:
         """The reason why NATS is away, for how long, and advice, for operators only.
 
         The text contains addresses, which clients must not see.

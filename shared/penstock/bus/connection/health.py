@@ -23,7 +23,7 @@ FORGOTTEN_S = 15.0  # a refusal no longer counts after this many seconds without
 # A missing connection is reported only after this many seconds: an election takes up to nine
 # seconds and needs no operator.
 AWAY_S = 10.0
-SAY_AGAIN_S = 30.0
+LOG_AGAIN_S = 30.0
 
 _STREAMS: Mapping[str, str] = {
     "raw": "RAW",
@@ -102,13 +102,13 @@ def family(subject: str) -> str:
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Refusal:
     kind: Kind
     where: str
     words: str
     since: float
     last: float
-    said_at: float = -SAY_AGAIN_S
+    logged_at: float = -LOG_AGAIN_S
 
     def text(self, now: float) -> str:
         return _WORDS[self.kind].format(
@@ -126,7 +126,7 @@ class Health:
 
     clock: Callable[[], float] = time.monotonic
     count: Callable[[Kind, str], None] = lambda kind, where: None
-    _troubles: dict[tuple[Kind, str], _Trouble] = field(default_factory=dict)
+    _troubles: dict[tuple[Kind, str], _Refusal] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return not self._troubles
@@ -144,18 +144,18 @@ class Health:
         self._forget(now)
         self.count(kind, where)
         trouble = self._troubles.setdefault(
-            (kind, where), _Trouble(kind, where, words, since=now, last=now)
+            (kind, where), _Refusal(kind, where, words, since=now, last=now)
         )
         trouble.last, trouble.words = now, words
-        if _counts(trouble, now) and now - trouble.said_at >= SAY_AGAIN_S:
-            trouble.said_at = now
+        if _counts(trouble, now) and now - trouble.logged_at >= LOG_AGAIN_S:
+            trouble.logged_at = now
             log.error("%s", trouble.text(now))
 
     def worked(self, where: str, *kinds: Kind) -> None:
         """Record a success at a place, which ends the refusals of these kinds at this place."""
         for kind in kinds or ("full", "denied", "away"):
             trouble = self._troubles.pop((kind, where), None)
-            if trouble is not None and trouble.said_at > 0:
+            if trouble is not None and trouble.logged_at > 0:
                 log.info(
                     "%s works again, after %.0f s", where or "NATS", self.clock() - trouble.since
                 )
@@ -177,5 +177,5 @@ class Health:
                 del self._troubles[key]
 
 
-def _counts(trouble: _Trouble, now: float) -> bool:
+def _counts(trouble: _Refusal, now: float) -> bool:
     return trouble.kind != "away" or now - trouble.since >= AWAY_S

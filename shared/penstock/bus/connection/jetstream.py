@@ -118,7 +118,7 @@ class JetStream:
             OutcomeUnknown: no answer came in time.
         """
         timeout_s = timeout_s or self.timeout_s
-        await self.connection.standing(timeout_s)
+        await self.connection.wait_usable(timeout_s)
         try:
             return await self.connection.request(subject, payload, timeout=timeout_s)
         except NoRespondersError as error:
@@ -140,7 +140,7 @@ class JetStream:
         Raises:
             BusUnavailable: the server did not take the subscription.
         """
-        await self.connection.standing(self.timeout_s)
+        await self.connection.wait_usable(self.timeout_s)
         try:
             subscription = await self.connection.subscribe(subject, queue, cb=callback)
         except NatsError as error:
@@ -170,7 +170,7 @@ class JetStream:
         Raises:
             BusUnavailable: the server did not take the subscription.
         """
-        await self.connection.standing(self.timeout_s)
+        await self.connection.wait_usable(self.timeout_s)
         try:
             listener = self.connection.listen(subject, deliver, queue, is_patient)
         except NatsError as error:

@@ -103,12 +103,12 @@ class Connection(Client):
         return self.is_up and (not self.held_back or PASSES.get())
 
     @property
-    def calm_s(self) -> float:
+    def since_reconnect_s(self) -> float:
         """Seconds since the last reconnect; 0 while the connection is not usable."""
         return time.monotonic() - self.returned_at if self.usable else 0.0
 
     @property
-    def cluster_whole_s(self) -> float:
+    def since_node_lost_s(self) -> float:
         """Seconds since the cluster last lost a server, as far as this connection knows."""
         return time.monotonic() - self.node_lost_at
 
@@ -133,7 +133,7 @@ class Connection(Client):
         command: bytes = super()._connect_command()
         return command
 
-    async def standing(self, timeout_s: float) -> None:
+    async def wait_usable(self, timeout_s: float) -> None:
         """Wait until the connection is usable, for up to `timeout_s`.
 
         Every sender calls this method before it sends. Otherwise `send` would keep a message during
@@ -187,7 +187,7 @@ class Connection(Client):
         if self.is_up:
             self._wire.write(command)
             if reply:
-                self._wire.hurry()
+                self._wire.end_rest()
         elif self.is_closed:
             raise ConnectionClosedError
         elif self._pending_data_size + len(command) > self._max_pending_size:
@@ -355,7 +355,7 @@ class Connection(Client):
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         self._pongs.append(future or self._loop.create_future())
         self._wire.write(PING_PROTO)
-        self._wire.hurry()
+        self._wire.end_rest()
 
     # receiving
 

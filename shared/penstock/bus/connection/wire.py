@@ -153,12 +153,12 @@ class Wire(asyncio.Protocol, Transport):
         self._pause_or_resume()
 
     def rest(self, rest_s: float) -> None:
-        """Take no bytes from the operating system for so long, or until `hurry`."""
+        """Take no bytes from the operating system for so long, or until `end_rest`."""
         if self._resting is None and not self.is_lost:
-            self._resting = self._loop.call_later(rest_s, self.hurry)
+            self._resting = self._loop.call_later(rest_s, self.end_rest)
             self._pause_or_resume()
 
-    def hurry(self) -> None:
+    def end_rest(self) -> None:
         """End a `rest`."""
         if self._resting is not None:
             self._resting.cancel()
@@ -169,7 +169,7 @@ class Wire(asyncio.Protocol, Transport):
         """Take what has come; called by the event loop."""
         if self._parser is None:
             self._greeting += data
-            self._tell()
+            self._notify_waiters()
             return
         self._parser.feed(data)
         if not self._is_behind:
@@ -253,7 +253,7 @@ class Wire(asyncio.Protocol, Transport):
     def resume_writing(self) -> None:
         """Let writers continue; called by the event loop."""
         self.is_full = False
-        self._tell()
+        self._notify_waiters()
 
     # the end
 
@@ -266,12 +266,12 @@ class Wire(asyncio.Protocol, Transport):
         if self.is_lost:
             return
         self.is_lost, self.is_full = True, False
-        self.hurry()
+        self.end_rest()
         self._error = self._error or error
         self._parser = None  # what has come and was not delivered is lost with the connection
         if self._aborting:
             self._aborting.cancel()
-        self._tell()
+        self._notify_waiters()
         self._ended(self._error)
 
     def abort(self) -> None:
@@ -309,7 +309,7 @@ class Wire(asyncio.Protocol, Transport):
         finally:
             self._changed.discard(changed)
 
-    def _tell(self) -> None:
+    def _notify_waiters(self) -> None:
         for changed in self._changed:
             if not changed.done():
                 changed.set_result(None)

@@ -161,7 +161,7 @@ async def _raw_batch(
 ) -> tuple[list[Incoming], int]:
     jetstream = bus.jetstream
     payload = orjson.dumps(request)
-    await jetstream.connection.standing(jetstream.timeout_s)
+    await jetstream.connection.wait_usable(jetstream.timeout_s)
     try:
         async with asyncio.timeout(jetstream.timeout_s):
             for silence_s in itertools.chain(SILENCES_S, itertools.repeat(SILENCES_S[-1])):

@@ -58,7 +58,7 @@ def _next_sequence(before: Stored, after: Stored) -> bool:
     return int(after.headers[messages.SEQUENCE]) == int(before.headers[messages.SEQUENCE]) + 1
 
 
-def _made_again(before: Stored, after: Stored) -> bool:
+def _repeats_event(before: Stored, after: Stored) -> bool:
     """Return whether `after` repeats a delivered event that NATS lost.
 
     The normalizer makes a lost event again from the same source frames, with the same number. If
@@ -87,7 +87,7 @@ def events(run_id: str) -> Followed:
         subjects.events_of_run(run_id),
         subjects.live_of_run(run_id),
         _next_sequence,
-        _made_again,
+        _repeats_event,
     )
 
 
@@ -176,12 +176,12 @@ class Follow:
         if self._repair is None and self._is_next(stored):
             self._accept([stored])
         elif stored.sequence >= self._next:
-            self._keep_early(stored)
+            self._buffer_early(stored)
             # The first message after an empty history is no gap: nothing before it is missing.
             self._bus.jetstream.gaps += self._repair is None and self._last is not None
             self._begin_repair()
 
-    def _keep_early(self, stored: Stored) -> None:
+    def _buffer_early(self, stored: Stored) -> None:
         if self._early_bytes > MAX_EARLY_BYTES:
             self._left_out = True
         else:
@@ -318,6 +318,6 @@ class Follow:
         for stored in early:
             if self._early or not self._is_next(stored):
                 if stored.sequence >= self._next:
-                    self._keep_early(stored)
+                    self._buffer_early(stored)
             else:
                 self._accept([stored])

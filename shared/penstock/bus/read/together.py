@@ -57,7 +57,7 @@ class Histories:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._dispatching: asyncio.Task[None] | None = None
         self._reading: set[asyncio.Task[None]] = set()
-        self._kept = _Kept()
+        self._kept = _StoredRange()
         self._forgetting: asyncio.TimerHandle | None = None
 
     async def read(
@@ -101,7 +101,7 @@ class Histories:
         if request.answer.done():
             return  # the follower was stopped meanwhile
         try:
-            _settle(request, await request.alone())
+            _set_result(request, await request.alone())
         except Exception as error:
             _fail(request, error)
 
@@ -138,16 +138,16 @@ class Histories:
                 self._waiting.append(each)
                 continue
             try:
-                _settle(each, kept.of_run(each.run, each.start))
+                _set_result(each, kept.of_run(each.run, each.start))
             except (KeyError, ValueError) as error:
                 _fail(each, error)
             if number % ANSWERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._forget_later()
 
-    async def _pass(self, begin: int, end: int) -> _Kept:
+    async def _pass(self, begin: int, end: int) -> _StoredRange:
         if not self._kept.continues(begin):
-            self._kept = _Kept(begin)
+            self._kept = _StoredRange(begin)
         kept = self._kept
         while kept.end <= end and kept is self._kept:
             found, pending = await read_raw(self._bus, self._stream, ">", kept.end, PASS_BATCH)
@@ -168,10 +168,10 @@ class Histories:
         After a reconnect, the stream may have lost its end, so a pass that is under way is also
         repeated.
         """
-        self._kept = _Kept()
+        self._kept = _StoredRange()
 
 
-class _Kept:
+class _StoredRange:
     """All messages of a stream from sequence `begin` up to, and without, `end`."""
 
     def __init__(self, begin: int = 1) -> None:
@@ -217,7 +217,7 @@ def _run_of(pattern: str) -> str:
     return run if run != pattern and not set(run) & set(".*>") else ""
 
 
-def _settle(request: _Request, found: Found) -> None:
+def _set_result(request: _Request, found: Found) -> None:
     if not request.answer.done():
         request.answer.set_result(found)
 

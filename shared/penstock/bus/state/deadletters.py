@@ -101,7 +101,7 @@ def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> De
     )
 
 
-async def bury(bus: Writes, letter: DeadLetter) -> None:
+async def store_dead_letter(bus: Writes, letter: DeadLetter) -> None:
     """Store a dead letter. The server discards a second dead letter with the same key.
 
     Raises:
@@ -178,7 +178,7 @@ async def drop(bus: Buckets, found: Letter) -> bool:
     return was_there
 
 
-async def kept(bus: HasJetStream) -> int:
+async def count(bus: HasJetStream) -> int:
     """Return the number of dead letters, including replayed dead letters.
 
     Raises:

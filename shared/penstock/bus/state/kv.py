@@ -192,7 +192,7 @@ class Bucket:
         values = [each for each in found if not is_marker(each)]
         if any(map(self._overdue, values)):
             # The server's clock may have been set back since its last answer.
-            await self._bus.clock.look()
+            await self._bus.clock.refresh()
         return [each for each in values if not self._overdue(each)]
 
     def _overdue(self, stored: Stored) -> bool:

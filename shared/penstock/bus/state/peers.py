@@ -15,7 +15,8 @@ The process reconnects after about half a second. Therefore:
 
 - A single "no responders" never suffices. Where a wrong result is expensive, `confirm_s` makes the
   required time longer.
-- Within `CALM_S` after its own reconnect, a member does not count other members as ended, since
+- Within `COUNT_AFTER_S` after its own reconnect, a member does not count other members as ended,
+since
   these may be reconnecting, too.
 - Where a wrong result is expensive, no member counts as ended within `NODE_LOST_S` after the
   cluster lost a server. A member may be connected to exactly the lost server, and may need ten
@@ -48,7 +49,7 @@ ANSWERS = "Penstock-Answers"  # header of a lease: the holder answers requests t
 ASK_S = 0.5
 TIMES = 2  # a member counts as gone after this many "no responders" in a row
 SUCCESSORS = 3
-CALM_S = 1.0
+COUNT_AFTER_S = 1.0
 # For this many seconds after the cluster lost a server, a member without responders does not count
 # as ended if `confirm_s` is set. The time is as long as a connector's lease.
 NODE_LOST_S = 15.0
@@ -153,12 +154,12 @@ class Peers:
         await self.answer()
         while True:
             await asyncio.sleep(ASK_S)
-            if self._bus.jetstream.connection.calm_s >= CALM_S:
-                await asyncio.gather(*map(self._ask, self._whom()))
+            if self._bus.jetstream.connection.since_reconnect_s >= COUNT_AFTER_S:
+                await asyncio.gather(*map(self._ask, self._members_to_ask()))
             else:
                 self._absent.clear()
 
-    def _whom(self) -> set[str]:
+    def _members_to_ask(self) -> set[str]:
         """Return the members to send a request to.
 
         These are the next members in the order of names, all members whose last request had no
@@ -176,23 +177,23 @@ class Peers:
         try:
             await self._bus.jetstream.connection.request(alive(name), timeout=ASK_S)
         except NoRespondersError:
-            await self._nobody(name)
+            await self._on_no_responders(name)
         except NatsError:
             self._absent.pop(name, None)  # the member hangs, or this process is cut off
         else:
             self._absent.pop(name, None)
             self._suspects.discard(name)
 
-    async def _nobody(self, name: str) -> None:
+    async def _on_no_responders(self, name: str) -> None:
         times = self._absent[name] = self._absent.get(name, 0) + 1
         if times == TIMES:
             await self._on_gone(name)
-        whole_s = self._bus.jetstream.connection.cluster_whole_s
-        may_be_elsewhere = self._confirm_s > 0 and whole_s < NODE_LOST_S
+        since_lost_s = self._bus.jetstream.connection.since_node_lost_s
+        may_be_elsewhere = self._confirm_s > 0 and since_lost_s < NODE_LOST_S
         if times >= self._times_to_confirm and not may_be_elsewhere:
-            await self._bury(name)
+            await self._record_end(name)
 
-    async def _bury(self, name: str) -> None:
+    async def _record_end(self, name: str) -> None:
         revision = self._revisions.get(name)
         try:
             if revision is not None and not await self._leases.delete(

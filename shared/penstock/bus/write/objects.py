@@ -39,7 +39,7 @@ async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
     jetstream = bus.jetstream
     info = await _info(bus, name)
     if info is None or info["digest"] != _digest(payload):
-        await jetstream.connection.standing(jetstream.timeout_s)
+        await jetstream.connection.wait_usable(jetstream.timeout_s)
         try:
             store = await jetstream.nats.object_store(_BUCKET)
             await store.put(name, payload)

@@ -136,7 +136,7 @@ class Publisher:
 
     async def _publish(self, message: Message, timeout_s: float | None) -> int:
         if not self._client.usable:
-            await self._client.standing(self._timeout_s)
+            await self._client.wait_usable(self._timeout_s)
         reply, ack = self._expect(message.subject)
         try:
             await self._send(message, reply)
@@ -221,7 +221,7 @@ class Publisher:
 
     async def _publish_batch(self, messages: Sequence[Message], timeout_s: float | None) -> int:
         if not self._client.usable:
-            await self._client.standing(self._timeout_s)
+            await self._client.wait_usable(self._timeout_s)
         batch_id = self._client.new_inbox()[-22:]
         last = len(messages)
         reply, ack = self._expect(messages[0].subject)

@@ -21,7 +21,7 @@ from penstock.web.auth.credentials import (
     find,
     header_of,
 )
-from penstock.web.auth.errors import invalid_token, nobody
+from penstock.web.auth.errors import invalid_token, missing_credentials
 from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
 from penstock.web.auth.jwks import Jwks
 from penstock.web.auth.jwt import Secret, Verifier
@@ -138,7 +138,7 @@ class Auth:
             return NOBODY
         credential = find(scope, self._cookie, stream_token=stream_token)
         if credential is None:
-            raise nobody()
+            raise missing_credentials()
         if credential.kind == "stream_token":
             return await self._of_stream_token(credential)
         if credential.kind == "bearer" and credential.value.startswith(service_tokens.PREFIX):

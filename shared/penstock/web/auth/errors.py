@@ -23,7 +23,7 @@ class Refused(Problem):
         self.headers: Mapping[str, str] = headers or {}
 
 
-def nobody() -> Refused:
+def missing_credentials() -> Refused:
     """Return 401 for a request without credentials.
 
     The response has no error code (RFC 6750 section 3).

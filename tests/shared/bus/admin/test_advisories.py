@@ -34,8 +34,10 @@ async def recorder(bus: Bus, ended: list[str] | None = None) -> AsyncIterator[li
     ended = [] if ended is None else ended
     unread: list[Stored] = []
 
-    async def bury(service: str, stored: Stored, error: Exception) -> None:
-        await deadletters.bury(bus, deadletters.letter_about(service, "pod", stored, error))
+    async def store_dead_letter(service: str, stored: Stored, error: Exception) -> None:
+        await deadletters.store_dead_letter(
+            bus, deadletters.letter_about(service, "pod", stored, error)
+        )
 
     async def give_up(stored: Stored, error: Exception) -> None:
         unread.append(stored)
@@ -43,7 +45,7 @@ async def recorder(bus: Bus, ended: list[str] | None = None) -> AsyncIterator[li
     async def end(stored: Stored, error: Exception) -> None:
         ended.append(stored.subject)
 
-    queue = exhausted(bus, "normalizer-advisories", bury, end, give_up)
+    queue = exhausted(bus, "normalizer-advisories", store_dead_letter, end, give_up)
     task = asyncio.create_task(queue.run())
     try:
         yield unread
@@ -148,7 +150,7 @@ async def test_a_message_that_was_given_up_by_its_service_already_is_one_letter(
     stored = await own_bus.at(streams.COMMANDS, sequence)
     assert stored is not None
     letter = deadletters.letter_about("connector", "pod", stored, ValueError("the real reason"))
-    await deadletters.bury(own_bus, letter)
+    await deadletters.store_dead_letter(own_bus, letter)
     await exhaust(own_bus, "COMMANDS", "connector-start", "command.connector.start.*")
     async with recorder(own_bus):
         await done_with_advisories(own_bus)

@@ -49,7 +49,7 @@ class World:
     async def later(self, seconds: float) -> None:
         """Move the monotonic clock forward, then ask the server for its time once more."""
         self.monotonic_s += seconds
-        await self.clock.look()
+        await self.clock.refresh()
 
 
 @pytest.fixture
@@ -164,12 +164,12 @@ async def test_whoever_looks_at_the_same_time_shares_one_answer(world: World) ->
         return await world.ask()
 
     clock = Clock(slow, monotonic=lambda: world.monotonic_s, wall=world.local_s)
-    first = asyncio.create_task(clock.look())
+    first = asyncio.create_task(clock.refresh())
     await asyncio.sleep(0)
     world.monotonic_s += 1
     # These callers ask after the first question was sent, so they need a new answer: the server's
     # clock may have been set in between.
-    others = [asyncio.create_task(clock.look()) for _ in range(9)]
+    others = [asyncio.create_task(clock.refresh()) for _ in range(9)]
     await asyncio.sleep(0)
     world.monotonic_s += 1
     gate.set()

@@ -9,7 +9,7 @@ import pytest
 from penstock.bus.connection.health import (
     AWAY_S,
     FORGOTTEN_S,
-    SAY_AGAIN_S,
+    LOG_AGAIN_S,
     Health,
     family,
     stream_of,
@@ -89,7 +89,7 @@ def test_a_trouble_is_said_when_it_begins_now_and_then_and_at_its_end(
     health: Health, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    for _ in range(int(4 * (2 * SAY_AGAIN_S + 1))):  # a writer that retries every 0.25 s
+    for _ in range(int(4 * (2 * LOG_AGAIN_S + 1))):  # a writer that retries every 0.25 s
         health.refused("full", "RAW", "no space")
         clock.now += 0.25
     assert caplog.text.count("RAW takes no more messages") == 3

@@ -71,7 +71,7 @@ async def resting() -> tuple[Wire, Paused]:
 
 async def test_a_rest_ends_by_itself() -> None:
     wire, transport = await resting()
-    wire.hurry()
+    wire.end_rest()
     wire.rest(0.001)
 
     async def is_over() -> bool:
@@ -83,7 +83,7 @@ async def test_a_rest_ends_by_itself() -> None:
 async def test_a_rest_that_ends_does_not_resume_a_wire_that_is_held() -> None:
     wire, transport = await resting()
     wire.hold()
-    wire.hurry()
+    wire.end_rest()
     assert transport.is_paused
     wire.release()
     assert not transport.is_paused

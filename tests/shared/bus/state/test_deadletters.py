@@ -43,13 +43,13 @@ async def test_the_same_message_given_up_again_is_one_letter(fresh_nats: NatsSer
     letter = letter_about(a_cancel())
     async with connected(fresh_nats.url) as bus:
         for _ in range(3):
-            await deadletters.bury(bus, letter)
+            await deadletters.store_dead_letter(bus, letter)
     fresh_nats.kill()
     fresh_nats.start()
     async with connected(fresh_nats.url) as bus:
-        await deadletters.bury(bus, letter)
+        await deadletters.store_dead_letter(bus, letter)
         other = letter.model_copy(update={"service": "approvals"})
-        await deadletters.bury(bus, other)
+        await deadletters.store_dead_letter(bus, other)
         assert [found.letter for found in await all_letters(bus)] == [letter, other]
 
 
@@ -68,11 +68,11 @@ async def test_letters_are_found_by_service_run_and_time(fresh_nats: NatsServer)
     async with connected(fresh_nats.url) as bus:
         first = letter_about(a_cancel(run_id))
         second = letter_about(a_cancel(), service="normalizer")
-        await deadletters.bury(bus, first)
-        await deadletters.bury(bus, second)
+        await deadletters.store_dead_letter(bus, first)
+        await deadletters.store_dead_letter(bus, second)
         now = datetime.now(UTC)
         third = letter_about(a_cancel(run_id), service="normalizer")
-        await deadletters.bury(bus, third)
+        await deadletters.store_dead_letter(bus, third)
 
         async def found(**which: Any) -> list[str]:
             return [one.letter.key async for one in deadletters.letters(bus, **which)]
@@ -82,7 +82,7 @@ async def test_letters_are_found_by_service_run_and_time(fresh_nats: NatsServer)
         assert await found(run_id=run_id) == [first.key, third.key]
         assert await found(since=now) == [third.key]
         assert await found(since=now + timedelta(hours=1)) == []
-        assert await deadletters.kept(bus) == 3
+        assert await deadletters.count(bus) == 3
 
 
 async def test_what_is_dropped_is_gone_and_does_not_come_again(bus: Bus) -> None:
@@ -93,7 +93,7 @@ async def test_what_is_dropped_is_gone_and_does_not_come_again(bus: Bus) -> None
     assert not await deadletters.drop(bus, found)
     assert await deadletters.find(bus, found.number) is None
     assert await bus.bucket("letters").get(letter.key) is None
-    await deadletters.bury(bus, letter)
+    await deadletters.store_dead_letter(bus, letter)
     assert await all_letters(bus, run_id=letter.run_id) == []
 
 
@@ -110,10 +110,10 @@ async def test_what_is_no_letter_of_ours_is_shown_as_it_is(bus: Bus) -> None:
 async def test_a_letter_whose_object_has_aged_does_not_hide_the_others(bus: Bus) -> None:
     run_id = new_run_id()
     large = letter_about(a_cancel(run_id), b"x" * 600_000)
-    await deadletters.bury(bus, large)
+    await deadletters.store_dead_letter(bus, large)
     store = await bus.jetstream.nats.object_store("payloads")
     await store.delete(f"deadletter.{large.key}")
-    await deadletters.bury(bus, letter_about(a_cancel(run_id), sequence=2))
+    await deadletters.store_dead_letter(bus, letter_about(a_cancel(run_id), sequence=2))
     first, second = await all_letters(bus, run_id=run_id)
     assert (first.letter.service, first.letter.sequence) == ("connector", 1)
     assert second.letter.payload == b"{}"

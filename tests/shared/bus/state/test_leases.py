@@ -251,7 +251,7 @@ async def test_who_sees_nats_clock_jump_does_not_judge_others_by_their_leases(
     clock.forward(31)
     assert lease.sees_others
     server_steps(bus.clock, seconds)
-    await bus.clock.look()
+    await bus.clock.refresh()
     assert lease.held
     assert not lease.sees_others
     # one TTL after the jump, every running process has renewed its lease

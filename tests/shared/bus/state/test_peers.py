@@ -34,7 +34,7 @@ LONG_S = 60.0  # seconds; such a lease does not expire during a test
 @pytest.fixture(autouse=True)
 def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "ASK_S", 0.05)
-    monkeypatch.setattr(peers_module, "CALM_S", 0.0)
+    monkeypatch.setattr(peers_module, "COUNT_AFTER_S", 0.0)
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ async def test_who_cannot_reach_the_leases_finds_nobody_dead(
 async def test_nobody_is_judged_right_after_our_own_connection_came_back(
     bus: Bus, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers_module, "CALM_S", 3600.0)
+    monkeypatch.setattr(peers_module, "COUNT_AFTER_S", 3600.0)
     await Member(bus, prefix, "back-soon").lease.acquire()
     bus.client.returned_at = time.monotonic()
     async with asking(bus, prefix) as (_, gone, dead):

@@ -312,7 +312,7 @@ NEEDED: Final = {
 _WITHOUT_NATS: Final = ("nats", "files", "auth", "agents", "probes", "notices", "values")
 
 
-def judge(facts: Facts) -> list[Finding]:
+def run_checks(facts: Facts) -> list[Finding]:
     """Return the findings of all checks, in the order of the table.
 
     Each check has at least one finding.

@@ -93,7 +93,7 @@ async def in_nats(bus: Bus) -> Facts:
             if streams.raw_of(shard) in there:
                 partitions += await _partitions(bus, shard)
     account = await bus.api("INFO")
-    await bus.clock.look()
+    await bus.clock.refresh()
     return Facts(
         stored_bytes=account["storage"],
         max_stored_bytes=account["limits"]["max_storage"],
@@ -146,7 +146,7 @@ def _time(stamp: str) -> datetime:
     return datetime.fromisoformat(stamp)
 
 
-async def elsewhere(facts: Facts, settings: Settings, places: Places) -> Facts:
+async def outside_nats(facts: Facts, settings: Settings, places: Places) -> Facts:
     """Return the given facts together with the facts about users, files, agents, probes and values.
 
     Raises:

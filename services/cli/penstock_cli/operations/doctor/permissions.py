@@ -29,11 +29,11 @@ def _differences(user: User, shards: int, granted: Mapping[str, Any]) -> Iterato
     for way, verb in _WAYS.items():
         rules = granted.get(way) or {}
         allowed: Sequence[str] = rules.get("allow") or (">",)
-        yield from _said(f"may not {verb}", set(getattr(needed, way)).difference(allowed))
-        yield from _said(
+        yield from _sentence(f"may not {verb}", set(getattr(needed, way)).difference(allowed))
+        yield from _sentence(
             f"may {verb}, and should not,", set(allowed).difference(getattr(known, way))
         )
-        yield from _said(f"is denied to {verb}", set(rules.get("deny") or ()))
+        yield from _sentence(f"is denied to {verb}", set(rules.get("deny") or ()))
     responds = "responses" in granted
     if user.responds and not responds:
         yield "may not answer requests (allow_responses)"
@@ -41,7 +41,7 @@ def _differences(user: User, shards: int, granted: Mapping[str, Any]) -> Iterato
         yield "may answer every request (allow_responses), and should not"
 
 
-def _said(what: str, subjects: Collection[str]) -> Iterator[str]:
+def _sentence(what: str, subjects: Collection[str]) -> Iterator[str]:
     if subjects:
         ordered = sorted(subjects)
         more = len(ordered) - SHOWN

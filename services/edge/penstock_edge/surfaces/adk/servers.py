@@ -131,7 +131,7 @@ class AdkServers:
             async with self._client.stream(
                 method, url, headers=headers, content=content, params=query, timeout=timeout_s
             ) as answer:
-                body = await _whole_body(answer)
+                body = await _complete_body(answer)
                 return ServerAnswer(answer.status_code, body, answer.request.url.host)
         except httpx.TimeoutException as error:
             raise Problem(504, f"the ADK server has not answered within {timeout_s:g} s") from error
@@ -199,7 +199,7 @@ def relayed(answer: ServerAnswer) -> Response:
     raise Problem(status, text or f"the ADK server answered {status}")
 
 
-async def _whole_body(answer: httpx.Response) -> bytes:
+async def _complete_body(answer: httpx.Response) -> bytes:
     """Return the whole body; stop reading and raise Problem 502 if the body is too large."""
     body = bytearray()
     async for piece in answer.aiter_bytes():

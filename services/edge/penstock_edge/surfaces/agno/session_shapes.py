@@ -31,7 +31,7 @@ _OF_THE_OUTPUT: Final = ("reasoning_content", "metrics", "tools", "messages")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SessionSummary:
     """A session with the fields that lists of sessions show.
 
     `created_at` and `updated_at` are times of RFC 3339, or "" if the time is unknown.
@@ -76,7 +76,7 @@ class Kept:
         return shape
 
 
-def page_of(sessions: Sequence[Kept], count: int, *, page: int, limit: int) -> JsonObject:
+def page_of(sessions: Sequence[SessionSummary], count: int, *, page: int, limit: int) -> JsonObject:
     """Return one page in the shape of Agno's PaginatedResponse.
 
     `count` is the number of sessions on all pages.

@@ -40,7 +40,7 @@ from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agno.request import KINDS
 from penstock_edge.surfaces.agno.session_shapes import (
     STATUSES,
-    Kept,
+    SessionSummary,
     created_s,
     page_of,
     preview_of,
@@ -159,7 +159,7 @@ class Sessions:
             listed, count = await self._listed(
                 owner, list(by_id), query.get("session_name", ""), sort_by, order, page, limit
             )
-        found = [_kept(by_id[each.record.agent], owner, each) for each in listed]
+        found = [_summary(by_id[each.record.agent], owner, each) for each in listed]
         return json_response(page_of(found, count, page=page, limit=limit))
 
     @serves(
@@ -179,7 +179,7 @@ class Sessions:
         who, owner, agents = self._asked(request)
         session_id = request.path_params["session_id"]
         records = await self._records(who, owner, session_id, agents)
-        kept = [_kept(agent, owner, await self._ends(record)) for agent, record in records]
+        kept = [_summary(agent, owner, await self._ends(record)) for agent, record in records]
         if not kept:
             raise Problem(404, f"Session with id '{shortened(session_id)}' not found")
         latest = max(kept, key=lambda each: each.updated_at)
@@ -373,11 +373,11 @@ class Sessions:
         return outputs
 
 
-def _kept(agent: AgentConfig, owner: str, listed: Listed) -> Kept:
+def _summary(agent: AgentConfig, owner: str, listed: Listed) -> SessionSummary:
     """Return the session; the records of its first and last run give the name and the times."""
     record, ends = listed.record, listed.ends
     begun = ends[0].created_at if ends else getattr(record, "created_at", "")
-    return Kept(
+    return SessionSummary(
         agent,
         owner,
         record.session_id,

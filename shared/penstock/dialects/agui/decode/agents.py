@@ -72,7 +72,7 @@ class Agents:
         """Returns the inner run of a subagent; None for the agent itself."""
         return self._agent(owner).subrun
 
-    def meet(self, body: AguiFrame) -> list[Draft]:
+    def start_unknown(self, body: AguiFrame) -> list[Draft]:
         """Starts the subagent that the event names, if the subagent is unknown.
 
         Events SUBAGENT_* are not handled here, because they have handlers of their own.

@@ -144,7 +144,7 @@ class AguiDecoder:
 
     def _event(self, body: AguiFrame) -> Sequence[Draft | Pause]:
         type_: Any = body["type"]  # a string, as `feed` has checked
-        before = [*self._messages.release(body), *self._agents.meet(body)]
+        before = [*self._messages.release(body), *self._agents.start_unknown(body)]
         handle = _HANDLERS.get(type_)
         drafts = handle(self, body) if handle else None
         if drafts is None:

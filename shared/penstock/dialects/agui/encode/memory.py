@@ -60,7 +60,7 @@ class Memory:
         if handler is not None:
             handler(self, event)
 
-    def hear(self, id: str, text: str) -> None:
+    def add_user_message(self, id: str, text: str) -> None:
         """Adds a message of the user, unless the last message is also the user's and has the same
         text."""
         last = self.messages[-1] if self.messages else {}

@@ -30,7 +30,7 @@ def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject])
         if (name["category"], name["action"]) == ("lifecycle", "started"):
             message = event["data"].get("message")
             if message:
-                memory.hear(f"{event['run_id']}-user", message)
+                memory.add_user_message(f"{event['run_id']}-user", message)
         for frame in frames:
             memory.apply(orjson.loads(frame.data))
 

@@ -18,7 +18,7 @@ _LONGEST_FIELD: Final = max(map(len, _FIELDS))
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, and white space
 
 
-class Beginning:
+class StreamDetector:
     """Decides by the content type and the first bytes whether a body is an event stream.
 
     A body with the content type of event streams, or without a content type, is a stream unless it
@@ -43,7 +43,7 @@ class Beginning:
             return
         self._kept += chunk[: MAX_BYTES - len(self._kept)]
         if self._is_stream is None:
-            self._is_stream = self._judged(self._kept.lstrip(_BLANK))
+            self._is_stream = self._decide(self._kept.lstrip(_BLANK))
             if self._is_stream:
                 self._kept = b""
 
@@ -69,7 +69,7 @@ class Beginning:
         """The beginning of the body as text."""
         return self._kept.decode("utf-8", "replace")[:MAX_SHOWN_CHARACTERS]
 
-    def _judged(self, first: bytes) -> bool | None:
+    def _decide(self, first: bytes) -> bool | None:
         if not first:
             return None
         if self._claims:

@@ -8,7 +8,7 @@ from penstock.bus import Bus, Stored, WorkQueue
 from penstock_workflows.effects.listens import DURABLE, Listens
 
 
-class HeardQueue(WorkQueue):
+class ListenQueue(WorkQueue):
     """Processes the messages of the consumer of one shard, whose subjects `Listens` changes."""
 
     def __init__(
