@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import platform
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TextIO
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram, Metric
@@ -313,6 +314,21 @@ def _on_one_line(_logger: Any, _method: str, line: structlog.types.EventDict) ->
     return line
 
 
+def _indented_traceback(out: TextIO, error: structlog.typing.ExcInfo) -> None:
+    """Write a traceback whose lines are all indented, with other control characters escaped.
+
+    The text of an exception may repeat what a client or an agent server wrote. If the text began a
+    line at the margin, this line could pass for an entry of the log.
+
+    The formatter does not print local variables, such as payloads and tokens, as the default
+    formatter of structlog does.
+    """
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, error)
+    escaped = (line.translate(_ESCAPES) for line in text.getvalue().split("\n"))
+    out.write("\n  ".join(escaped))
+
+
 def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
     """Configure logging to stderr with one line for each entry, as `text` or as JSON objects.
 
@@ -330,8 +346,7 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
         else structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
             pad_event_to=0,
-            # The default formatter would print local variables, such as payloads and tokens.
-            exception_formatter=structlog.dev.plain_traceback,
+            exception_formatter=_indented_traceback,
         )
     )
     last: list[structlog.types.Processor] = [

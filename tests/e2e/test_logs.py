@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -16,6 +20,12 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-00"
 # Each is content or a credential of the runs below.
 PROMPT, NOTE, HEADER, TOKEN = "zebra-4711", "okapi-4712", "quagga-4713", "gnu-4714"
+# What a client writes into ids and names to begin another line, or to hide one.
+FORGED = (
+    "\n2026-11-23T00:00:00Z [error] forged",
+    "\r\x1b[2K\x1b[31mforged\x9b\u2028\x00",
+    '","level":"error","event":"forged',
+)
 ANSWER = "Document created"  # of the tool, and of the agent that repeats it
 
 
@@ -27,6 +37,16 @@ def lines(penstock: Deployment) -> list[dict[str, Any]]:
 
 def service(line: dict[str, Any]) -> str:
     return str(line["logger"]).partition(".")[0]
+
+
+async def hang_up(port: int, path: str) -> None:
+    """Begin a request with a body, and close the connection before the body is complete."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f'POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nlast-event-id: ","forged":"\\n\r\n'
+    writer.write(f"{head}content-length: 100\r\n\r\n{{".encode())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
 
 
 async def start(penstock: Deployment, agent: str, message: str) -> str:
@@ -73,3 +93,35 @@ async def test_no_line_has_content_or_credentials_and_each_names_its_run_and_tra
             # The instance of approvals that takes a decision may not have read the run's events.
             may_lack_it = service(line) == "penstock_approvals"
             assert line.get("trace_id", TRACE if may_lack_it else None) == TRACE, line
+
+
+async def test_what_a_client_writes_cannot_forge_a_line(penstock: Deployment) -> None:
+    """The edge writes a line with the path of a client that leaves while it sends its body."""
+    text = await penstock.start("edge", before=["env", "PENSTOCK_LOG_FORMAT=text"])
+    penstock.instances.remove(text)  # the lines of this edge are no JSON
+
+    def of_text() -> list[str]:
+        return text.process.log.read_text().split("\n")[:-1]
+
+    def about(written: Sequence[object]) -> list[str]:
+        return [line for each in written if "forged" in (line := json.dumps(each))]
+
+    try:
+        for edge in (text, penstock.of("edge")[0]):
+            for forged in FORGED:
+                await hang_up(edge.port, f"/v1/runs/{quote(forged)}/cancel")
+                run = {"agent": forged, "message": "hello", "session_id": forged}
+                answer = await penstock.http.post(f"{edge.url}/v1/runs", json=run)
+                assert answer.is_client_error, answer.text
+
+        async def all_are_written() -> bool:
+            return len(about(of_text())) == len(about(lines(penstock))) == len(FORGED)
+
+        await eventually(all_are_written, 30, "the edges have written about the clients")
+    finally:
+        await asyncio.to_thread(text.process.stop)
+    for line in of_text():
+        assert re.match(r"\d{4}-\d\d-\d\dT\S+ \[(info|warning) +\] ", line), line
+        assert line.isprintable(), line
+    for entry in lines(penstock):
+        assert entry["level"] != "error", entry

@@ -163,6 +163,20 @@ def test_errors_and_tracebacks_show_no_values(
     assert shown.count("input_value=[redacted], input_type=str") == 2
 
 
+def test_the_text_of_an_exception_begins_no_line_of_a_text_log(
+    written: Callable[[LogFormat], io.StringIO],
+) -> None:
+    output = written("text")
+    try:
+        raise ValueError("no\n2026-11-23T00:00:00Z [error] fake\r\x1b[31m")
+    except ValueError:
+        log.exception("it failed")
+    first, *rest = output.getvalue().rstrip("\n").split("\n")
+    assert "it failed" in first
+    assert any("fake" in line for line in rest)
+    assert all(line.startswith("  ") and line.isprintable() for line in rest), rest
+
+
 def test_a_text_line_stays_one_line_whatever_a_client_wrote(
     written: Callable[[LogFormat], io.StringIO],
 ) -> None:
