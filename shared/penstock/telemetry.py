@@ -28,8 +28,8 @@ _agent_labels: set[str] = set()
 class MeasuredGauge(Gauge):
     """A gauge without labels. In a process that has not set the gauge, it has no value.
 
-    A plain gauge is 0 until it is set. After a restart, and in every service that never sets it,
-    the 0 would say that no dead letter and no pending approval exists.
+    A plain gauge is 0 until it is set. So after a restart, and in every service that never sets the
+    gauge, a plain gauge would say that there are no dead letters or pending approvals.
     """
 
     _is_set = False

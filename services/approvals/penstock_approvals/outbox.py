@@ -1,5 +1,6 @@
-"""Sends decisions, also after the process that took a decision has ended before it sent the
-decision.
+"""Sends decisions.
+
+If the process that took a decision ends before it has sent the decision, another process sends it.
 
 An entry `outbox.<approval>` is written before the decision is taken and deleted after the decision
 was sent. The entry's value is the server's time at which the entry was written, in Unix seconds.

@@ -50,7 +50,10 @@ def viewer_of(who: Identity, *, waits: bool = False) -> Viewer:
 
 
 def _deciders(who: Identity, record: ApprovalRecord) -> Iterator[Decider]:
-    """Yield the caller as a decider, and a service token also as a decider for the requester."""
+    """Yield the caller as a decider.
+
+    For a service token, also yield the caller as a decider on behalf of the requester.
+    """
     yield decider_of(who, "api")
     if who.service is not None and who.service.acts_for(record.user_id):
         yield decider_of(who, "api", record.user_id)

@@ -71,8 +71,8 @@ class _Weights:
 
     nested: int = 0  # how deeply macros are nested
     reads: int = 0
-    # the number of reads, in the body of a macro, of data other than the macro's element; these
-    # reads are repeated for each element
+    # the number of reads in the bodies of macros that read other data than the macro's element;
+    # such reads are repeated for each element
     again: int = 0
     searches: int = 0  # the number of `contains` whose argument is no literal text
     patterns: int = 0  # the sum of the sizes of all patterns

@@ -64,9 +64,9 @@ async def _measure_all_readers(bus: Bus, known: set[tuple[str, str]]) -> None:
     """Measure all durable consumers of EVENTS and of the streams in `READ_BY_DURABLES`.
 
     Nobody else measures the consumers of a service without a running process, or of a subscriber
-    outside of Penstock. `known` has the streams and names of the consumers of the last measurement,
-    and is changed to those of this measurement. If a consumer no longer exists, its value is
-    removed from the metric.
+    outside of Penstock. `known` has the streams and names of the consumers at the last measurement,
+    and is updated by this function. If a consumer no longer exists, its value is removed from the
+    metric.
     """
     found = set()
     shards = (streams.events_of(shard) for shard in range(1, bus.shards.made))

@@ -209,8 +209,8 @@ class Server:
         """Refuse new connections from now on, but answer the requests that have arrived.
 
         New connections are refused and not answered with 503. An EventSource tries again after a
-        refused connection, but after a 503 it never tries again. Idle connections are closed, too,
-        because a client would send its next request over an idle connection.
+        refused connection, but never after a 503. Idle connections are closed, too, because a
+        client would send its next request over an idle connection.
         """
         for server in self._server.servers:
             server.close()

@@ -21,7 +21,7 @@ HIDDEN: Final = "(hidden)"
 
 
 def entries_of(record: ApprovalRecord, with_details: bool = False) -> list[Entry]:
-    """Return the entries that follow from the record: request, escalations, votes and end."""
+    """Return the entries for the request, escalations, votes and end that the record contains."""
     policy = record.policy.model_dump() if record.policy is not None else None
     made = [
         _requested(record, with_details),

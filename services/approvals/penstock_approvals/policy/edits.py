@@ -16,8 +16,8 @@ class NotEditable(ValueError):
 
 
 def check_edit(asked: Mapping[str, Any], edited: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    """Raise NotEditable if an argument was changed that is not allowed, or if a changed argument
-    has another JSON type.
+    """Raise NotEditable if an argument was changed that must not be changed, or if a changed
+    argument has another JSON type.
 
     `allowed` has paths such as `args.memo`. A path also allows all values below it, and `args.*`
     allows all arguments.

@@ -40,7 +40,8 @@ class _Message:
     """A message that has begun and has not ended."""
 
     id: str
-    # False for the rest of a message whose beginning was closed before the message's end.
+    # False if an earlier part of the message was closed, so that this is only the rest of the
+    # message.
     is_whole: bool = True
     text: list[str] = field(default_factory=list)
 

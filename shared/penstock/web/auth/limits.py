@@ -106,7 +106,7 @@ class LookupLimit:
 
     A secret of 256 bits cannot be guessed, but each look-up is a request to NATS. So somebody who
     tries one secret after another must not keep NATS busy. Secrets that this process has already
-    found are not limited, so their owners are served even while the limit is reached.
+    found are not limited. So the owners of such secrets are served even while the limit is reached.
     """
 
     def __init__(

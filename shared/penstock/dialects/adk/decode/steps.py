@@ -7,19 +7,19 @@ Two kinds of runs have steps:
   completes the step. An output of the root completes the workflow. If a node chose a route, a
   transition is emitted when the next node begins.
 - **tree** (Sequential, Parallel, Loop): each child agent is a step, and the child's name is the
-  step's id. A step begins with the child's first event that has content. The step is completed at
-  the end of the run, or earlier when another child sends content that cannot run at the same time.
-  If a child whose step is completed sends content again, a new step begins (`writer#2`, iteration
-  2).
+  step's id. A step begins with the child's first event that has content. The step is completed when
+  a second child sends content, if the two children cannot run at the same time. Otherwise the step
+  is completed at the end of the run. If a child whose step is completed sends content again, a new
+  step begins (`writer#2`, iteration 2).
 
 A run is a graph if an event has an output for a node. A run is also a graph if an event has a path
 of several levels whose root is the event's author. With `kind: workflow`, any author suffices. A
 run of 2.x is a tree if the paths of its events are empty. A run of 1.x is a tree if an event has a
-branch, or if a second author appears to whom no transfer was made. When the second author appears,
-the events of the first child are already decoded, so the first child has no step. With `kind:
-workflow`, a run of 1.x is a tree from its first event on, so the first child has a step, too. An
-agent that transfers control to sub agents has no steps. Instead, `dispatch.transfer` shows how
-control moves between the agents.
+branch, or if a second author appears and no transfer to this author was made. When the second
+author appears, the events of the first child are already decoded, so the first child has no step.
+With `kind: workflow`, a run of 1.x is a tree from its first event on, so the first child has a
+step, too. An agent that transfers control to sub agents has no steps. Instead, `dispatch.transfer`
+shows how control moves between the agents.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ class Steps:
                 self._complete(self._open[path], value, out)
         if is_result and self.graph:
             self._announce(place.root, source, out)
-            # If a node only waited for a person's answer, it has no output, so its step is still
-            # open.
+            # A node that only waited for a person's answer has no output, so the node's step is
+            # still open.
             self.complete_all(out)
             data = {"run_id": self.run_id, "result": value}
             out.append(Draft("workflow.completed", data, source))

@@ -392,7 +392,8 @@ DIALECT: Final = ClientDialect(partial(AdkEncoder, streaming=True), omitted=OMIT
 
 
 def event_list(events: Iterable[JsonObject], timeout_s: float = 300) -> list[Json]:
-    """Returns the response body of `POST /run`: the ADK events of a run up to its pause or end.
+    """Returns the response body of `POST /run`, which has the ADK events of a run up to the run's
+    pause or end.
 
     `events` are the run's envelopes from its start. For a failed run, the last element is the error
     frame (`{"error": …}`), while ADK itself would answer with status 500.

@@ -1,4 +1,4 @@
-"""Keeps the open tool calls, and gives each an id that is unique in the run, over all legs.
+"""Keeps the open tool calls. Each call gets an id that is unique in all legs of the run.
 
 Calls of different members or legs may have the same upstream id. With some models, calls of the
 same leg may also have the same upstream id. A call that waits for a decision appears both in the

@@ -242,7 +242,7 @@ class AgnoDecoder:
         return drafts
 
     def _workflow_paused(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Handles WorkflowPaused, and the WorkflowRunOutput that Agno 3.1 sends after it."""
+        """Handles WorkflowPaused, and the WorkflowRunOutput that Agno 3.1 sends afterwards."""
         if body.get("status") not in (None, "PAUSED"):
             return self._unknown(run, "WorkflowRunOutput", body)
         return [] if run.inner else self._pause(workflow_needs(body), body)

@@ -107,8 +107,8 @@ class Messages:
         return self._end(message, body)
 
     def release(self, body: AguiFrame) -> list[Draft]:
-        """Emits or drops a message that was held back because of the same text as in the previous
-        message.
+        """Emits or drops a message that was held back because its text is the same as the previous
+        message's text.
 
         `body` is the event after this message. Before a call that pauses the run, Agno sends the
         last text again as a second message, and attaches the call to the second message. If `body`

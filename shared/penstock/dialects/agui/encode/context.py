@@ -12,8 +12,8 @@ from penstock.dialects.agui.ids import Names
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import JsonObject
 
-# The parts of an AG-UI event, from which a profile writes the event: its type, its fields, and
-# further facts that a profile may add.
+# The type and the fields of an AG-UI event, and further facts that a profile may add. A profile
+# writes the event from these parts.
 Emitted = tuple[EventType, JsonObject, JsonObject]
 NO_FACTS: Final[JsonObject] = {}
 
