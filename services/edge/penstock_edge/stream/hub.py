@@ -109,6 +109,31 @@ class Hub:
     In this case a task encodes this message, and the messages after it wait.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_arrivals",
+        "_budget",
+        "_bus",
+        "_encoding",
+        "_first",
+        "_flushes",
+        "_is_queued",
+        "_out_of_step",
+        "_ring_bytes",
+        "_sampled",
+        "_source",
+        "_starting",
+        "_state",
+        "_stopping",
+        "_working",
+        "clients",
+        "floor",
+        "flush_at",
+        "in_step",
+        "ring",
+        "view",
+    )
+
     def __init__(
         self,
         bus: Bus,

@@ -35,6 +35,20 @@ class Ring:
     last item of the stream.
     """
 
+    __slots__ = (
+        "_bodies",
+        "_chunks",
+        "_frames",
+        "_offsets",
+        "_sequences",
+        "base",
+        "delivered_bytes",
+        "end",
+        "evicted",
+        "held_bytes",
+        "newest",
+    )
+
     def __init__(self) -> None:
         self.base = RingPosition(0)  # the position of the oldest item in the ring
         self.end = RingPosition(0)  # the position after the newest item

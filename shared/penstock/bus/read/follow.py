@@ -110,6 +110,27 @@ class Follow:
     stream itself (expired or deleted messages) are skipped with a warning.
     """
 
+    __slots__ = (
+        "_bus",
+        "_deliver",
+        "_early",
+        "_early_bytes",
+        "_first_probe_s",
+        "_followed",
+        "_last",
+        "_left_out",
+        "_listener",
+        "_loop",
+        "_next",
+        "_probe_at",
+        "_probe_s",
+        "_repair",
+        "_stop_listening",
+        "_stopped",
+        "_timer",
+        "_timer_at",
+    )
+
     def __init__(
         self,
         bus: HasJetStream,
