@@ -8,6 +8,7 @@ limits and replicas with `migrate.apply`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 
@@ -146,9 +147,15 @@ async def ensure_all(bus: Buckets, wanted_streams: list[Configuration]) -> list[
         NotThereYet, StartUpError: as `ensure` does.
     """
     made = []
-    for wanted in wanted_streams:
+    # One request after another would take 30 round trips.
+    answers = await asyncio.gather(
+        *(configuration(bus, wanted["name"]) for wanted in wanted_streams), return_exceptions=True
+    )
+    for wanted, answer in zip(wanted_streams, answers, strict=True):
         try:
-            if await _ensure(bus, wanted):
+            if isinstance(answer, BaseException):
+                raise answer
+            if await _ensure(bus, wanted, answer):
                 made.append(str(wanted["name"]))
         except StartUpError:
             raise
@@ -166,9 +173,8 @@ async def ensure_all(bus: Buckets, wanted_streams: list[Configuration]) -> list[
     return made
 
 
-async def _ensure(bus: Buckets, wanted: Configuration) -> bool:
-    """Make or upgrade a stream; return whether this call made the stream."""
-    found = await configuration(bus, wanted["name"])
+async def _ensure(bus: Buckets, wanted: Configuration, found: Configuration | None) -> bool:
+    """Make or upgrade a stream that was just `found`; return whether this call made the stream."""
     if found is None:
         try:
             await bus.jetstream.api(f"STREAM.CREATE.{wanted['name']}", wanted)

@@ -67,12 +67,16 @@ class Recovery:
             NotThereYet: a stream does not answer, or its repair takes too long.
             StartUpError: this user may not read or write the bucket `checkpoints`.
         """
-        for name in names:
-            try:
-                created = await self._created(name)
-            except BusError as error:
-                raise NotThereYet(f"the stream {name} does not answer") from error
-            self._identity.know(name, created or "")
+        names = list(names)
+        answers = await asyncio.gather(
+            *(self._created(name) for name in names), return_exceptions=True
+        )
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BusError):
+                raise NotThereYet(f"the stream {name} does not answer") from answer
+            if isinstance(answer, BaseException):
+                raise answer
+            self._identity.know(name, answer or "")
         until = time.monotonic() + ORDER_WAIT_S
         try:
             while reason := await self._continuity.check():
