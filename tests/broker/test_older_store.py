@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from typer.testing import CliRunner
 
 from penstock.bus.state import losses
+from penstock_cli.main import app
 from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.fakes.misbehaving import Answer, Misbehaving, misbehaving
@@ -199,6 +201,12 @@ class Scene:
             if line.startswith(f'penstock_nats_lost_messages{{service="edge",stream="{stream}"}}')
         ]
         assert float(line.rpartition(" ")[2]) > 0
+        # `penstock doctor` shows the notice, too.
+        arguments = ["doctor", "--json", "--nats", self.nats.url, "--probe", edge.probes]
+        doctor = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+        findings = [json.loads(each) for each in doctor.stdout.splitlines()]
+        notices = [each["text"] for each in findings if each["check"] == "notices"]
+        assert any(f"NATS has lost data: {stream} " in text for text in notices), notices
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

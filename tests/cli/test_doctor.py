@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from penstock.bus.admin.permissions import (
 from penstock.service import bus_settings
 from penstock_cli.main import app
 from penstock_cli.operations import connection
-from penstock_cli.operations.doctor.checks import CHECKS, NEEDED, run_checks
+from penstock_cli.operations.doctor.checks import CHECKS, NEEDED, WAITING, run_checks
 from penstock_cli.operations.doctor.facts import (
     AnswerFact,
     ConsumerFact,
@@ -34,8 +36,12 @@ from penstock_cli.operations.doctor.facts import (
 )
 from penstock_cli.operations.doctor.permissions import differences
 from support.drive.bus import connected, new_run_id, publish_events
+from support.drive.dead_letters import a_cancel, buried, letter_about
 from support.drive.repository import ROOT
+from support.drive.waiting import eventually
+from support.fakes.clocks import ShiftedClock, forget_the_dead, libfaketime
 from support.fakes.issuer import JwksServer, Key
+from support.real.deployment import Deployment
 from support.real.nats import NatsServer, password_of, write_passwords
 
 HEALTHY = Facts(
@@ -306,6 +312,82 @@ async def test_a_missing_stream_and_a_reader_that_is_away_are_found(nats: str) -
         "streams": "there is no stream JOURNAL",
         "readers": "approvals of EVENTS has 3 messages, and no process asks for them",
     }
+
+
+async def test_faults_of_streams_that_nobody_looks_after_are_found(
+    nats: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames wait for a reader and a normalizer; streams are old and full."""
+    async with connected(nats) as bus:
+        subject = subjects.raw(new_run_id(), "upstream")
+        for _ in range(WAITING):
+            await bus.jetstream.connection.publish(subject, b"x")
+        raw = streams.raw_for(subject.split(".")[1])
+        durable = {"durable_name": "late", "ack_policy": "explicit"}
+        body = {"stream_name": raw, "config": durable}
+        await bus.api(f"CONSUMER.DURABLE.CREATE.{raw}.late", body)
+
+        async def are_stored() -> bool:
+            return int((await bus.api(f"STREAM.INFO.{raw}"))["state"]["messages"]) == WAITING
+
+        await eventually(are_stored, 30, "the frames are stored")
+        await buried(bus, letter_about(a_cancel()))
+        info = await bus.api("STREAM.INFO.DEADLETTERS")
+        full = {**info["config"], "max_bytes": info["state"]["bytes"]}
+        await bus.api("STREAM.UPDATE.DEADLETTERS", full)
+        config = (await bus.api("STREAM.INFO.JOURNAL"))["config"]
+        old = {**config, "metadata": {**config["metadata"], streams.SCHEMA_KEY: "4"}}
+        await bus.api("STREAM.UPDATE.JOURNAL", old)
+    monkeypatch.setenv("PENSTOCK_EVENTS_MAX_AGE_S", "3600")
+    code, findings = await _in_thread("--nats", nats)
+    assert code == 1
+    found = wrong(findings)
+    assert set(found) == {
+        *("storage", "schema", "settings", "lag", "readers", "normalizer", "partitions"),
+        "dead_letters",
+    }
+    assert found["storage"].startswith("DEADLETTERS uses 100%")
+    assert found["schema"].startswith("JOURNAL has schema 4, ")
+    assert found["settings"].startswith("EVENTS: ")
+    assert found["lag"] == f"late of {raw} has {WAITING} messages to deliver"
+    assert found["normalizer"].endswith(f" of {raw} is {WAITING} frames ahead of the events")
+    assert found["dead_letters"] == "there are 1 dead letters"
+
+
+@pytest.mark.real
+@pytest.mark.skipif(libfaketime() is None, reason="libfaketime is not installed (apt: faketime)")
+async def test_wrong_clocks_of_a_service_and_of_the_own_machine_are_found(
+    nats: str, tmp_path: Path
+) -> None:
+    library = libfaketime()
+    assert library is not None
+    clock = ShiftedClock(library, tmp_path / "clock")
+    clock.set(45)
+    config = tmp_path / "penstock.yaml"
+    config.write_text("agents: []\n")
+    penstock = Deployment(tmp_path, config, nats, {})
+    try:
+        edge = await penstock.start("edge", before=clock.command, probe="livez")
+
+        async def probes() -> str:
+            _, findings = await _in_thread("--nats", nats, "--probe", edge.probes)
+            return wrong(findings).get("probes", "")
+
+        assert "clock" in await eventually(probes, 30, "the edge is not ready")
+        program = [*clock.command, sys.executable, "-m", "penstock_cli", "doctor", "--json"]
+        shifted = await asyncio.create_subprocess_exec(
+            *program, "--nats", nats, stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await shifted.communicate()
+    finally:
+        await penstock.stop()
+        forget_the_dead()
+    assert shifted.returncode == 1
+    (finding,) = wrong([json.loads(line) for line in output.splitlines()]).items()
+    assert finding[0] == "clock"
+    assert re.fullmatch(
+        r"the clock of this machine is 4[45]\.\d s ahead of that of NATS", finding[1]
+    )
 
 
 async def _in_thread(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
