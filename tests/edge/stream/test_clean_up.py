@@ -22,13 +22,14 @@ from penstock_edge.sources.feed import Feeds
 from penstock_edge.sources.locate import start_from_now, start_of_new_run
 from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.sessions import RunRecords, Session
-from penstock_edge.stream import credential, until_idle, waiting
+from penstock_edge.stream import credential, until_idle
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.phases import End
+from penstock_edge.stream.responses import waiting
+from penstock_edge.stream.responses.waiting import WaitingStream
 from penstock_edge.stream.until_idle import UntilIdle
-from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.views.dialects import run_view, upstream_leg_view
 from penstock_edge.views.framing import NAMED_SSE
 from penstock_edge.views.items import EventEncoding, Item, type_of

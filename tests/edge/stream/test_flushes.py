@@ -119,10 +119,10 @@ async def test_delivered_events_are_counted_soon_and_at_the_end() -> None:
     connections = [await world.join() for _ in range(3)]
     world.say("first")
 
-    async def all_in_step() -> bool:
-        return all(each.is_in_step for each in connections)
+    async def all_in_sync() -> bool:
+        return all(each.is_in_sync for each in connections)
 
-    await eventually(all_in_step)
+    await eventually(all_in_sync)
     world.say("a")
     world.say("b")
 

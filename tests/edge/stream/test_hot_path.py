@@ -52,10 +52,10 @@ async def calls_per_event(clients: int, monkeypatch: pytest.MonkeyPatch) -> floa
     connections = [await world.join() for _ in range(clients)]
     world.say("first")
 
-    async def all_in_step() -> bool:
-        return all(each.is_in_step for each in connections)
+    async def all_in_sync() -> bool:
+        return all(each.is_in_sync for each in connections)
 
-    await eventually(all_in_step)
+    await eventually(all_in_sync)
     before = connections[0].writes
     hub, source = connections[0].client.hub, world.sources[0]
     queued: list[Callable[[], object]] = []
@@ -119,16 +119,16 @@ def event(sequence: int, type: str, **data: Any) -> dict[str, Any]:
     }
 
 
-async def test_a_client_in_step_has_no_task() -> None:
+async def test_a_client_in_sync_has_no_task() -> None:
     world = World()
     before = len(asyncio.all_tasks())
     connections = [await world.join() for _ in range(10)]
     world.say("first")
 
-    async def all_in_step() -> bool:
-        return all(each.is_in_step for each in connections)
+    async def all_in_sync() -> bool:
+        return all(each.is_in_sync for each in connections)
 
-    await eventually(all_in_step)
+    await eventually(all_in_sync)
     assert len(asyncio.all_tasks()) == before
     await world.close()
 
@@ -139,10 +139,10 @@ async def test_the_garbage_collector_tracks_no_event_of_a_ring() -> None:
     connection = await world.join()
     world.say("first")
 
-    async def in_step() -> bool:
-        return connection.is_in_step
+    async def in_sync() -> bool:
+        return connection.is_in_sync
 
-    await eventually(in_step)
+    await eventually(in_sync)
     gc.collect()
     before = len(gc.get_objects())
     for number in range(2, 502):

@@ -183,8 +183,8 @@ class Connection:
             stream.lost()
 
     @property
-    def is_in_step(self) -> bool:
-        return cast(Any, self.client) in self.client.hub.in_step.members
+    def is_in_sync(self) -> bool:
+        return cast(Any, self.client) in self.client.hub.in_sync.members
 
     def frames(self) -> list[Frame]:
         """Return the frames that the client has received, without notices."""

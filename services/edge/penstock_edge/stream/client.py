@@ -3,14 +3,14 @@
 A client is in one of four phases:
 - `Replay`: the client's position is before the ring, and the client reads the JetStream stream;
 - `Live`: the client has a position in the hub's ring, and takes items from the ring by itself;
-- `STEPPING`: the client is in step, so the hub writes the items of the ring to the client's
+- `IN_SYNC`: the client is in sync, so the hub writes the items of the ring to the client's
   connection;
 - None: the client's stream has ended.
 
 A client begins with a replay. When the replay reaches the ring, the client becomes live. If the
 ring then evicts items that the client does not have yet, the client replays again.
 
-A live client gets in step under three conditions: it has taken all items, it has a `Direct`
+A live client gets in sync under three conditions: it has taken all items, it has a `Direct`
 connection that accepts bytes, and its next items need no change. Each call of `wake` makes such a
 client live again, and the client then looks for what it must write.
 """
@@ -31,8 +31,9 @@ from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.drivers import ByTask, Driver
 from penstock_edge.stream.hub import Hub
+from penstock_edge.stream.keep_alive import is_due
 from penstock_edge.stream.open_streams import ReconnectReason, retry_ms
-from penstock_edge.stream.phases import IDLE, STEPPING, End, Idle, Live, Stepping
+from penstock_edge.stream.phases import IDLE, IN_SYNC, End, Idle, InSync, Live
 from penstock_edge.stream.received import acknowledged, written
 from penstock_edge.stream.replay import Reached, Replay
 from penstock_edge.stream.ring import http_chunk
@@ -94,7 +95,7 @@ class Client:
         self._turns = turns
         self._turn: Turn = nullcontext
         self._start = StreamSequence(start.start)
-        self._phase: Replay | Live | Stepping | None = Replay(hub, self._start)
+        self._phase: Replay | Live | InSync | None = Replay(hub, self._start)
         # one more than the sequence of the newest item that the client has taken
         self._next = self._start
         # frames up to and including this cursor are not written
@@ -132,7 +133,7 @@ class Client:
         """Return the bytes to write next; this method waits only while a replay reads from NATS.
 
         The result is None when the stream has ended. The result is `IDLE` if there is nothing to
-        write until the next `wake`; the client may then be in step.
+        write until the next `wake`; the client may then be in sync.
         """
         while (phase := self._phase) is not None:
             found: bytes | Idle = b""
@@ -175,17 +176,17 @@ class Client:
     # Called by the hub, by `Hubs.maintain` and by the surfaces
 
     def wake(self) -> None:
-        """Let the driver call `next_write`; a client in step leaves the group first."""
-        if self._phase is STEPPING:
-            self._step_out()
+        """Let the driver call `next_write`; a client in sync leaves the group first."""
+        if self._phase is IN_SYNC:
+            self._leave_in_sync()
         if self.driver is not None:
             self.driver.wake()
 
     def paused(self) -> None:
-        """Leave the group of clients in step, because the connection accepts no more bytes for
+        """Leave the group of clients in sync, because the connection accepts no more bytes for
         now."""
-        if self._phase is STEPPING:
-            self._step_out()
+        if self._phase is IN_SYNC:
+            self._leave_in_sync()
 
     def resumed(self) -> None:
         """Continue, because the connection accepts bytes again."""
@@ -193,8 +194,8 @@ class Client:
 
     def fail(self) -> None:
         """End the stream, because the connection's `write` has raised an exception."""
-        if self._phase is STEPPING:
-            self._step_out()
+        if self._phase is IN_SYNC:
+            self._leave_in_sync()
         if self.driver is not None:
             self.driver.fail()
 
@@ -204,16 +205,16 @@ class Client:
     def cursor(self) -> Cursor | None:
         """The newest position that was written to the connection; None if there is none."""
         next_ = self._next
-        if self._phase is STEPPING:
-            next_ = max(next_, self.hub.in_step.next_of(self))
+        if self._phase is IN_SYNC:
+            next_ = max(next_, self.hub.in_sync.next_of(self))
         return Cursor(next_ - 1, LAST_FRAME) if next_ > 1 else self._after
 
     @property
-    def is_level(self) -> bool:
+    def has_all_events(self) -> bool:
         """Whether all events that the hub has were written to the connection."""
         phase = self._phase
         at_end = isinstance(phase, Live) and self.hub.ring.chunk(phase.at) is None
-        return at_end or phase is STEPPING
+        return at_end or phase is IN_SYNC
 
     @property
     def is_writing(self) -> bool:
@@ -275,8 +276,8 @@ class Client:
 
         Further calls do nothing.
         """
-        if self._phase is STEPPING:
-            self._step_out()
+        if self._phase is IN_SYNC:
+            self._leave_in_sync()
         self._finish(End.LEFT)
         on_leave, self._on_leave = self._on_leave, None
         if on_leave is None:
@@ -300,13 +301,13 @@ class Client:
             self._drop_if_slow(now - self._writing_since, period_s, settings)
             return
         wrote_at = self._wrote_at
-        if self._phase is STEPPING:
-            wrote_at = max(wrote_at, self.hub.in_step.wrote_at)
+        if self._phase is IN_SYNC:
+            wrote_at = max(wrote_at, self.hub.in_sync.wrote_at)
         keep_alive = self.hub.view.framing.keep_alive
-        if not keep_alive or now - wrote_at < 2 * period_s:
+        if not keep_alive or not is_due(now - wrote_at, period_s):
             return
         write = self.driver.write if self.driver is not None else None
-        if self._phase is STEPPING and write is not None:
+        if self._phase is IN_SYNC and write is not None:
             # The keep-alive is written without leaving the group: the way out of the group and back
             # would need a task.
             self._wrote_at = now
@@ -408,13 +409,13 @@ class Client:
 
     # The items
 
-    def _from_ring(self, phase: Live | Stepping) -> bytes | Idle:
+    def _from_ring(self, phase: Live | InSync) -> bytes | Idle:
         """Return the bytes of the next items; `IDLE` if the client has all items of the ring.
 
         The result is empty if the client's phase has changed, or if the items have no bytes for
         this client.
         """
-        if phase is STEPPING:
+        if phase is IN_SYNC:
             return IDLE
         ring = self.hub.ring
         if phase.at < ring.base:
@@ -428,22 +429,22 @@ class Client:
         elif self.hub.closed:
             self._finish(End.FAILED if self.hub.failed else End.STOPPED)
         else:
-            self._step_in(phase)
+            self._join_in_sync(phase)
             return IDLE
         return b""
 
-    def _step_in(self, live: Live) -> None:
+    def _join_in_sync(self, live: Live) -> None:
         """Let the hub write the next items, if this client needs exactly the hub's bytes.
 
-        A client that cannot get in step stays live, and is woken when the ring gets items.
+        A client that cannot get in sync stays live, and is woken when the ring gets items.
         """
         is_plain = self._after is None and self._live_after is None and self._end_after is None
         write = self.driver.write if is_plain and self.driver is not None else None
-        if write is not None and self.hub.step_in(self, live.at, write):
-            self._phase = STEPPING
+        if write is not None and self.hub.join_in_sync(self, live.at, write):
+            self._phase = IN_SYNC
 
-    def _step_out(self) -> None:
-        at, next_ = self.hub.step_out(self)
+    def _leave_in_sync(self) -> None:
+        at, next_ = self.hub.leave_in_sync(self)
         self._next = max(self._next, next_)
         self._phase = Live(at, self.hub.ring.offset_before(at))
 

@@ -2,7 +2,7 @@
 
 ASGI sends the head of the response. Then the stream takes the connection over from uvicorn, and the
 ASGI application returns. From then until the end of the response, the hub writes to the transport.
-A task exists only while the client is not in step. So an idle stream takes 12 KB; with a suspended
+A task exists only while the client is not in sync. So an idle stream takes 12 KB; with a suspended
 ASGI call and two tasks, an idle stream took 24 KB. All bytes are HTTP chunks, which are made once
 for all clients.
 
@@ -27,7 +27,7 @@ from penstock.log_fields import run_of
 from penstock.web.protocol import HttpProtocol
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.drivers import Driver
-from penstock_edge.stream.in_step import Write
+from penstock_edge.stream.in_sync import Write
 from penstock_edge.stream.phases import End, Idle
 from penstock_edge.stream.ring import http_chunk
 from penstock_edge.views.view import Delivery

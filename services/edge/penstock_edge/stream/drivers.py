@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from penstock_edge.stream.in_step import Write
+from penstock_edge.stream.in_sync import Write
 
 
 class Driver(Protocol):
@@ -63,5 +63,5 @@ class ByTask(Driver):
         return self._task is not None and self._task.cancel()
 
     def fail(self) -> None:
-        """Do nothing: this method is called only for clients in step, and ASGI clients are never
-        in step."""
+        """Do nothing: this method is called only for clients in sync, and ASGI clients are never
+        in sync."""

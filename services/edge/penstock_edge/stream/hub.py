@@ -24,7 +24,7 @@ from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.run_source import source_of
 from penstock_edge.stream.flushes import SLICE, Flushes
-from penstock_edge.stream.in_step import InStep, Member, Write
+from penstock_edge.stream.in_sync import InSyncGroup, Member, Write
 from penstock_edge.stream.ring import CHUNK_BYTES, Ring, http_chunk
 from penstock_edge.stream.ring_budget import RingBudget
 from penstock_edge.views.items import Encoding, Item
@@ -145,7 +145,7 @@ class Hub:
     ) -> None:
         self.view = view
         self.clients: set[Member] = set()
-        self.in_step = InStep(view.run_id)
+        self.in_sync = InSyncGroup(view.run_id)
         self.ring = Ring()
         # The ring has, or will get, every message whose stream sequence is `floor` or higher.
         self.floor = StreamSequence(start.start)
@@ -156,8 +156,8 @@ class Hub:
         self._budget = budget
         self._flushes = flushes
         self._is_queued = False  # whether `Flushes` will call `flush`
-        # the clients that are not in step, which each flush wakes
-        self._out_of_step: set[Member] = set()
+        # the clients that are not in sync, which each flush wakes
+        self._not_in_sync: set[Member] = set()
         self._first: Stored | None = None
         # the time of the source frame of the event whose added latency is being measured
         self._sampled: str | None = None
@@ -246,28 +246,28 @@ class Hub:
         return self.ring.held_bytes
 
     def add(self, client: Member) -> None:
-        """Add a client, which is not in step."""
+        """Add a client, which is not in sync."""
         self.clients.add(client)
-        self._out_of_step.add(client)
+        self._not_in_sync.add(client)
 
     def discard(self, client: Member) -> None:
-        """Remove a client that has left the group `in_step`."""
+        """Remove a client that has left the group `in_sync`."""
         self.clients.discard(client)
-        self._out_of_step.discard(client)
+        self._not_in_sync.discard(client)
 
-    def step_in(self, client: Member, at: RingPosition, write: Write) -> bool:
-        """Add a client to the group `in_step`, if the group is at the client's position."""
-        group = self.in_step
+    def join_in_sync(self, client: Member, at: RingPosition, write: Write) -> bool:
+        """Add a client to the group `in_sync`, if the group is at the client's position."""
+        group = self.in_sync
         if group.at != at or self.closed:
             return False
-        self._out_of_step.discard(client)
+        self._not_in_sync.discard(client)
         group.add(client, write)
         return True
 
-    def step_out(self, client: Member) -> tuple[RingPosition, StreamSequence]:
+    def leave_in_sync(self, client: Member) -> tuple[RingPosition, StreamSequence]:
         """Remove a client from the group; return its position and its next stream sequence."""
-        self._out_of_step.add(client)
-        return self.in_step.remove(client)
+        self._not_in_sync.add(client)
+        return self.in_sync.remove(client)
 
     def flush(self) -> int:
         """Encode the new messages, and write them to the clients; return the number of writes.
@@ -276,35 +276,35 @@ class Hub:
         the fan-out.
         """
         self._is_queued = False
-        group = self.in_step
+        group = self.in_sync
         try:
-            if not group.behind:
+            if not group.unwritten:
                 if self._working is None:
                     self._take_arrivals()
                 self._begin_fan_out()
-            writes = group.write(SLICE) if group.behind else 0
+            writes = group.write(SLICE) if group.unwritten else 0
         except Exception:  # If the hub did not fail here, its clients would wait for ever.
             self._fail()
             return SLICE
         if writes:
             self._flushes.delivered(self.view.dialect, writes * group.events)
-            if len(group.level) > SLICE and not group.behind:
+            if len(group.written) > SLICE and not group.unwritten:
                 # `join_s` is counted from the end of the fan-out, which takes 8 ms for 1,000
                 # clients. If it were counted from the beginning, events would be joined for 12
                 # instead of 20 ms, and the benchmark W1 would cost 9.2 µs an event instead of 5.1.
                 self.flush_at = self._flushes.time() + self._flushes.join_s
-        if self._sampled is not None and not group.behind:
+        if self._sampled is not None and not group.unwritten:
             self._measure(self._sampled, writes)
-        if group.behind or group.at != self.ring.end:
+        if group.unwritten or group.at != self.ring.end:
             self._flush_again()
         elif self._arrivals.waiting:
             self._on_arrival()
         return writes
 
     def _measure(self, received: str, writes: int) -> None:
-        """Measure the added latency of an event, if this flush has written it to clients in step.
+        """Measure the added latency of an event, if this flush has written it to clients in sync.
 
-        A client that is not in step may read the past, whose latency would say nothing.
+        A client that is not in sync may read the past, whose latency would say nothing.
         """
         self._sampled = None
         if writes:
@@ -374,14 +374,14 @@ class Hub:
 
     def _begin_fan_out(self) -> None:
         """Begin to write the new items to the group, and wake the other clients."""
-        ring, group, now = self.ring, self.in_step, self._flushes.time()
+        ring, group, now = self.ring, self.in_sync, self._flushes.time()
         self.flush_at = now + self._flushes.join_s
         end = ring.end
         if group.at == end:
             return
-        if group.level:
+        if group.written:
             self._give_to_group(end, now)
-        if not (group.level or group.behind):
+        if not (group.written or group.unwritten):
             newest = ring.newest
             group.move(end, StreamSequence(newest.sequence + 1) if newest else group.next)
         if ring.held_bytes > self._ring_bytes:
@@ -389,8 +389,8 @@ class Hub:
             # event would evict a little.
             self._evict(self._ring_bytes * 7 // 8, least=1)
         self._budget.hold(self, ring.held_bytes)
-        if self._out_of_step:
-            for client in tuple(self._out_of_step):
+        if self._not_in_sync:
+            for client in tuple(self._not_in_sync):
                 client.wake()
 
     def _give_to_group(self, end: RingPosition, now: float) -> None:
@@ -399,7 +399,7 @@ class Hub:
         There is no fan-out if the streams end with this chunk, if the chunk is large, or if the
         ring has evicted the chunk. In these cases each client takes its next items on its own.
         """
-        ring, group = self.ring, self.in_step
+        ring, group = self.ring, self.in_sync
         if group.at < ring.base:
             self._dissolve()
             return
@@ -413,7 +413,7 @@ class Hub:
             group.move(at, next_)
 
     def _dissolve(self) -> None:
-        for client in self.in_step.members:
+        for client in self.in_sync.members:
             client.wake()
 
     def _evict(self, limit_bytes: int, least: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from penstock.bus import Bus, Loss
 from penstock.telemetry import CLIENTS, RESUMES
@@ -13,11 +12,10 @@ from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.flushes import SLICE, Flushes
 from penstock_edge.stream.hub import Hub
+from penstock_edge.stream.keep_alive import check_period_s
 from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.ring_budget import RingBudget
 from penstock_edge.views.view import RunEvents, View
-
-CHECKS_PER_KEEP_ALIVE: Final = 3
 
 
 class Hubs:
@@ -72,9 +70,9 @@ class Hubs:
     async def maintain(self) -> None:
         """Keep idle streams alive, drop slow clients and end old streams, until cancelled.
 
-        All clients are checked `CHECKS_PER_KEEP_ALIVE` times in `keep_alive_s`.
+        Each client is checked every `check_period_s` seconds (see `keep_alive`).
         """
-        period_s = self._settings.keep_alive_s / CHECKS_PER_KEEP_ALIVE
+        period_s = check_period_s(self._settings.keep_alive_s)
         while True:
             await asyncio.sleep(period_s)
             self.streams.rotate()

@@ -30,14 +30,14 @@ class Live:
     taken_bytes: ByteOffset  # the number of bytes of all items before `at`
 
 
-class Stepping(Enum):
-    """The phase in which the hub writes the items; the group `InStep` knows the client's
+class InSync(Enum):
+    """The phase in which the hub writes the items; the `InSyncGroup` knows the client's
     position."""
 
-    STEPPING = "stepping"
+    IN_SYNC = "in sync"
 
 
-STEPPING: Final = Stepping.STEPPING
+IN_SYNC: Final = InSync.IN_SYNC
 
 
 class Idle(Enum):

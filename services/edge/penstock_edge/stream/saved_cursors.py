@@ -90,7 +90,7 @@ class Sample(NamedTuple):
     at: float
     unix_s: float
     cursor: str | None  # the newest position that was written at that moment
-    level: bool  # whether all events that were stored at that moment were written
+    is_complete: bool  # whether all events that were stored at that moment were written
     written: Sequence[int | None]  # the number of bytes that were written to each client
 
 
@@ -192,7 +192,8 @@ class SavedCursor:
                     loop.time(),
                     bus.clock.now().timestamp() - LAG_S,
                     cursor(),
-                    bus.since_reconnect_s > LAG_S and all(client.is_level for client in clients),
+                    bus.since_reconnect_s > LAG_S
+                    and all(client.has_all_events for client in clients),
                     [client.written_bytes for client in clients],
                 )
                 if not any(client.is_writing for client in clients):
@@ -220,7 +221,7 @@ class SavedCursor:
         """Save the sample's position, unless it is saved already or a newer connection has the
         cursor."""
         wanted = replace(self._saved, cursor=sample.cursor or self._saved.cursor)
-        if sample.level:
+        if sample.is_complete:
             wanted = replace(wanted, complete_until=sample.unix_s)
         now = asyncio.get_running_loop().time()
         is_same = wanted.cursor == self._saved.cursor

@@ -37,7 +37,7 @@ from penstock_edge.sources.locate import (
     start_after,
 )
 from penstock_edge.stream.responses.event_stream import EventStream
-from penstock_edge.stream.waiting import WaitingStream
+from penstock_edge.stream.responses.waiting import WaitingStream
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.request import QueryRequest
 from penstock_edge.surfaces.adk.session_store import NamedSession, SessionStore

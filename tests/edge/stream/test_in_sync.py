@@ -49,11 +49,11 @@ async def until(condition: Callable[[], bool]) -> None:
     await eventually(holds, 30)
 
 
-async def in_step(world: World, count: int) -> list[Connection]:
-    """Return so many clients that are in step after the first event."""
+async def in_sync(world: World, count: int) -> list[Connection]:
+    """Return so many clients that are in sync after the first event."""
     connections = [await world.join() for _ in range(count)]
     world.say("first")
-    await until(lambda: all(each.is_in_step for each in connections))
+    await until(lambda: all(each.is_in_sync for each in connections))
     return connections
 
 
@@ -63,7 +63,7 @@ async def all_there(world: World, connections: list[Connection]) -> None:
 
 
 async def test_a_live_event_costs_one_write_for_each_client_and_no_task(world: World) -> None:
-    connections = await in_step(world, 5)
+    connections = await in_sync(world, 5)
     before = [each.writes for each in connections]
     tasks = asyncio.all_tasks()
     world.say("a", "b")
@@ -72,66 +72,66 @@ async def test_a_live_event_costs_one_write_for_each_client_and_no_task(world: W
         assert asyncio.all_tasks() == tasks
     assert [each.writes for each in connections] == [each + 1 for each in before]
     await all_there(world, connections)
-    assert all(each.is_in_step for each in connections)
+    assert all(each.is_in_sync for each in connections)
 
 
 async def test_events_are_joined_from_the_end_of_a_long_fan_out_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a fan-out to many clients would use up the time in which events are joined."""
-    await in_step(world, 5)
+    await in_sync(world, 5)
     hub = world.connections[0].client.hub
     clock = count(1_000_000)
     monkeypatch.setattr(hub._flushes, "time", lambda: float(next(clock)))
     world.say("a")
-    await until(lambda: hub.ring.end == 2 and not hub.in_step.behind)
-    assert hub.in_step.wrote_at >= 1_000_000
-    assert hub.flush_at > hub.in_step.wrote_at
+    await until(lambda: hub.ring.end == 2 and not hub.in_sync.unwritten)
+    assert hub.in_sync.wrote_at >= 1_000_000
+    assert hub.flush_at > hub.in_sync.wrote_at
 
 
 async def test_a_paused_client_leaves_the_group_and_returns_when_it_has_read(world: World) -> None:
-    slow, *others = await in_step(world, 3)
+    slow, *others = await in_sync(world, 3)
     slow.is_full = True
     world.say("a")
     await all_there(world, [slow, *others])
-    assert not slow.is_in_step
+    assert not slow.is_in_sync
     world.say("b")
     world.say("c")
     await all_there(world, others)
     assert len(slow.frames()) == 2
     slow.drain()
     await all_there(world, [slow])
-    await until(lambda: slow.is_in_step)
+    await until(lambda: slow.is_in_sync)
 
 
 async def test_a_client_that_pauses_and_resumes_without_news_is_in_step_again(
     world: World,
 ) -> None:
-    slow, *_ = await in_step(world, 3)
+    slow, *_ = await in_sync(world, 3)
     slow.is_full = True
     world.say("a")
     await until(lambda: slow.flow.write_paused)
     slow.drain()
-    await until(lambda: slow.is_in_step)
+    await until(lambda: slow.is_in_sync)
 
 
 async def test_an_exception_in_one_write_ends_one_stream_only(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connections = await in_step(world, 7)
+    connections = await in_sync(world, 7)
     broken, others = connections[3], [*connections[:3], *connections[4:]]
     broken.is_broken = True
     world.say("a")
     world.say("b")
     await all_there(world, others)
-    assert all(each.is_in_step for each in others)
+    assert all(each.is_in_sync for each in others)
     assert broken.client.end is End.LEFT
     assert len(world.hubs.streams) == 6
     assert "a connection takes no bytes" in caplog.text
 
 
 async def test_a_client_that_leaves_during_a_fan_out_does_not_stop_it(world: World) -> None:
-    connections = await in_step(world, 9)
+    connections = await in_sync(world, 9)
     world.say("a")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -146,7 +146,7 @@ async def test_a_client_that_leaves_during_a_fan_out_does_not_stop_it(world: Wor
 
 
 async def test_a_notice_during_a_fan_out_comes_between_two_events(world: World) -> None:
-    connections = await in_step(world, 9)
+    connections = await in_sync(world, 9)
     world.say("a")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -155,11 +155,11 @@ async def test_a_notice_during_a_fan_out_comes_between_two_events(world: World) 
     world.say("b")
     await all_there(world, connections)
     assert all(each.body.count(b": told\n\n") == 1 for each in connections)
-    await until(lambda: all(each.is_in_step for each in connections))
+    await until(lambda: all(each.is_in_sync for each in connections))
 
 
 async def test_the_end_of_the_run_ends_each_response(world: World) -> None:
-    connections = await in_step(world, 5)
+    connections = await in_sync(world, 5)
     world.say("a")
     world.say("done", type="lifecycle.completed")
     await until(lambda: all(each.is_complete for each in connections))
@@ -172,10 +172,10 @@ async def test_the_end_of_the_run_ends_each_response(world: World) -> None:
 
 
 @pytest.mark.parametrize("reason", ReconnectReason)
-async def test_a_client_in_step_is_asked_to_reconnect(
+async def test_a_client_in_sync_is_asked_to_reconnect(
     world: World, reason: ReconnectReason
 ) -> None:
-    moved, *others = await in_step(world, 3)
+    moved, *others = await in_sync(world, 3)
     moved.client.ask_to_reconnect(reason)
     await until(lambda: moved.is_complete)
     assert b"retry: " in moved.body
@@ -184,8 +184,8 @@ async def test_a_client_in_step_is_asked_to_reconnect(
     await all_there(world, others)
 
 
-async def test_a_client_in_step_whose_credential_expires_gets_no_more_events(world: World) -> None:
-    expired, *others = await in_step(world, 3)
+async def test_a_client_in_sync_whose_credential_expires_gets_no_more_events(world: World) -> None:
+    expired, *others = await in_sync(world, 3)
     expired.client.expire()
     world.say("a")
     await all_there(world, others)
@@ -194,7 +194,7 @@ async def test_a_client_in_step_whose_credential_expires_gets_no_more_events(wor
 
 
 async def test_a_stream_with_a_last_event_ends_after_it(world: World) -> None:
-    ending, *others = await in_step(world, 3)
+    ending, *others = await in_sync(world, 3)
     ending.client.end_after(3)
     world.say("a", "b")
     await until(lambda: ending.is_complete)
@@ -204,7 +204,7 @@ async def test_a_stream_with_a_last_event_ends_after_it(world: World) -> None:
 
 
 async def test_what_the_client_holds_is_given_back_once_when_it_leaves(world: World) -> None:
-    (connection,) = await in_step(world, 1)
+    (connection,) = await in_sync(world, 1)
     released: list[str] = []
     connection.client.when_left(lambda: released.append("place"))
     connection.lose()
@@ -213,25 +213,25 @@ async def test_what_the_client_holds_is_given_back_once_when_it_leaves(world: Wo
 
 
 async def test_an_event_that_needs_the_bus_keeps_its_place_in_the_order(world: World) -> None:
-    connections = await in_step(world, 3)
+    connections = await in_sync(world, 3)
     world.say("a", "waits", "b", "empty", "waits", "c")
     world.say("d")
     await all_there(world, connections)
 
 
-async def test_a_keep_alive_does_not_take_a_client_out_of_step(world: World) -> None:
-    connections = await in_step(world, 3)
+async def test_a_keep_alive_does_not_take_a_client_out_of_sync(world: World) -> None:
+    connections = await in_sync(world, 3)
     now = asyncio.get_running_loop().time()
     for each in connections:
         each.client.maintain(now + 1, 15, world.settings)
         assert b"keep-alive" not in each.body
         each.client.maintain(now + 40, 15, world.settings)
         assert each.body.endswith(b": keep-alive\n\n")
-        assert each.is_in_step
+        assert each.is_in_sync
 
 
 async def test_a_client_whose_keep_alive_cannot_be_written_ends_alone(world: World) -> None:
-    broken, other = await in_step(world, 2)
+    broken, other = await in_sync(world, 2)
     broken.is_broken = True
     broken.client.maintain(asyncio.get_running_loop().time() + 40, 15, world.settings)
     await until(lambda: broken.client.end is End.LEFT)
@@ -240,7 +240,7 @@ async def test_a_client_whose_keep_alive_cannot_be_written_ends_alone(world: Wor
 
 
 async def test_a_client_that_takes_nothing_is_dropped_and_the_group_goes_on(world: World) -> None:
-    slow, other = await in_step(world, 2)
+    slow, other = await in_sync(world, 2)
     slow.is_full = True
     world.say("a")
     await until(lambda: slow.flow.write_paused)
@@ -256,7 +256,7 @@ async def test_a_client_that_takes_nothing_is_dropped_and_the_group_goes_on(worl
 
 
 async def test_closing_the_edge_completes_each_response(world: World) -> None:
-    connections = await in_step(world, 3)
+    connections = await in_sync(world, 3)
     await world.hubs.close()
     await until(lambda: all(each.is_complete for each in connections))
 

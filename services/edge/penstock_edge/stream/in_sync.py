@@ -1,4 +1,4 @@
-"""The clients of a hub that are in step: they have all items of the ring and wait for more.
+"""The clients of a hub that are in sync: they have all items of the ring and wait for more.
 
 All these clients get the same bytes next. So a write to a thousand clients is a loop over a
 thousand bound methods `transport.write`. Each client costs two function calls and the system call.
@@ -28,7 +28,7 @@ class Member(Protocol):
     def wake(self) -> None:
         """Look at the ring, because it has new items or will get no more items.
 
-        A client in step first leaves the group.
+        A client in sync first leaves the group.
         """
         ...
 
@@ -37,16 +37,16 @@ class Member(Protocol):
         ...
 
 
-class InStep:
-    """The group of clients in step; a fan-out writes the same bytes to each member, in slices.
+class InSyncGroup:
+    """The group of clients in sync; a fan-out writes the same bytes to each member, in slices.
 
-    During a fan-out, `behind` has the members that have not got the bytes yet, and `level` has all
-    other members. Only methods of this class may change `behind` and `level`. A client that joins
-    or leaves during a fan-out gets the bytes exactly once, because `remove` returns the position of
-    this client.
+    During a fan-out, `unwritten` has the members that have not got the bytes yet, and `written` has
+    all other members. Only methods of this class may change `unwritten` and `written`. A client
+    that joins or leaves during a fan-out gets the bytes exactly once, because `remove` returns the
+    position of this client.
 
-    `at` is the position in the ring of the members in `level`. `next` is one more than the sequence
-    of the newest item that these members have.
+    `at` is the position in the ring of the members in `written`. `next` is one more than the
+    sequence of the newest item that these members have.
     """
 
     __slots__ = (
@@ -54,11 +54,11 @@ class InStep:
         "_bytes",
         "_next_before",
         "at",
-        "behind",
         "events",
-        "level",
         "next",
         "run_id",
+        "unwritten",
+        "written",
         "wrote_at",
     )
 
@@ -69,40 +69,40 @@ class InStep:
         self.events = 0  # the number of items of the last fan-out
         self.wrote_at = 0.0  # when the last fan-out began, by the clock of the loop
         self._bytes = b""
-        self.level: dict[Member, Write] = {}
-        self.behind: dict[Member, Write] = {}
+        self.written: dict[Member, Write] = {}
+        self.unwritten: dict[Member, Write] = {}
 
     @property
     def is_writing(self) -> bool:
         """Whether a fan-out is in progress."""
-        return bool(self.behind)
+        return bool(self.unwritten)
 
     @property
     def members(self) -> list[Member]:
-        """All clients in step."""
-        return [*self.level, *self.behind]
+        """All clients in sync."""
+        return [*self.written, *self.unwritten]
 
     def add(self, member: Member, write: Write) -> None:
         """Add a client that has all items before `at`."""
-        self.level[member] = write
+        self.written[member] = write
 
     def remove(self, member: Member) -> tuple[RingPosition, StreamSequence]:
         """Remove a client; return its position in the ring, and its next stream sequence."""
-        if self.behind.pop(member, None) is not None:
+        if self.unwritten.pop(member, None) is not None:
             return self._at_before, self._next_before
-        del self.level[member]
+        del self.written[member]
         return self.at, self.next
 
     def next_of(self, member: Member) -> StreamSequence:
         """Return one more than the sequence of the newest item that was written to a member."""
-        return self._next_before if member in self.behind else self.next
+        return self._next_before if member in self.unwritten else self.next
 
     def move(self, at: RingPosition, next: StreamSequence) -> None:
         """Set the position of a group that has no members, or whose next items have no bytes."""
         self.at, self.next = at, next
 
     def begin(
-        self, written: bytes, at: RingPosition, next: StreamSequence, events: int, now: float
+        self, body: bytes, at: RingPosition, next: StreamSequence, events: int, now: float
     ) -> None:
         """Begin a fan-out of the items up to `at`; `write` continues it.
 
@@ -111,8 +111,8 @@ class InStep:
         self._at_before, self._next_before = self.at, self.next
         self.at, self.next = at, next
         self.events, self.wrote_at = events, now
-        self._bytes = written
-        self.behind, self.level = self.level, self.behind
+        self._bytes = body
+        self.unwritten, self.written = self.written, self.unwritten
 
     def write(self, most: int) -> int:
         """Continue the fan-out: write to at most `most` members, and return the number of writes.
@@ -120,18 +120,18 @@ class InStep:
         If the `write` of one member raises an exception, only the stream of this member ends. A
         `write` may pause its connection, and the member then leaves this group.
         """
-        behind, level, written = self.behind, self.level, self._bytes
+        unwritten, written, body = self.unwritten, self.written, self._bytes
         writes = 0
-        while behind and writes < most:
-            member, write = behind.popitem()
-            level[member] = write
+        while unwritten and writes < most:
+            member, write = unwritten.popitem()
+            written[member] = write
             writes += 1
             try:
-                write(written)
+                write(body)
             except Exception:
                 extra = run_of(self.run_id)
                 log.exception("a connection takes no bytes; its client's stream ends", extra=extra)
                 member.fail()
-        if not behind:
+        if not unwritten:
             self._bytes = b""
         return writes

@@ -15,6 +15,7 @@ from penstock.log_fields import run_of
 from penstock.web.problems import Problem
 from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import cycle_of
+from penstock_edge.stream.keep_alive import check_period_s, is_due
 from penstock_edge.stream.leaving import until_closed
 from penstock_edge.stream.open_streams import OpenStreams, ReconnectReason, retry_ms
 from penstock_edge.stream.responses.event_stream import EventStream, head
@@ -111,14 +112,15 @@ class WaitingStream:
         """
         loop = asyncio.get_running_loop()
         wrote_at = loop.time()
-        wait_s = min(LOOK_AGAIN_S, self._keep_alive_s / 3)
+        period_s = check_period_s(self._keep_alive_s)
+        wait_s = min(LOOK_AGAIN_S, period_s)
         while self._end is None:
             self._moved.clear()
             if (stream := await self._look()) is not None:
                 return stream
             if self._end is None:
                 await self._wait_for_notice(wait_s)
-            if self._end is None and loop.time() - wrote_at >= self._keep_alive_s * 2 / 3:
+            if self._end is None and is_due(loop.time() - wrote_at, period_s):
                 wrote_at = loop.time()
                 body = NAMED_SSE.keep_alive
                 await send({"type": "http.response.body", "body": body, "more_body": True})

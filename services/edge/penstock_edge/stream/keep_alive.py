@@ -1,0 +1,29 @@
+"""Decides when an idle stream gets a keep-alive. Pure.
+
+Proxies close connections without bytes, so each stream gets some bytes at least once in
+`keep_alive_s`. The bytes are a comment of the framing (`Framing.keep_alive`). WebSockets have pings
+in place of keep-alives (`EdgeService.ws_ping_s`).
+
+Each stream is checked several times in `keep_alive_s`: a client of a hub by `Hubs.maintain`, and a
+stream whose run has not begun by its own response (`WaitingStream`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+CHECKS_PER_KEEP_ALIVE: Final = 3  # the number of checks of one stream in `keep_alive_s`
+
+
+def check_period_s(keep_alive_s: float) -> float:
+    """Return the seconds between two checks of one stream."""
+    return keep_alive_s / CHECKS_PER_KEEP_ALIVE
+
+
+def is_due(idle_s: float, period_s: float) -> bool:
+    """Return whether a stream without bytes for `idle_s` needs a keep-alive at this check.
+
+    `period_s` is the result of `check_period_s`. The keep-alive is due one check before the end of
+    `keep_alive_s`, because the next check may come too late.
+    """
+    return idle_s >= (CHECKS_PER_KEEP_ALIVE - 1) * period_s
