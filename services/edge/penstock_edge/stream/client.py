@@ -400,7 +400,7 @@ class Client:
         if self._live_after is None or not isinstance(self._phase, Live):
             return False
         at_end = self.hub.ring.chunk(self._phase.at) is None
-        return at_end and self.hub.floor > self._live_after
+        return at_end and self.hub.first_sequence > self._live_after
 
     def _live_marker(self) -> bytes:
         """Return the live marker, and record that it is written."""

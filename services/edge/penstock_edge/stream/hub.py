@@ -118,7 +118,7 @@ class Hub:
         "_first",
         "_flushes",
         "_is_queued",
-        "_out_of_step",
+        "_not_in_sync",
         "_ring_bytes",
         "_sampled",
         "_source",
@@ -127,9 +127,9 @@ class Hub:
         "_stopping",
         "_working",
         "clients",
-        "floor",
+        "first_sequence",
         "flush_at",
-        "in_step",
+        "in_sync",
         "ring",
         "view",
     )
@@ -147,8 +147,9 @@ class Hub:
         self.clients: set[Member] = set()
         self.in_sync = InSyncGroup(view.run_id)
         self.ring = Ring()
-        # The ring has, or will get, every message whose stream sequence is `floor` or higher.
-        self.floor = StreamSequence(start.start)
+        # The ring has, or will get, every message whose stream sequence is `first_sequence` or
+        # higher.
+        self.first_sequence = StreamSequence(start.start)
         self.flush_at = 0.0
         self._bus = bus
         self._state = State.NEW
@@ -195,8 +196,8 @@ class Hub:
             self._starting = None
 
     async def _begin(self) -> None:
-        floor = StreamSequence(await self._source.start())
-        self.floor = max(self.floor, floor)
+        first_sequence = StreamSequence(await self._source.start())
+        self.first_sequence = max(self.first_sequence, first_sequence)
         if self._state is State.STARTING:
             self._state = State.FOLLOWING
 
@@ -424,12 +425,12 @@ class Hub:
             least = 1
         if self.ring.evict(limit_bytes, least):
             assert self.ring.evicted is not None
-            self.floor = StreamSequence(self.ring.evicted + 1)
+            self.first_sequence = StreamSequence(self.ring.evicted + 1)
 
     def _close(self, state: State) -> None:
         if not self.closed and (frames := self._encoding.interruption()):
             newest = self.ring.newest
-            after = newest.sequence if newest else self.floor
+            after = newest.sequence if newest else self.first_sequence
             self.ring.append(Item(after + 1, frames, last=True))
         if self._state is not State.FAILED:
             self._state = state

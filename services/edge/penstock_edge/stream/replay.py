@@ -54,7 +54,7 @@ class Replay:
         within a `turn`.
         """
         if self._encoding is None:
-            if self._start >= self._hub.floor:
+            if self._start >= self._hub.first_sequence:
                 return Reached()
             self._encoding = self._hub.view.encoding()
         if not self._unencoded and not await self._read(turn):
@@ -78,7 +78,7 @@ class Replay:
         if self._history is None:
             self._history = self._hub.history(self._start, turn)
         try:
-            step = await self._history.step(self._hub.floor)
+            step = await self._history.step(self._hub.first_sequence)
         except BusError as error:
             view = self._hub.view
             log.warning("reading %s: %s", " ".join(view.key), error, extra=run_of(view.run_id))
