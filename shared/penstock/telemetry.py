@@ -216,7 +216,8 @@ DELIVERY_SECONDS = Histogram(
 BREAKERS_OPEN = Gauge("penstock_breakers_open", "Endpoints that get no requests for now")
 SPANS = Counter(
     "penstock_spans_total",
-    "Spans of traces: recorded, exported, or failed (the collector did not take them)",
+    "Spans of traces: recorded, exported, failed (the collector did not take them) or dropped "
+    "(too many waited)",
     ["outcome"],
 )
 DEADLETTERS = Counter("penstock_deadletters_total", "Messages given up", ["service"])

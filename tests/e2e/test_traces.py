@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -292,3 +293,38 @@ async def test_no_span_has_content(seen: Seen) -> None:
         text = str((span.name, span.attributes))
         assert PROMPT not in text
         assert ANSWER not in text
+
+
+async def test_a_ratio_samples_a_trace_in_every_service_or_in_none(
+    tmp_path: Path, nats_server: NatsServer, agno_server: Upstream
+) -> None:
+    """This sampler looks only at the last 64 bits of the trace's id, not at the client's flag."""
+    low, high = "5" * 16 + "1" * 16, "5" * 16 + "f" * 16
+    agents = [{"id": "assistant", "protocol": "agno", "agent": "demo-agent"}]
+    services = {"normalizer": 1, "approvals": 1, "connector": 1, "edge": 1}
+    with collector() as made:
+        settings = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": made.url,
+            "OTEL_TRACES_SAMPLER": "traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "0.5",
+        }
+        agents[0]["url"] = agno_server.url
+        async with deployment(nats_server.url, tmp_path, agents, services, **settings) as penstock:
+            for trace_id, flag in ((low, "00"), (high, "01")):
+                traceparent = f"00-{trace_id}-{CLIENT}-{flag}"
+                run_id = await start(penstock, "assistant", "confirm", traceparent)
+                *_, paused = await penstock.until(run_id, "lifecycle.paused")
+                answer = await penstock.decide(paused.data["approval_id"], "approve", traceparent)
+                assert answer.is_success, answer.text
+                assert (await penstock.all(run_id))[-1].type == "lifecycle.completed"
+    names = sorted(f"{span.service} {span.name}" for span in made.of(low))
+    assert names == [
+        "penstock-approvals POST /v1/approvals/{approval_id}/decision",
+        "penstock-approvals approval",
+        "penstock-connector leg assistant",
+        "penstock-connector leg assistant",
+        "penstock-edge POST /v1/runs",
+        "penstock-normalizer execute_tool create_document",
+        "penstock-normalizer invoke_agent assistant",
+    ]
+    assert made.of(high) == []

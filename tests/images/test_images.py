@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,8 @@ from helm import charts
 from images.buildah import Image, Running, missing, python_image
 from penstock.bus.admin.permissions import OPERATOR
 from support.drive.repository import ROOT, services
+from support.drive.waiting import wait_for
+from support.fakes.collector import collector
 from support.fakes.issuer import SECRET, token
 from support.real.nats import NatsServer, password_of
 from support.real.ports import free_port
@@ -80,12 +83,17 @@ def of_the_chart(kind: str, component: str) -> tuple[list[str], dict[str, str]]:
     return container.get("command") or container.get("args") or [], given
 
 
-@pytest.fixture(scope="module")
-def deployment(
-    images: dict[str, Image], agents: str, tmp_path_factory: pytest.TempPathFactory
+@contextmanager
+def deployed(
+    images: dict[str, Image],
+    agents: str,
+    folder: Path,
+    further: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Iterator[dict[str, Running]]:
-    """Run every service from its image, with the chart's environment and its own NATS user."""
-    folder = tmp_path_factory.mktemp("services")
+    """Run every service from its image, with the chart's environment and its own NATS user.
+
+    `further` has further variables of services.
+    """
     nats = NatsServer(folder)
     nats.start()
     here = {"PENSTOCK_NATS_URL": nats.url, "PENSTOCK_HOST": "127.0.0.1"}
@@ -110,12 +118,21 @@ def deployment(
         running = {}
         for name in SERVICES:
             _, given = of_the_chart("Deployment", name)
+            environment = given | here | dict((further or {}).get(name, {}))
             running[name] = Running(
-                images[name], folder, agents, environment=given | here, mounts=password(name)
+                images[name], folder, agents, environment=environment, mounts=password(name)
             )
             stack.callback(running[name].kill)
         for process in running.values():
             process.ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def deployment(
+    images: dict[str, Image], agents: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Running]]:
+    with deployed(images, agents, tmp_path_factory.mktemp("services")) as running:
         yield running
 
 
@@ -202,6 +219,43 @@ def test_an_image_has_no_installer_and_nothing_that_its_user_may_write(
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_ends_with_0_on_sigterm(deployment: dict[str, Running], service: str) -> None:
     assert deployment[service].stop() == 0, deployment[service].log()
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_the_images_serve_and_end_with_0_while_their_collectors_are_dead(
+    images: dict[str, Image], agents: str, tmp_path: Path, turn: int
+) -> None:
+    """The collectors are, in turn: a closed port, a port that never answers, and one that refuses.
+
+    After three turns, each image was started with each of them.
+    """
+    with collector() as silent, collector() as refusing:
+        silent.hangs, refusing.status = True, 500
+        urls = ["http://127.0.0.1:9", silent.url, refusing.url]
+        quick = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+        further = {
+            name: {**quick, "OTEL_EXPORTER_OTLP_ENDPOINT": urls[(turn + number) % 3]}
+            for number, name in enumerate(SERVICES)
+        }
+        with deployed(images, agents, tmp_path, further) as running:
+            for _ in range(2):  # in the second round, the exporters hang or have failed
+                assert run(running["edge"].url, **QUESTION)[-1] == "lifecycle.completed"
+                for name, path in (("automations", "automations"), ("workflows", "workflows")):
+                    # A refused request has a span, too.
+                    httpx.post(f"{running[name].url}/v1/{path}", headers=ALICE, json={})
+                asked = run(running["edge"].url, message="Please delete a.txt", agent="assistant")
+                assert asked[-1] == "lifecycle.paused"
+                decision = f"{running['approvals'].url}/v1/approvals/none/decision"
+                httpx.post(decision, headers=ALICE, json={})
+                for process in running.values():
+                    wait_for(partial(has_said, process), 60, "the warning about traces")
+            for name, process in running.items():
+                assert process.stop() == 0, process.log()
+                assert process.log().count("spans are lost") == 1, (name, process.log())
+
+
+def has_said(process: Running) -> bool:
+    return "spans are lost" in process.log()
 
 
 def test_everything_in_one_image_serves_a_run_and_ends_with_0(

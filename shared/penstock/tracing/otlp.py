@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -40,6 +44,9 @@ log = logging.getLogger(__name__)
 
 # seconds that a process waits at its end until the collector has taken the last spans
 STOP_S: Final = 3.0
+SAY_AGAIN_S: Final = 600.0  # seconds between two warnings about a collector that comes and goes
+_QUEUE_SIZE: Final = 2048  # the SDK's default of OTEL_BSP_MAX_QUEUE_SIZE
+_PROBE_S: Final = 1.0  # seconds for a connection that shows why the collector takes no spans
 _KINDS: Final = {
     "internal": SpanKind.INTERNAL,
     "server": SpanKind.SERVER,
@@ -60,45 +67,113 @@ class _GivenIds(IdGenerator):
         return int(self.next.trace_id, 16)
 
 
-class _Reporting(SpanExporter):
-    """Counts the spans that another exporter exports.
+class _Status(logging.Filter):
+    """Keeps the status with which the collector refused spans, from the SDK's own log lines.
 
-    Failures in a row are logged at growing intervals.
+    The lines themselves are dropped.
     """
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    status: int | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the status, if the line has one."""
+        values = record.args if isinstance(record.args, tuple) else ()
+        self.status = next((each for each in values if isinstance(each, int)), self.status)
+        return False
+
+
+_STATUS: Final = _Status()
+
+
+class _Reporting(SpanExporter):
+    """Counts the spans that another exporter exports, and logs one warning while spans are lost."""
+
+    def __init__(self, exporter: SpanExporter, url: str, capacity: int) -> None:
         self._exporter = exporter
-        self._failures = 0  # the number of batches in a row that were not exported
+        self._url = url
+        self._capacity = capacity  # how many spans may wait to be exported
+        logger = logging.getLogger(type(exporter).__module__)
+        logger.setLevel(logging.WARNING)
+        logger.addFilter(_STATUS)
+        self._lock = threading.Lock()
+        self._queued = 0  # spans given to the SDK's queue, without those that it dropped
+        self._taken = 0  # spans that the exporter has taken from the queue
+        self._done = 0  # spans that were exported, or that the collector did not take
+        self._lost = 0  # spans that were lost since the collector last took spans
+        self._is_said = False  # whether these losses are in the log
+        self._said_at = -SAY_AGAIN_S  # when a loss was last logged, on the monotonic clock
+
+    @property
+    def unfinished(self) -> int:
+        """How many spans are neither exported nor lost."""
+        return self._queued - self._done
+
+    def queue(self) -> None:
+        """Count a span that the SDK is about to queue; a full queue then drops its oldest span."""
+        if self._queued - self._taken >= self._capacity:
+            telemetry.SPANS.labels("dropped").inc()
+            self.lose(1, "its queue is full")
+        else:
+            self._queued += 1
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export a batch of spans."""
+        self._taken += len(spans)
+        _STATUS.status = None
         result = self._exporter.export(spans)
         is_exported = result is SpanExportResult.SUCCESS
         telemetry.SPANS.labels("exported" if is_exported else "failed").inc(len(spans))
-        if is_exported:
-            if self._failures:
-                log.info("traces: the collector takes spans again")
-            self._failures = 0
+        self._done += len(spans)
+        if not is_exported:
+            self.lose(len(spans), _why(_STATUS.status, self._url))
             return result
-        self._failures += 1
-        if self._failures.bit_count() == 1:
-            log.warning(
-                "traces: the collector did not take %d spans (batch %d in a row that is lost); "
-                "check OTEL_EXPORTER_OTLP_ENDPOINT and the collector",
-                *(len(spans), self._failures),
-            )
+        with self._lock:
+            lost, was_said = self._lost, self._is_said
+            self._lost, self._is_said = 0, False
+        if was_said:
+            log.info("traces: the collector takes spans again; %d were lost", lost)
         return result
+
+    def lose(self, count: int, why: str) -> None:
+        """Remember lost spans; log the first loss of an outage, and at most one in 10 minutes."""
+        now = time.monotonic()
+        with self._lock:
+            self._lost += count
+            if self._is_said or now < self._said_at + SAY_AGAIN_S:
+                return
+            self._is_said, self._said_at = True, now
+        log.warning(
+            "traces: spans are lost, the collector does not take them: %s. Runs are not affected. "
+            "Check OTEL_EXPORTER_OTLP_ENDPOINT and the collector; penstock_spans_total counts them",
+            why,
+        )
 
     def shutdown(self) -> None:
         """Stop exporting."""
         self._exporter.shutdown()
 
 
+def _why(status: int | None, url: str) -> str:
+    """Return why the collector takes no spans; `status` is its answer, None without an answer."""
+    if status is not None:
+        return f"it answers with status {status}"
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), _PROBE_S).close()
+    except TimeoutError:
+        return "no connection in time"
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return "it did not answer in time"
+
+
 class Otlp:
     """Records spans, and exports them to an OTLP collector."""
 
-    def __init__(self, service: str, instance: str, version: str) -> None:
-        # The SDK's exporter would log each failed request. `_Reporting` logs failures more rarely.
+    def __init__(self, service: str, instance: str, version: str, url: str) -> None:
+        """Begin to export; `url` is the collector's, for messages."""
+        # The SDK would log each failed request. `_Reporting` logs one warning.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         names = {"service.instance.id": instance, "service.version": version}
         resource = Resource.create(names)
@@ -109,7 +184,8 @@ class Otlp:
         self._provider = TracerProvider(
             resource=resource, id_generator=self._ids, shutdown_on_exit=False
         )
-        self._provider.add_span_processor(BatchSpanProcessor(_Reporting(OTLPSpanExporter())))
+        self._reporting = _Reporting(OTLPSpanExporter(), url, _queue_size())
+        self._provider.add_span_processor(BatchSpanProcessor(self._reporting))
         self._tracer = self._provider.get_tracer("penstock", version)
 
     def samples(self, parent: TraceContext | None, trace_id: str) -> bool:
@@ -132,6 +208,7 @@ class Otlp:
         )
         if recorded.is_recording():
             telemetry.SPANS.labels("recorded").inc()
+            self._reporting.queue()
         for name, at_ns in span.events:
             recorded.add_event(name, timestamp=at_ns)
         if span.error is not None:
@@ -141,7 +218,9 @@ class Otlp:
 
     async def stop(self) -> None:
         """Export the spans that are still in the queue, for up to `STOP_S` seconds."""
-        await _in_thread(self._provider.shutdown, STOP_S)
+        if not await _in_thread(self._provider.shutdown, STOP_S):
+            count = self._reporting.unfinished
+            self._reporting.lose(count, f"it did not take the last {count} in {STOP_S:g} s")
 
 
 def _below(parent: TraceContext | None) -> Context:
@@ -156,8 +235,16 @@ def _remote(of: TraceContext) -> SpanContext:
     return SpanContext(int(of.trace_id, 16), int(of.span_id, 16), True, TraceFlags(of.flags))
 
 
-async def _in_thread(work: Callable[[], object], timeout_s: float) -> None:
-    """Call `work` in a new thread, and wait for up to `timeout_s` seconds.
+def _queue_size() -> int:
+    """Return how many spans the SDK lets wait; as the SDK, ignore a text that is no number."""
+    try:
+        return int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE_SIZE))
+    except ValueError:
+        return _QUEUE_SIZE
+
+
+async def _in_thread(work: Callable[[], object], timeout_s: float) -> bool:
+    """Call `work` in a new thread, wait for up to `timeout_s` seconds; return whether it ended.
 
     A thread of asyncio's executor is not used, because the process could not end while `work`
     hangs.
@@ -178,4 +265,5 @@ async def _in_thread(work: Callable[[], object], timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             await done.wait()
     except TimeoutError:
-        log.warning("traces: the collector did not take the last spans in %g s", timeout_s)
+        return False
+    return True

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 from penstock.tracing import spans
 
@@ -42,9 +43,9 @@ def start(service: str, instance: str, environment: Mapping[str, str]) -> Export
         return None
     if exporter != "otlp":
         raise TracingRefused(f"OTEL_TRACES_EXPORTER is {exporter!r}: use `otlp`, or `none`")
-    if not endpoint.startswith(("http://", "https://")):
+    if not _is_url(endpoint):
         raise TracingRefused(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is no URL: it begins with http:// or https://, and the "
+            "OTEL_EXPORTER_OTLP_ENDPOINT is no URL: a URL begins with http:// or https://, and the "
             "collector's port for OTLP over HTTP is usually 4318"
         )
     protocol = _first(environment, _PROTOCOLS) or "http/protobuf"
@@ -59,7 +60,7 @@ def start(service: str, instance: str, environment: Mapping[str, str]) -> Export
             f"OTEL_EXPORTER_OTLP_ENDPOINT is set, but a package is missing ({error.name}): "
             "install `penstock[traces]`"
         ) from None
-    recorder = Otlp(service, instance, version("penstock"))
+    recorder = Otlp(service, instance, version("penstock"), endpoint)
     spans.use(recorder)
     log.info("traces: spans are exported as the service %s", service)
     return recorder
@@ -70,6 +71,15 @@ async def stop(exporter: Exporter | None) -> None:
     if exporter is not None:
         spans.use(None)
         await exporter.stop()
+
+
+def _is_url(endpoint: str) -> bool:
+    """Return whether this is a URL of HTTP with a host, and with a valid port if it has one."""
+    try:
+        parts = urlsplit(endpoint)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:

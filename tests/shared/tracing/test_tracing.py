@@ -131,6 +131,8 @@ assert not [name for name in sys.modules if name.startswith(sdk)]
     ("variables", "says"),
     [
         ({ENDPOINT: "collector:4317"}, "http:// or https://"),
+        ({ENDPOINT: "http://collector:port"}, "is no URL"),
+        ({ENDPOINT: "http://"}, "is no URL"),
         ({ENDPOINT: "http://c", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "only `http/protobuf`"),
         ({ENDPOINT: "http://c", "OTEL_TRACES_EXPORTER": "zipkin"}, "use `otlp`"),
     ],
@@ -165,27 +167,87 @@ async def test_spans_are_exported_with_their_ids_and_times(monkeypatch: pytest.M
     assert delivery.attributes == {"a": 1, "error.type": "http_500"}
 
 
-@pytest.mark.parametrize("how", ["away", "hangs"])
-async def test_a_dead_collector_delays_no_span_and_no_end(
-    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def failed() -> float:
-        return float(telemetry.SPANS.labels("failed")._value.get())
+def counted(outcome: str) -> int:
+    return int(telemetry.SPANS.labels(outcome)._value.get())
 
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("away", "Connection refused"),
+        ("hangs", "it did not answer in time"),
+        ("refuses", "it answers with status 500"),
+    ],
+)
+async def test_a_dead_collector_is_reported_once_and_delays_nothing(
+    how: str, says: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    outcomes = ("recorded", "exported", "failed", "dropped")
     with collector() as made:
-        made.hangs = how == "hangs"
-        url = made.url if made.hangs else "http://127.0.0.1:9"
+        made.hangs, made.status = how == "hangs", 500 if how == "refuses" else 200
+        url = "http://127.0.0.1:9" if how == "away" else made.url
         monkeypatch.setenv(ENDPOINT, url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-        monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "512")
-        before = failed()
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        before = {outcome: counted(outcome) for outcome in outcomes}
         exporter = setup.start("penstock-edge", "one", {ENDPOINT: url})
-        began = time.thread_time()
-        for number in range(2000):
-            spans.record(span(number))
-        assert time.thread_time() - began < 5  # of CPU: nothing waits
-        async with asyncio.timeout(30):
+        for batch in (1, 2):
+            began = time.thread_time()
+            spans.record(span(batch))
+            assert time.thread_time() - began < 5  # of CPU: nothing waits
+            async with asyncio.timeout(60):
+                while counted("failed") < before["failed"] + batch:
+                    await asyncio.sleep(0.02)
+        made.hangs, made.status = False, 200
+        if how != "away":
+            spans.record(span(3))
+        async with asyncio.timeout(60):
             await setup.stop(exporter)
-    if how == "away":
-        assert failed() > before
-        assert "the collector did not take" in caplog.text
+    lines = [record.message for record in caplog.records if "spans are lost" in record.message]
+    assert len(lines) == 1, lines
+    assert says in lines[0]
+    assert "Check OTEL_EXPORTER_OTLP_ENDPOINT" in lines[0]
+    assert ("takes spans again; 2 were lost" in caplog.text) == (how != "away")
+    was = {outcome: counted(outcome) - before[outcome] for outcome in outcomes}
+    taken = 0 if how == "away" else 1
+    assert was == {"recorded": 2 + taken, "exported": taken, "failed": 2, "dropped": 0}
+
+
+async def test_spans_that_do_not_fit_into_the_queue_are_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with collector() as made:
+        made.hangs = True
+        monkeypatch.setenv(ENDPOINT, made.url)
+        monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
+        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
+        before = counted("dropped")
+        monkeypatch.setattr("penstock.tracing.otlp.STOP_S", 0.2)
+        exporter = setup.start("penstock-edge", "one", {ENDPOINT: made.url})
+        for number in range(4):
+            spans.record(span(number))
+        assert await asyncio.to_thread(made.asked.wait, 30)  # the first batch has left the queue
+        for number in range(4, 15):
+            spans.record(span(number))
+        assert counted("dropped") == before + 3
+        async with asyncio.timeout(60):
+            await setup.stop(exporter)
+    lines = [record.message for record in caplog.records if "spans are lost" in record.message]
+    assert len(lines) == 1, lines
+    assert "its queue is full" in lines[0]
+
+
+async def test_a_process_that_stops_says_how_many_spans_the_collector_did_not_take(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.tracing.otlp.STOP_S", 0.2)
+    with collector() as made:
+        made.hangs = True
+        monkeypatch.setenv(ENDPOINT, made.url)
+        exporter = setup.start("penstock-edge", "one", {ENDPOINT: made.url})
+        spans.record(span(1))
+        spans.record(span(2))
+        async with asyncio.timeout(60):
+            await setup.stop(exporter)
+    assert "it did not take the last 2 in 0.2 s" in caplog.text

@@ -30,11 +30,12 @@ class Exported:
 
 @dataclass
 class Collector:
-    """The receiver. While `hangs` is set, it answers no request."""
+    """The receiver. It refuses spans with another `status`; while `hangs` is set, it is silent."""
 
     port: int = 0
     spans: list[Exported] = field(default_factory=list)
     hangs: bool = False
+    status: int = 200
     asked: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -91,8 +92,9 @@ def collector() -> Iterator[Collector]:
             if made.hangs:
                 made.over.wait()
                 return
-            made.take(body)
-            self.send_response(200)
+            if made.status == 200:
+                made.take(body)
+            self.send_response(made.status)
             self.send_header("content-length", "0")
             self.end_headers()
 

@@ -93,11 +93,13 @@ class Deployment:
         port: int | None = None,
         before: Sequence[str] = (),
         probe: str = "readyz",
+        environment: Mapping[str, str] | None = None,
     ) -> Instance:
         """Start one more process of a service, and return when it is ready.
 
         Without `port`, the process gets a free port. `before` is put before its command. `probe` is
-        the endpoint that must succeed before the process counts as ready.
+        the endpoint that must succeed before the process counts as ready. `environment` has further
+        variables for this process.
         """
         port, probe_port = port or free_port(), free_port()
         number = len(self.instances)
@@ -109,6 +111,7 @@ class Deployment:
             "PENSTOCK_PORT": str(port),
             "PENSTOCK_PROBE_PORT": str(probe_port),
             **self.environment,
+            **(environment or {}),
         }
         if before or self.python != sys.executable:
             command = [*before, self.python, *program]
