@@ -63,7 +63,7 @@ Decide = Callable[[str, DecideRequest], Awaitable[DecideReply]]
 
 
 class ItemBody(BaseModel):
-    """One item's decision, as a client sends it."""
+    """The decision of a client on one item."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,7 +77,11 @@ class ItemBody(BaseModel):
 
 
 class DecisionBody(BaseModel):
-    """A whole decision: every item, or `approved` for all items that need only yes or no."""
+    """The decision of a client on a whole approval.
+
+    It has either a decision for every item, or `approved` for all items. `approved` is possible if
+    each item needs only yes or no.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -142,7 +146,7 @@ class DecisionBody(BaseModel):
 
 
 class Query(BaseModel):
-    """Which approvals to list."""
+    """The query parameters that select which approvals are listed."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -34,7 +34,10 @@ RETRY_S: Final = 1.0
 
 
 class StoredPolicy(BaseModel):
-    """KV `policies`, key `current`: the policy, and who has made it hold."""
+    """The record of the current policy in KV `policies`, under the key `current`.
+
+    It also names who has stored the policy.
+    """
 
     model_config = ConfigDict(extra="allow")
 

@@ -27,7 +27,7 @@ _EXAMPLE: dict[str, Any] = {
 
 
 class CurrentPolicy(BaseModel):
-    """The policy that holds."""
+    """The current policy."""
 
     version: int = Field(description="The policy's version; 0 if none was made")
     source: Source = Field(description="`kv` (stored over HTTP), `file` or `builtin`")

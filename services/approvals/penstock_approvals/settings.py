@@ -10,7 +10,7 @@ from penstock.settings import Settings
 
 
 class ApprovalsSettings(Settings):
-    """From the environment, as `PENSTOCK_<NAME>`."""
+    """The settings of the approvals service, read from the environment as `PENSTOCK_<NAME>`."""
 
     outbox_s: float = Field(
         2.0,

@@ -32,9 +32,12 @@ def _is_small(body: JsonValue) -> JsonValue:
 
 
 class CallJob(Record):
-    """A call that a step of a workflow makes: one POST, repeated until it succeeds or is given up.
+    """A call that a step of a workflow makes.
 
-    Jobs with the same `run_id` and `call_id` are one call, however often they are published.
+    A call is a POST that is repeated until it succeeds or is given up.
+
+    All jobs with the same `run_id` and `call_id` are one call, even if they are published several
+    times.
     """
 
     run_id: str = Field(description="The workflow's run")
@@ -82,7 +85,7 @@ class CallJob(Record):
 
 
 class CallError(Record):
-    """Why a call has failed."""
+    """The reason why a call has failed."""
 
     code: str = Field(
         description="Such as `http_500`, `timeout`, `connection`, `refused_address`, "
@@ -92,7 +95,10 @@ class CallError(Record):
 
 
 class Called(Record):
-    """`command.workflows.called.<run>`: the outcome of a call. It may come more than once."""
+    """The outcome of a call, published to `command.workflows.called.<run>`.
+
+    The same outcome may be published more than once.
+    """
 
     run_id: str
     step_id: str

@@ -250,7 +250,7 @@ def _own_fields(model: type[AgentBase], value: dict[str, Any]) -> dict[str, Any]
 
 
 class Config(BaseModel):
-    """The configuration file, the same for every service."""
+    """The content of the configuration file, which is the same for every service."""
 
     model_config = ConfigDict(extra="forbid")
 

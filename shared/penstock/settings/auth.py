@@ -42,7 +42,9 @@ Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 
 
 class AuthSettings(EnvironmentSettings):
-    """How callers are authenticated, as `PENSTOCK_AUTH_<NAME>`; lists are separated by commas.
+    """The settings of authentication, read from the environment as `PENSTOCK_AUTH_<NAME>`.
+
+    The items of a list are separated by commas.
 
     Without a secret and without a JWKS URL, callers are not authenticated.
     """

@@ -48,7 +48,10 @@ Subject = Annotated[str, Field(pattern=r"^(\*|[a-z_]{1,64})\.(\*|[a-z_]{1,64})$"
 
 
 class TokenRequest(BaseModel):
-    """The body of POST /v1/tokens. At least one limit; everything is `subjects: ["*.*"]`."""
+    """The body of POST /v1/tokens.
+
+    At least one limit is required. `subjects: ["*.*"]` means all events.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,7 +70,7 @@ class TokenRequest(BaseModel):
 
 
 class TokenChange(BaseModel):
-    """The body of PATCH /v1/tokens/{id}: how long it holds from now on."""
+    """The body of PATCH /v1/tokens/{id}. It says how long the token is valid from now on."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -18,7 +18,10 @@ ROLE_PREFIX: Final = "link:"
 
 
 class LinkRecord(Record):
-    """KV `tokens`, key `link.<id>`. Times are Unix seconds. The link's secret is not in it."""
+    """The record of a link in KV `tokens`, under the key `link.<id>`.
+
+    Times are in Unix seconds. The record does not contain the link's secret.
+    """
 
     id: str = Field(description="The first half of the secret's SHA-256")
     hash: str = Field(description="The SHA-256 of the secret")

@@ -65,7 +65,10 @@ PAGE: Final = ErrorShape(
 
 
 class LinkRequestBody(BaseModel):
-    """The body of POST /v1/approvals/{id}/links: who decides with the link, and until when."""
+    """The body of POST /v1/approvals/{id}/links.
+
+    It says who decides with the link, and how long the link is valid.
+    """
 
     model_config = ConfigDict(extra="forbid")
 

@@ -20,7 +20,7 @@ class CaseItem(Strict):
 
 
 class Expected(Strict):
-    """What the policy should say. What is left out is not compared."""
+    """The expected ruling. Only the fields that are given are compared."""
 
     outcome: Literal["approve", "reject", "mixed", "ask"] | None = None
     rule: str | None = None
@@ -28,7 +28,10 @@ class Expected(Strict):
 
 
 class Case(Strict):
-    """A pause. One item may be given as `tool`, `args` and `kind` instead of `items`."""
+    """A pause to test.
+
+    For a pause with one item, `tool`, `args` and `kind` may be given instead of `items`.
+    """
 
     agent: str = "agent"
     user: str = "user"

@@ -49,13 +49,20 @@ Duration = Annotated[
 
 
 class Strict(BaseModel):
-    """The base of all parts: a field that nobody knows is an error, not a rule without effect."""
+    """The base of all parts of a policy.
+
+    An unknown field is an error, because a rule with a misspelt field would otherwise have no
+    effect.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Match(Strict):
-    """What a rule is about. Each field is one pattern or a list; `*` stands for any text."""
+    """The conditions under which a rule applies.
+
+    Each field is one pattern or a list of patterns. In a pattern, `*` stands for any text.
+    """
 
     agent: Names = Field(["*"], description="Ids of agents.")
     tool: Names = Field(["*"], description="Names of tools; an item without a tool has none.")
@@ -73,7 +80,11 @@ class Match(Strict):
 
 
 class DecidersOf(Strict):
-    """Who may decide: a person with the scope, and with a role or a name of the lists if any."""
+    """The people who may decide.
+
+    A person needs the scope. If the lists are not empty, the person also needs one of the roles or
+    one of the names.
+    """
 
     scope: Permission = Field("decide", description="The scope that a decider needs.")
     roles: list[Name] = Field([], description="A decider has one of these roles ...")
@@ -86,14 +97,17 @@ class DecidersOf(Strict):
 
 
 class EscalationStep(Strict):
-    """Who may decide, too, when nobody has decided for some time."""
+    """The people who may also decide after nobody has decided for some time."""
 
     after: Duration = Field(description="The time since the question, such as `30m`.")
     to: DecidersOf
 
 
 class Terms(Strict):
-    """What happens to an item: an automatic outcome, or who is asked, and on which terms."""
+    """What happens to an item.
+
+    Either the policy decides the item automatically, or people are asked, on these terms.
+    """
 
     outcome: PolicyOutcome = Field("ask", description="`approve`, `reject` or `ask`.")
     note: str | None = Field(
@@ -136,7 +150,11 @@ class Terms(Strict):
 
 
 class Rule(Terms):
-    """What happens to the items that a rule matches. The first rule that matches decides."""
+    """A rule of the policy.
+
+    It says what happens to the items that the rule matches. The first rule that matches an item
+    applies.
+    """
 
     id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="The rule's name in records.")
     match: Match = Field(Match(), description="What the rule is about.")
@@ -158,7 +176,7 @@ _ASKING: Final = frozenset({"deciders", "need", "deadline", "on_deadline", "esca
 
 
 class Document(Strict):
-    """A policy: rules in the order of their priority, and what holds for all other items."""
+    """A policy. It has rules in the order of their priority, and terms for all other items."""
 
     version: int = Field(
         strict=True, ge=1, le=2**53, description="A number that grows with every change."

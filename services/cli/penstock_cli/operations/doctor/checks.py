@@ -10,12 +10,15 @@ from penstock_cli.operations.doctor.facts import AnswerFact, Facts, PartitionFac
 
 Verdict = Literal["ok", "wrong", "not_checked"]
 
-# The limits of checks. A check reports a problem when its value reaches the limit.
-FULL: Final = 0.8  # stored bytes as a part of the greatest number of bytes that may be stored
-WAITING: Final = 10_000  # messages that a durable consumer has not delivered yet
-# source frames after the checkpoint; the alert for the normalizer's lag has the same limit
+# A check reports a problem when its value reaches one of these limits.
+
+# Stored bytes, as a part of the greatest number of bytes that may be stored.
+FULL: Final = 0.8
+# The number of messages that a durable consumer has not delivered yet.
+WAITING: Final = 10_000
+# The number of source frames after the checkpoint, as in the alert for the normalizer's lag.
 BEHIND: Final = 5_000
-# seconds between the clocks of this machine and of NATS; a service stops at PENSTOCK_CLOCK_LIMIT_S
+# Seconds between the clocks of this machine and of NATS. At PENSTOCK_CLOCK_LIMIT_S, services stop.
 CLOCK_S: Final = 5.0
 
 
