@@ -37,11 +37,16 @@ MACROS = frozenset({"all", "exists", "exists_one", "filter"})
 
 # Measured sizes of data with which an evaluation takes about one second. For a condition, each size
 # is divided by a number that depends on the condition.
-_READ_BYTES: Final = 100 * 1024 * 1024  # divided by the number of reads of data
-_PATTERN_BYTES: Final = 150 * 1024 * 1024  # divided by the size of the condition's patterns
-# divided by the square root of the number of searches for texts from the data
+
+# The size for reads of data. The size is divided by the number of reads.
+_READ_BYTES: Final = 100 * 1024 * 1024
+# The size for searches with patterns. The size is divided by the size of all patterns.
+_PATTERN_BYTES: Final = 150 * 1024 * 1024
+# The size for searches for texts from the data. The size is divided by the square root of the
+# number of such searches.
 _SEARCH_BYTES: Final = 600 * 1024
-# divided by the square root of the number of reads for each element
+# The size for reads that are repeated for each element. The size is divided by the square root of
+# the number of such reads.
 _AGAIN_BYTES: Final = 16 * 1024
 
 _TOKEN = re.compile(

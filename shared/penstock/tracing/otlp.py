@@ -45,8 +45,9 @@ log = logging.getLogger(__name__)
 # seconds that a process waits at its end until the collector has taken the last spans
 STOP_S: Final = 3.0
 SAY_AGAIN_S: Final = 600.0  # seconds between two warnings about a collector that comes and goes
-_QUEUE_SIZE: Final = 2048  # the SDK's default of OTEL_BSP_MAX_QUEUE_SIZE
-_PROBE_S: Final = 1.0  # seconds for a connection that shows why the collector takes no spans
+_QUEUE_SIZE: Final = 2048  # the default of the SDK for OTEL_BSP_MAX_QUEUE_SIZE
+# seconds that a test connection may take, which shows why the collector takes no spans
+_PROBE_S: Final = 1.0
 _KINDS: Final = {
     "internal": SpanKind.INTERNAL,
     "server": SpanKind.SERVER,
@@ -68,15 +69,13 @@ class _GivenIds(IdGenerator):
 
 
 class _Status(logging.Filter):
-    """Keeps the status with which the collector refused spans, from the SDK's own log lines.
-
-    The lines themselves are dropped.
-    """
+    """Reads the HTTP status with which the collector refused spans from the SDK's log lines, and
+    drops these lines."""
 
     status: int | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep the status, if the line has one."""
+        """Keep the status if the line has one. Return False, so that the line is dropped."""
         values = record.args if isinstance(record.args, tuple) else ()
         self.status = next((each for each in values if isinstance(each, int)), self.status)
         return False
@@ -91,25 +90,29 @@ class _Reporting(SpanExporter):
     def __init__(self, exporter: SpanExporter, url: str, capacity: int) -> None:
         self._exporter = exporter
         self._url = url
-        self._capacity = capacity  # how many spans may wait to be exported
+        self._capacity = capacity  # the greatest number of spans in the SDK's queue
         logger = logging.getLogger(type(exporter).__module__)
         logger.setLevel(logging.WARNING)
         logger.addFilter(_STATUS)
         self._lock = threading.Lock()
-        self._queued = 0  # spans given to the SDK's queue, without those that it dropped
-        self._taken = 0  # spans that the exporter has taken from the queue
-        self._done = 0  # spans that were exported, or that the collector did not take
-        self._lost = 0  # spans that were lost since the collector last took spans
+        # the number of spans given to the SDK's queue, without the spans that the queue dropped
+        self._queued = 0
+        self._taken = 0  # the number of spans that the exporter has taken from the queue
+        self._done = 0  # the number of spans that were exported or that the collector refused
+        self._lost = 0  # the number of spans that were lost since the collector last took spans
         self._is_said = False  # whether these losses are in the log
         self._said_at = -SAY_AGAIN_S  # when a loss was last logged, on the monotonic clock
 
     @property
     def unfinished(self) -> int:
-        """How many spans are neither exported nor lost."""
+        """The number of spans that are neither exported nor lost."""
         return self._queued - self._done
 
     def queue(self) -> None:
-        """Count a span that the SDK is about to queue; a full queue then drops its oldest span."""
+        """Count a span that the SDK is about to queue.
+
+        If the queue is full, its oldest span is dropped.
+        """
         if self._queued - self._taken >= self._capacity:
             telemetry.SPANS.labels("dropped").inc()
             self.lose(1, "its queue is full")
@@ -135,7 +138,10 @@ class _Reporting(SpanExporter):
         return result
 
     def lose(self, count: int, why: str) -> None:
-        """Remember lost spans; log the first loss of an outage, and at most one in 10 minutes."""
+        """Count lost spans.
+
+        Only the first loss of an outage is logged, and at most one loss in `SAY_AGAIN_S` seconds.
+        """
         now = time.monotonic()
         with self._lock:
             self._lost += count
@@ -154,7 +160,10 @@ class _Reporting(SpanExporter):
 
 
 def _why(status: int | None, url: str) -> str:
-    """Return why the collector takes no spans; `status` is its answer, None without an answer."""
+    """Return why the collector takes no spans.
+
+    `status` is the status of the collector's answer; None if there was no answer.
+    """
     if status is not None:
         return f"it answers with status {status}"
     parts = urlsplit(url)
@@ -172,7 +181,7 @@ class Otlp:
     """Records spans, and exports them to an OTLP collector."""
 
     def __init__(self, service: str, instance: str, version: str, url: str) -> None:
-        """Begin to export; `url` is the collector's, for messages."""
+        """Begin to export. `url` is the collector's URL, for log messages."""
         # The SDK would log each failed request. `_Reporting` logs one warning.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         names = {"service.instance.id": instance, "service.version": version}
@@ -236,7 +245,10 @@ def _remote(of: TraceContext) -> SpanContext:
 
 
 def _queue_size() -> int:
-    """Return how many spans the SDK lets wait; as the SDK, ignore a text that is no number."""
+    """Return the greatest number of spans in the SDK's queue.
+
+    A setting that is no number is ignored, as the SDK does.
+    """
     try:
         return int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE_SIZE))
     except ValueError:
@@ -244,7 +256,9 @@ def _queue_size() -> int:
 
 
 async def _in_thread(work: Callable[[], object], timeout_s: float) -> bool:
-    """Call `work` in a new thread, wait for up to `timeout_s` seconds; return whether it ended.
+    """Call `work` in a new thread, and wait for up to `timeout_s` seconds.
+
+    Return whether `work` has ended.
 
     A thread of asyncio's executor is not used, because the process could not end while `work`
     hangs.
