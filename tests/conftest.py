@@ -36,14 +36,24 @@ hypothesis.settings.load_profile("penstock")
 HYPOTHESIS_TIMEOUT_S = 900
 
 
-def pytest_configure() -> None:
+# Halves the CPU time of the nats-servers, which are hundreds and mostly idle. Go's scheduler and
+# garbage collector take most of this time.
+FRUGAL_GO = {"GOMAXPROCS": "1", "GOGC": "400"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """End the test run at once if it asks for NATS servers that cannot be had.
+
+    Tests marked `chaos` or `bench` run against servers that use the whole machine.
 
     A shell starts background jobs with SIGINT ignored. Without the handler, the processes that
     tests start would ignore the SIGINT of a test, too.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "not chaos" in config.option.markexpr:
+        for name, value in FRUGAL_GO.items():
+            os.environ.setdefault(name, value)
     try:
         chosen(os.environ)
     except NotPossible as error:
