@@ -12,17 +12,21 @@ _BOUND = ("item_id", "kind", "tool", "args", "description")
 
 
 def item_digest(approval_id: str, item: Mapping[str, Any]) -> str:
-    """Return the digest of what is asked with an item: the approval, the tool and the arguments.
+    """Return the digest of an item's request, made of the approval's id, the tool, the arguments
+    and the description.
 
-    The digest covers the approval's id. So the digest of one pause cannot decide another pause that
-    asks for the same.
+    Because the digest covers the approval's id, the digest of one pause cannot decide another pause
+    with the same items.
     """
     asked = {name: item.get(name) for name in _BOUND}
     return _digest({"approval_id": approval_id, **asked})
 
 
 def request_digest(item_digests: Sequence[str]) -> str:
-    """Return the digest of a whole request, made of the digests of its items, in their order."""
+    """Return the digest of a whole request.
+
+    It is made of the digests of the request's items, in their order.
+    """
     return _digest(list(item_digests))
 
 

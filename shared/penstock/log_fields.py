@@ -1,10 +1,11 @@
-"""Gives each log line that concerns a run the field `run_id`, and `trace_id` where it is known.
+"""Adds the field `run_id` to each log line about a run, and `trace_id` if the run's trace is known.
 
-The run of a line is, in this order: the value of `run %s` in the line's format, `extra=run_of(…)`,
-and the run that `bind` or `about` has named for the task. The trace of a run is known in a process
-that has called `traced` for the run. Nothing here happens for an event: lines are rare, `traced` is
-called once for each run, and `bind` once for each command, leg, delivery or other message of a
-work queue.
+The run of a line is the first that is found of these: the value of `run %s` in the line's format,
+`extra=run_of(…)`, and the run that `bind` or `about` has set for the task. A process knows the
+trace of a run if it has called `traced` for the run.
+
+This module does no work for events. Log lines are rare, `traced` is called once for each run, and
+`bind` is called once for each command, leg, delivery or other message of a work queue.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any, Final
 
 from structlog.typing import EventDict
 
-# How many runs' traces, and how many approvals' runs, a process remembers: about 3 MB. The oldest
-# are forgotten.
+# The greatest number of traces of runs, and of runs of approvals, that a process remembers. They
+# take about 3 MB. The oldest ones are forgotten.
 MAX_KEPT: Final = 10_000
 
-# The field that gets the value after each of these words in the format of a line.
+# Maps a word in the format of a line to the field that gets the value after this word.
 _FIELDS: Final[Mapping[str, str]] = {
     "run": "run_id",
     "leg": "leg",
@@ -38,18 +39,18 @@ _IN_SUBJECT: Final = re.compile(rf"(?:^|[./ ])({_UUID})(?=$|[./ -])")
 _CONVERSION: Final = re.compile(r"(?:(\w+) )?%[-#0 +]*\d*(?:\.\d+)?([a-zA-Z%])")
 
 _run: ContextVar[str | None] = ContextVar("run", default=None)
-_traces: dict[str, str] = {}  # the trace id of each run, the oldest first
-_runs: dict[str, str] = {}  # the run of each approval, the oldest first
+_traces: dict[str, str] = {}  # maps a run's id to its trace id, the oldest first
+_runs: dict[str, str] = {}  # maps an approval's id to its run's id, the oldest first
 
 
 def bind(run_id: str | None) -> None:
-    """Name the run that the rest of this task works on. Another text than a run id names none."""
+    """Set the run for the rest of this task. A text that is no run id sets no run."""
     _run.set(run_id if run_id is not None and _RUN_ID.fullmatch(run_id) else None)
 
 
 @contextmanager
 def about(run_id: str) -> Iterator[None]:
-    """Name the run that this task works on in the context."""
+    """Set the run of this task within the context."""
     token = _run.set(run_id)
     try:
         yield
@@ -58,7 +59,8 @@ def about(run_id: str) -> Iterator[None]:
 
 
 def run_of(subject: str) -> dict[str, str]:
-    """Return the `extra` of a line about a subject, a pattern, a path or a key with a run id.
+    """Return the argument `extra` for a line about a subject, a pattern, a path or a key that
+    contains a run id.
 
     The result is empty if the text has no run id.
     """
@@ -67,7 +69,10 @@ def run_of(subject: str) -> dict[str, str]:
 
 
 def traced(run_id: str, traceparent: str | None) -> None:
-    """Remember the trace of a run; `traceparent` is the W3C header, or None if it is unknown."""
+    """Remember the trace of a run.
+
+    `traceparent` is the W3C header; None if the trace is unknown.
+    """
     if traceparent is not None:
         _keep(_traces, run_id, traceparent[3:35])
 
@@ -78,7 +83,10 @@ def approval_of(run_id: str, approval_id: str) -> None:
 
 
 def add_fields(_logger: Any, _method: str, line: EventDict) -> EventDict:
-    """Add the fields to a line of the standard library's logging; a processor of structlog."""
+    """Add the fields to a line of the standard library's logging.
+
+    This function is a processor of structlog.
+    """
     record: LogRecord = line["_record"]
     fields = _named(record.msg, line.pop("positional_args", ()))
     run_id = (
@@ -96,7 +104,8 @@ def add_fields(_logger: Any, _method: str, line: EventDict) -> EventDict:
 
 
 def add_run(logger: Any, method: str, line: EventDict) -> EventDict:
-    """Add `run_id` to a line for people, if the line's text does not name the run."""
+    """Add `run_id` to a log line in the format `text`, unless the line's text already contains the
+    run's id."""
     run_id = add_fields(logger, method, {**line}).get("run_id")
     line.pop("positional_args", None)
     if run_id is not None and run_id not in line["event"]:
@@ -112,7 +121,10 @@ def _keep(kept: dict[str, str], key: str, value: str) -> None:
 
 
 def _named(template: object, values: object) -> dict[str, Any]:
-    """Return the fields that the words of a line's format give to the line's values."""
+    """Return the fields of a line.
+
+    The words in the line's format say which of the line's values are fields.
+    """
     if not isinstance(template, str) or not isinstance(values, tuple):
         return {}
     found = {field: values[at] for at, field in _places(template) if at < len(values)}
@@ -123,7 +135,7 @@ def _named(template: object, values: object) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _places(template: str) -> tuple[tuple[int, str], ...]:
-    """Return the index of each value that is a field, and the field."""
+    """Return the index of each value that is a field, with the name of the field."""
     conversions = [found for found in _CONVERSION.finditer(template) if found[2] != "%"]
     return tuple(
         (at, _FIELDS[found[1]]) for at, found in enumerate(conversions) if found[1] in _FIELDS

@@ -1,11 +1,11 @@
 """Removes credentials and internal addresses from error texts before clients read them. Pure.
 
-An error text of a server, of a library or of this project often repeats input: a header with a
-token, a connection string with a password, the address of a machine that clients cannot reach. The
-same text always has the same result, so that a run whose events are made again has the same bytes.
-The time is linear in the length of the text, because each pattern has one of two properties. Either
-the pattern begins at a boundary that the pattern's own characters cannot contain, or the pattern
-has a bounded length.
+Error texts of servers, of libraries and of this project often repeat input, such as a header with a
+token, a connection string with a password, or the address of a machine that clients cannot reach.
+The same text always gives the same result. So if the events of a run are made again, they have the
+same bytes. The time is linear in the length of the text, because each pattern has one of two
+properties. Either the pattern begins at a boundary that the pattern's own characters cannot
+contain, or the pattern has a bounded length.
 
 The patterns recognise a secret by its form. A secret that looks like an ordinary word (`the
 password is summer`) stays in the text.
@@ -21,8 +21,8 @@ from typing import Any, Final
 SECRET: Final = "[redacted]"
 ADDRESS: Final = "[address]"
 
-# The limit of characters of an error text. A longer text is cut and gets a note about the cut. The
-# source frames keep the complete text.
+# The greatest number of characters of an error text. A longer text is cut, and a note about the cut
+# is added. The source frames keep the complete text.
 MAX_CHARACTERS: Final = 64 * 1024
 MAX_LEVELS: Final = 64
 
@@ -30,7 +30,7 @@ _PRIVATE_KEY: Final = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----[^-]*+"
     r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----)?"
 )
-# This matches `Authorization: Bearer abc` as a header, in JSON, in a dict and in pairs of bytes.
+# Matches `Authorization: Bearer abc` as a header, in JSON, in a dict, and as a pair of bytes.
 _AUTHORIZATION: Final = re.compile(
     r"""(?<![A-Za-z0-9_])((?:proxy-)?authorization\\?["']?\s{0,4}[:=,]\s{0,4}(?:b?\\?["'])?)"""
     r"""(?!\[redacted)(?:[A-Za-z0-9-]{1,32}[ \t]+(?=[^\s"'\\,;]))?[^\s"'\\,;}\])]+""",
@@ -41,8 +41,8 @@ _COOKIE: Final = re.compile(
     r"""[A-Za-z0-9_.-]{1,128}=[^"'\\\r\n}]+""",
     re.IGNORECASE,
 )
-# A scheme and its credential, as in `Bearer abc`. The lookaheads exclude sentences such as "Bearer
-# token expired" or "Basic authentication required".
+# Matches a scheme and its credential, as in `Bearer abc`. The lookaheads exclude sentences such as
+# "Bearer token expired" or "Basic authentication required".
 _SCHEME: Final = re.compile(
     r"(?<![A-Za-z0-9])(bearer\s{1,8}(?!(?:auth[a-z]*|tokens?|realm|scheme|credentials?|headers?|"
     r"format|prefix|undefined|required|expected)(?![A-Za-z0-9._~+/=-]))"
@@ -69,7 +69,7 @@ _JWT: Final = re.compile(
     r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{4,}+\.[A-Za-z0-9_-]{2,}+(?:\.[A-Za-z0-9_-]*)*"
 )
 
-# A name and the characters between the name and its value, such as `password=`. If the name names a
+# Matches a name and the characters before its value, such as `password=`. If it is the name of a
 # secret or a host, `_value` finds the value.
 _ASSIGNED: Final = re.compile(
     r"""(?<![A-Za-z0-9_.-])([A-Za-z0-9_.-]{1,64})((?:\\*["'])?\]?[ \t]{0,4}(?:=>|[:=])[ \t]{0,4})"""
@@ -169,8 +169,8 @@ _INTERNAL: Final = frozenset(
         "svc",
     }
 )
-# Names that are no hosts although a colon and a number follow. For example, "line:1200" is a place
-# in a file, and 1200 is no port.
+# Names that are not hosts, although a colon and a number often follow them. For example,
+# "line:1200" is a place in a file, and 1200 is no port.
 _NO_HOSTS: Final = frozenset(
     {
         "char",
@@ -206,12 +206,12 @@ _FIRST_USER_PORT: Final = 1024
 def redacted(text: str, hosts: Sequence[str] = ()) -> str:
     """Return the text without credentials and without addresses that clients cannot reach.
 
-    `hosts` are additional host names to hide, such as those of agent servers, even if they look
-    public. Addresses become `[address]`, and credentials become `[redacted]`.
+    `hosts` has additional host names to hide, such as the names of agent servers. They are hidden
+    even if they look public. Addresses become `[address]`, and credentials become `[redacted]`.
     """
     if len(text) > MAX_CHARACTERS:
-        # Cut at a space. A cut within a secret would leave a part of the secret, which the patterns
-        # may not recognise.
+        # Cut at a space. If the cut was within a secret, the patterns might not recognise the rest
+        # of the secret.
         begin = (text[:MAX_CHARACTERS].rsplit(None, 1) or [""])[0]  # empty if the text is blank
         text = f"{begin}… (cut: it has {len(text)} characters)"
     text = _PRIVATE_KEY.sub(SECRET, text)
@@ -230,7 +230,9 @@ def redacted(text: str, hosts: Sequence[str] = ()) -> str:
 
 
 def redacted_value(value: Any, hosts: Sequence[str] = (), levels: int = MAX_LEVELS) -> Any:
-    """Return a JSON value with every text redacted, without the values of keys that name a secret.
+    """Return a JSON value with all texts redacted.
+
+    If a key is the name of a secret, the key's value is redacted, too.
 
     A value that is nested deeper than `levels` becomes `[redacted]`.
     """
@@ -262,7 +264,7 @@ def _after_name(found: re.Match[str]) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a field, header or variable of this name usually holds a credential."""
+    """Return whether a field, header or variable with this name usually holds a credential."""
     plain = name.lower().replace("_", "").replace("-", "").replace(".", "")
     return _SECRET_NAME.search(plain) is not None
 

@@ -1,9 +1,11 @@
-"""Checks which fields besides the message a start may pass to an agent server, for all surfaces.
+"""Checks the fields that a start may pass to an agent server besides the message.
+
+All surfaces use this module.
 
 The edge checks a start before it sends the command, so that the client gets a 422 that names the
 field. The connector checks the start again before it makes the request, because the connector
-handles the commands of all surfaces. A start never passes a field that could answer a pause: only a
-decision continues a run.
+handles the commands of all surfaces. A start never passes a field that could answer a pause,
+because only a decision may continue a run.
 
 `accepts` is a setting of each agent. The setting lists further fields that the agent server may
 get, such as `dependencies`, `stateDelta`, `stateDelta.app:theme` or `forwardedProps.locale`. Pure.
@@ -33,7 +35,7 @@ class Refusal:
 
 
 class NotAccepted(ValueError):
-    """A start has fields that it may not pass. The error's text names each such field."""
+    """The error for a start with fields that it may not pass. The text names each such field."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
         super().__init__("; ".join(f"{_dotted(each.where)}: {each.text}" for each in refusals))
@@ -46,7 +48,8 @@ def folded(name: str) -> str:
     return "".join(letter for letter in plain if letter.isalnum())
 
 
-# Fields that answer a pause at an agent server, in any spelling. No setting can allow these fields.
+# The folded names of fields that answer a pause at an agent server. No setting can allow these
+# fields.
 ANSWERS: Final = frozenset({"resume", "command"})
 _ANSWERS_OF: Final[Mapping[str, frozenset[str]]] = {
     "agui": ANSWERS,
@@ -55,8 +58,8 @@ _ANSWERS_OF: Final[Mapping[str, frozenset[str]]] = {
     "adk": ANSWERS | {"invocationid", "functioncalleventid"},
     "agno": ANSWERS | {"requirements", "steprequirements", "updatedtools", "runresponse"},
 }
-# Fields with data of users and their apps. No agent server looks for an answer in these fields, so
-# the check for answers skips their content.
+# The folded names of fields with data of users and apps. No agent server looks for an answer in
+# these fields, so the check for answers skips their content.
 _DATA: Final = frozenset(
     {"messages", "newmessage", "message", "state", "statedelta", "tools", "context", "dependencies"}
 )
@@ -75,9 +78,12 @@ def refuse_answers(document: Any) -> None:
 def accepted_input(
     protocol: str, accepts: Sequence[str], given: Mapping[str, Any] | None
 ) -> JsonObject:
-    """Return the `input` of a start to send upstream, without unknown fields that are empty.
+    """Return the `input` of a start that is sent to the agent server.
 
-    A workflow takes every field, because the schema of its definition is checked at the start.
+    Unknown fields that are empty are removed.
+
+    A workflow takes every field, because its input is later checked against the schema of its
+    definition.
 
     Raises:
         NotAccepted: the input has a field that the start may not pass.
@@ -88,10 +94,11 @@ def accepted_input(
 
 
 def check_body(protocol: str, accepts: Sequence[str], body: bytes | str) -> None:
-    """Check whether a client's request body in the server's own format may go upstream verbatim.
+    """Check whether a client's request body, in the agent server's own format, may be sent
+    unchanged.
 
-    An object that contains a name twice is refused, since the server might use the value that
-    Penstock has not checked.
+    An object that contains a name twice is refused, because the agent server might use the value
+    that Penstock has not checked.
 
     Raises:
         NotAccepted: the body is not JSON, or has a field that the start may not pass.
@@ -162,7 +169,10 @@ class _Setting:
     accepts: frozenset[str]
 
     def has(self, *path: str) -> bool:
-        """Return whether the setting accepts the field at `path`, for ADK in either spelling."""
+        """Return whether the setting accepts the field at `path`.
+
+        For ADK, the spelling of the field may be either of the two.
+        """
         names = {".".join(path)}
         if self.protocol == "adk":
             names |= {".".join((spelled, *path[1:])) for spelled in _spellings(path[0])}
@@ -177,13 +187,16 @@ def _anything(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
 
 
 def _empty_answers(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """Allow an empty `resume`, which answers nothing and which some clients always send."""
+    """Allow an empty `resume`. It answers nothing, and some clients always send it."""
     if value:
         yield Refusal(where, _ANSWER)
 
 
 def _forwarded(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """Check AG-UI's forwardedProps: only keys that `accepts` names, and no answer at any depth."""
+    """Check AG-UI's forwardedProps.
+
+    It may only have keys that `accepts` names, and no answer at any depth.
+    """
     if not isinstance(value, dict):
         if value not in (None, "", []):
             yield Refusal(where, "must be an object")
@@ -232,7 +245,10 @@ _PARTS: Final = frozenset({"text", "inlineData", "videoMetadata", "mediaResoluti
 
 
 def _content(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """Check ADK's newMessage: only parts that a user may write, and no calls or their results."""
+    """Check ADK's newMessage.
+
+    It may only have parts that a user may write, and neither calls nor results of calls.
+    """
     if not isinstance(value, dict):
         yield Refusal(where, "must be an object")
         return
@@ -265,7 +281,9 @@ _SHARED: Final = ("app:", "user:")
 
 
 def _state(name: str, *, own: bool) -> Check:
-    """Return the check of ADK's state, which has keys of the session and shared keys (`_SHARED`).
+    """Return the check for ADK's state.
+
+    The state has keys of the session and shared keys (`_SHARED`).
 
     The check accepts keys of the session if `own` is true, or if `accepts` has `name`. The check
     accepts a shared key if `accepts` names this key, or names all keys with this key's prefix (such
@@ -296,13 +314,13 @@ def _reads_as(key: str, prefix: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The known fields of a document, with the check of each field."""
+    """The known fields of a document, with the check for each field."""
 
     fields: Mapping[str, Check]
     both_spellings: bool = False  # whether fields may be in snake_case as well as camelCase
 
     def check(self, name: str) -> Check | None:
-        """Return the check of a field; None for an unknown field."""
+        """Return the check for a field; None for an unknown field."""
         return self.fields.get(_camel(name) if self.both_spellings else name)
 
 
@@ -317,7 +335,7 @@ _CONVERSATION: Final[Mapping[str, Check]] = {
 }
 _STATE: Final[Mapping[str, Check]] = {"stateDelta": _state("stateDelta", own=False)}
 
-# The fields that a body in the agent server's own format may have, by protocol.
+# Maps a protocol to the fields that a body in the agent server's own format may have.
 _BODY: Final[Mapping[str, _Table]] = {
     "agui": _Table(
         {
@@ -335,14 +353,14 @@ _BODY: Final[Mapping[str, _Table]] = {
     ),
     "agno": _Table({}),  # clients start runs of Agno agents with a form of Penstock
 }
-# The fields that the `input` of a start may have besides the message, by protocol.
+# Maps a protocol to the fields that the `input` of a start may have besides the message.
 _INPUT: Final[Mapping[str, _Table]] = {
     "agui": _Table(_CONVERSATION),
     "adk": _Table(_STATE, both_spellings=True),
     "agno": _Table({}),
 }
-# The fields that a new ADK session may have. Any key of the session's own state is accepted, since
-# no other session reads these keys.
+# The fields that a new ADK session may have. Any key of the session's own state is accepted,
+# because no other session reads these keys.
 _SESSION: Final = _Table({"state": _state("state", own=True)}, both_spellings=True)
 
 
@@ -386,8 +404,8 @@ def _unnamed(name: str) -> str:
 
 
 def _doubled(where: Where, given: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuse a name in two spellings, since Penstock and the server might read different
-    spellings."""
+    """Refuse a name in two spellings, because Penstock and the agent server might read different
+    ones."""
     first: dict[str, str] = {}
     for name in given:
         other = first.setdefault(folded(name), name)

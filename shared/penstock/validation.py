@@ -10,7 +10,7 @@ UNKNOWN_FIELD: Final = "there is no such field"
 
 
 def reason_of(error: Mapping[str, Any]) -> str:
-    """Return the reason of one error of pydantic, without the field's name."""
+    """Return the reason for one error of pydantic, without the field's name."""
     if error["type"] == "extra_forbidden":
         return UNKNOWN_FIELD
     return str(error["msg"]).removeprefix("Value error, ")
@@ -19,9 +19,9 @@ def reason_of(error: Mapping[str, Any]) -> str:
 def check_url(url: str, secret_field: str) -> None:
     """Raise ValueError unless the text is an allowed URL of a webhook.
 
-    `secret_field` is the field that takes credentials, which a URL must not have: whoever may read
-    the URL would see them. The host's address can change, so automations' guard checks it at each
-    connection.
+    `secret_field` is the field for credentials. A URL must not contain credentials, because
+    everybody who may read the URL would see them. The host's address is not checked here, because
+    it can change. The guard of the automations service checks the address at each connection.
     """
     if any(character.isspace() or not character.isprintable() for character in url):
         raise ValueError("the URL contains a space or a control character")

@@ -199,8 +199,8 @@ class Decoder(Protocol):
     """Decodes the frames of one protocol into drafts.
 
     One instance serves all legs of one run. A decoder is deterministic. The same frames give the
-    same drafts at any time. `feed` never raises an exception. A frame that the decoder cannot read
-    becomes `custom.event` or `lifecycle.failed`.
+    same drafts, at any time and however the bytes were divided into chunks. `feed` never raises an
+    exception. A frame that the decoder cannot read becomes `custom.event` or `lifecycle.failed`.
     """
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:

@@ -9,7 +9,7 @@ from penstock.bus.records import ApprovalRecord
 from penstock_approvals.audit.chain import Entry
 
 TOOL_EVENTS: Final = ("llm.tool_progress", "llm.tool_result", "system.warning")
-# the code of a `system.warning` about a call with other arguments
+# the code of a `system.warning` about a call that ran with other arguments than the approved ones
 NOT_APPROVED: Final = "not_what_was_approved"
 _NOT_RUN: Final = frozenset({"rejected", "expired"})  # outcomes of calls that did not run
 
