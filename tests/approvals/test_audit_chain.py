@@ -201,7 +201,7 @@ def test_anchors_that_were_written_anew_are_found_by_their_signature() -> None:
     ]
 
 
-def test_a_loss_that_the_anchors_name_is_told_and_is_no_finding() -> None:
+def test_a_loss_that_the_anchors_name_is_reported_and_is_no_finding() -> None:
     one = chain("r1", 2)
     first = anchored(one[-1])
     lost = loss(3, 9, AT, AT, first, ())

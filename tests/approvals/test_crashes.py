@@ -155,7 +155,7 @@ async def test_a_kill_right_after_the_first_answer_of_many_loses_nothing(nats: N
                 await done_once(penstock, approval)
 
 
-async def test_a_sleeper_whose_entry_was_taken_away_decides_with_a_new_one(
+async def test_a_suspended_process_whose_outbox_entry_was_taken_writes_a_new_one(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod sleeps between outbox entry and decision until the entry counts as abandoned.

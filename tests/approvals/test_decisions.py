@@ -73,7 +73,7 @@ async def test_a_pause_becomes_a_request_with_all_its_items(nats: NatsServer) ->
     }
 
 
-async def test_a_decision_is_told_and_sent_on(nats: NatsServer) -> None:
+async def test_a_decision_is_reported_and_sent_on(nats: NatsServer) -> None:
     async with pipeline(nats.url, Config(), ONE) as penstock:
         approval = await pause(penstock, confirmation("t1"), confirmation("t2"))
         request = DecideRequest(
@@ -167,7 +167,7 @@ async def test_a_later_decision_is_told_what_stands(nats: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("approval_id", ["00000000-0000-4000-8000-000000000000", "x"])
-async def test_nobody_decides_what_there_is_not(nats: NatsServer, approval_id: str) -> None:
+async def test_an_unknown_approval_cannot_be_decided(nats: NatsServer, approval_id: str) -> None:
     async with pipeline(nats.url, Config(), ONE) as penstock:
         reply = await penstock.ask(approval_id, YES)
     assert reply.status == 404
@@ -230,7 +230,7 @@ async def test_a_request_of_a_run_that_ended_before_anybody_looked_is_withdrawn(
     assert stands.status == "withdrawn"
 
 
-async def test_what_was_decided_by_one_that_died_is_sent_on_by_another(nats: NatsServer) -> None:
+async def test_a_decision_of_a_killed_process_is_sent_by_another(nats: NatsServer) -> None:
     async with pipeline(nats.url, Config(), ONE, outbox_s=0.1) as penstock:
         approval = await pause(penstock)
         dead = Approvals(penstock.bus, "approvals-dead")
@@ -241,7 +241,9 @@ async def test_what_was_decided_by_one_that_died_is_sent_on_by_another(nats: Nat
     assert len(commands) == 1
 
 
-async def test_a_decision_that_is_sent_on_again_is_said_and_stored_once(nats: NatsServer) -> None:
+async def test_a_decision_that_is_sent_on_again_is_reported_and_stored_once(
+    nats: NatsServer,
+) -> None:
     async with pipeline(nats.url, Config(), ONE) as penstock:
         approval = await pause(penstock)
         await penstock.ask(approval.approval_id, YES)
@@ -288,7 +290,7 @@ async def test_an_event_that_is_delivered_again_changes_nothing(nats: NatsServer
     assert stored_types.count("lifecycle.paused") == 1
 
 
-async def test_a_withdrawal_whose_teller_died_is_told_by_another(nats: NatsServer) -> None:
+async def test_a_withdrawal_whose_sender_was_killed_is_sent_by_another(nats: NatsServer) -> None:
     async with pipeline(nats.url, Config(), ONE) as penstock:
         approval = await pause(penstock)
         withdrawn = approval.model_copy(
@@ -351,7 +353,7 @@ async def test_a_request_that_is_larger_than_a_message_can_be_decided(nats: Nats
     assert stands.status == "decided"
 
 
-async def test_a_request_that_has_lost_its_object_is_refused_and_holds_up_no_other(
+async def test_a_request_that_has_lost_its_object_is_refused_and_blocks_no_other(
     nats: NatsServer,
 ) -> None:
     async with pipeline(nats.url, Config(), ONE, outbox_s=0.1) as penstock:

@@ -251,7 +251,7 @@ def world(nats: NatsServer) -> Iterator[World]:
 
 @pytest.mark.timeout(300)  # Hypothesis needs time to shrink a failure
 @examples(25)
-def test_one_decision_wins_and_is_sent_on_once_whoever_dies(
+def test_one_decision_wins_and_is_sent_once_at_any_kill(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     # With 0 s, a sweep removes an outbox entry as soon as its decision is not yet stored, which is

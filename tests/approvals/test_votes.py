@@ -92,7 +92,7 @@ def test_a_person_votes_once() -> None:
     assert refused(first, vote(approval(), ADA, "reject", key="k"))[0] == 409
 
 
-def test_whoever_may_act_as_others_has_one_vote() -> None:
+def test_a_caller_that_may_act_for_others_has_one_vote() -> None:
     acts = {"scopes": ["decide", "act-as"], "roles": ["ops"]}
     as_bob, as_cleo = (person("ada", on_behalf_of=name, **acts) for name in ("bob", "cleo"))
     first = with_vote(approval(), vote(approval(), as_bob), NOW)

@@ -254,7 +254,7 @@ async def test_the_address_of_this_machine_is_refused_unless_it_is_allowed(
         assert made.receiver.requests == []
 
 
-async def test_a_rule_that_fails_is_said_and_holds_up_no_other(nats_server: NatsServer) -> None:
+async def test_a_rule_that_fails_is_reported_and_blocks_no_other(nats_server: NatsServer) -> None:
     async with automations(nats_server.url) as made:
         url = made.receiver.url()
         bad = rule("bad", url, "lifecycle.started", where="1 / (event.sequence - 1) == 1")
@@ -359,7 +359,7 @@ async def test_a_slow_receiver_does_not_hold_up_another_and_gets_few_requests_at
         assert min(gaps) > 0.9, "one request at a time"
 
 
-async def test_a_job_that_fails_again_and_again_ends_and_the_next_in_order_goes_on(
+async def test_a_job_that_fails_again_and_again_ends_and_the_next_in_order_continues(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Sender.post

@@ -216,7 +216,7 @@ async def test_credentials_are_not_kept_for_another_server(api: AutomationsApi) 
     assert (await api.ask("PATCH", "/hook", body=given)).status_code == 200
 
 
-async def test_who_writes_another_users_rule_must_be_allowed_to_act_as_that_user(
+async def test_a_caller_that_writes_another_users_rule_needs_act_as(
     api: AutomationsApi,
 ) -> None:
     made = await api.make("hook")

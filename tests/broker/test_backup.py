@@ -255,7 +255,7 @@ async def test_every_stream_has_the_replicas_that_it_had(scene: Scene) -> None:
     assert len(events) == scene.layout.shards
 
 
-async def test_a_paused_run_goes_on_with_a_decision_after_the_restore(scene: Scene) -> None:
+async def test_a_paused_run_continues_with_a_decision_after_the_restore(scene: Scene) -> None:
     for run_id, approval_id in zip(scene.runs["paused"], scene.approvals["paused"], strict=True):
         answer = await scene.penstock.decide(approval_id, "approve")
         assert answer.is_success, answer.text
@@ -264,7 +264,7 @@ async def test_a_paused_run_goes_on_with_a_decision_after_the_restore(scene: Sce
     assert len(continued) == len(scene.runs["paused"])
 
 
-async def test_a_workflow_that_waits_for_a_person_goes_on_after_the_restore(scene: Scene) -> None:
+async def test_a_workflow_that_waits_for_a_person_continues_after_the_restore(scene: Scene) -> None:
     runs = scene.runs["workflow"]
     for run_id, approval_id in zip(runs, scene.approvals["workflow"], strict=True):
         answer = await scene.penstock.decide(approval_id, "approve")

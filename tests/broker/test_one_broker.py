@@ -154,7 +154,7 @@ async def test_a_stream_at_its_limit_refuses_starts_clearly(broker: OneBroker) -
     await (await broker.started(1)).end(FRAMES)
 
 
-async def test_a_connector_that_may_not_publish_says_so_and_goes_on_when_it_may(
+async def test_a_connector_that_may_not_publish_says_so_and_continues_when_it_may(
     broker: OneBroker,
 ) -> None:
     connector = broker.penstock.of("connector")[0]
@@ -198,7 +198,7 @@ async def test_a_subscription_that_is_refused_is_said_and_tried_again(broker: On
 ALL = declared(Retention())  # all streams and buckets
 
 
-async def test_lost_data_are_said_and_waited_for(broker: OneBroker) -> None:
+async def test_lost_data_are_reported_and_waited_for(broker: OneBroker) -> None:
     watches = await broker.started()
     await asyncio.to_thread(broker.nats.kill)
     kept = broker.nats.store.with_name("kept")
@@ -220,7 +220,7 @@ async def test_lost_data_are_said_and_waited_for(broker: OneBroker) -> None:
 
 
 @pytest.mark.chaos
-async def test_whoever_knows_only_lost_data_says_that_it_must_be_restarted(
+async def test_a_service_that_knows_only_lost_data_asks_for_a_restart(
     broker: OneBroker,
 ) -> None:
     """This test must be the last one, because it deletes all data."""

@@ -92,7 +92,7 @@ def guarded(tmp_path: Path) -> Iterator[NatsServer]:
     server.remove()
 
 
-async def test_a_service_waits_for_a_nats_that_is_away_and_lives_meanwhile(tmp_path: Path) -> None:
+async def test_a_service_waits_for_an_unavailable_nats_and_stays_live(tmp_path: Path) -> None:
     """In Kubernetes, the order in which NATS and the services start is not defined."""
     port = free_port()
     nats = NatsServer(tmp_path / "nats", port=port, violations=True)

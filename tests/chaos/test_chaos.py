@@ -56,7 +56,7 @@ def settle(report: Report, completed: float, reattached: int = 0) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_every_run_is_whole_whatever_dies(
+async def test_every_run_is_complete_at_any_kill(
     tmp_path: Path, agno_server: Upstream, adk_server: Upstream
 ) -> None:
     servers = {"agno": agno_server, "adk": adk_server}
@@ -73,7 +73,7 @@ async def test_every_run_is_whole_whatever_dies(
 @pytest.mark.chaos
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
-async def test_every_run_is_whole_whatever_dies_of_a_cluster(
+async def test_every_run_is_complete_at_any_kill_of_a_cluster(
     tmp_path: Path,
     patient_agno: Upstream,
     own_adk: Upstream,
@@ -106,7 +106,7 @@ AUTOMATIONS = Shape(
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
-async def test_every_event_and_rule_has_one_outcome_whatever_dies(
+async def test_every_event_and_rule_has_one_outcome_at_any_kill(
     tmp_path: Path,
     agno_server: Upstream,
     adk_server: Upstream,
@@ -156,7 +156,7 @@ WORKFLOWS = Shape(
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
-async def test_every_workflow_ends_and_calls_each_step_once_whatever_dies(
+async def test_every_workflow_ends_and_calls_each_step_once_at_any_kill(
     tmp_path: Path,
     agno_server: Upstream,
     adk_server: Upstream,
@@ -200,7 +200,7 @@ def by(*launcher: str) -> dict[str, tuple[str, ...]]:
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
-async def test_every_run_is_whole_at_whatever_write_a_connector_dies(
+async def test_every_run_is_complete_when_a_connector_is_killed_at_any_write(
     tmp_path: Path,
     agno_server: Upstream,
     adk_server: Upstream,
@@ -232,7 +232,7 @@ async def test_every_run_is_whole_at_whatever_write_a_connector_dies(
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stream", ["RAW", "EVENTS", "COMMANDS"])
-async def test_every_run_is_whole_or_says_that_it_is_not_when_nats_has_an_older_store(
+async def test_every_run_is_complete_or_reports_a_loss_when_nats_has_an_older_store(
     tmp_path: Path, agno_server: Upstream, adk_server: Upstream, stream: str
 ) -> None:
     report = await _with_an_older_store(tmp_path, agno_server, adk_server, stream, {})
@@ -281,7 +281,7 @@ def without(fix: str) -> tuple[str, str]:
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fixed", [True, False], ids=["fixed", "without the fix"])
-async def test_a_connector_that_dies_before_it_gives_up_its_turn_holds_up_nobody(
+async def test_a_connector_that_dies_before_it_gives_up_its_turn_blocks_nobody(
     tmp_path: Path, agno_server: Upstream, adk_server: Upstream, fixed: bool
 ) -> None:
     """Without the fix, the checks find runs that wait for ever."""

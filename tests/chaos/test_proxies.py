@@ -49,7 +49,7 @@ async def test_an_answer_that_is_cut_is_cut_on_both_sides() -> None:
     assert (bytes(exchange.body), exchange.ended) == (BODY, "cut")
 
 
-async def test_who_left_is_known() -> None:
+async def test_the_members_that_left_are_known() -> None:
     async with misbehaving() as upstream, recorder(upstream.url) as proxy:
         upstream.script(plays(BODY, stalls), plays(BODY, cuts))
         async with httpx.AsyncClient(base_url=proxy.url) as client:

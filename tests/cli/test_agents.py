@@ -83,7 +83,7 @@ def test_a_check_says_what_is_wrong_with_each_and_ends_with_1(config: Path) -> N
     assert json.loads(line)["verdict"] == "unreachable"
 
 
-def test_a_check_of_an_agent_or_a_file_that_there_is_not_is_told(config: Path) -> None:
+def test_a_check_of_an_unknown_agent_or_file_is_an_error(config: Path) -> None:
     told = penstock("check", "on", "--config", str(config))
     assert told.exit_code == 2
     assert told.stderr == (

@@ -122,7 +122,7 @@ async def test_a_file_is_applied_and_a_repeat_changes_nothing(
         ("    subjects: [llm", "    subject: [llm", ["10: tools: subject: there is no such field"]),
     ],
 )
-async def test_what_is_wrong_is_said_with_its_line(
+async def test_a_mistake_is_reported_with_its_line(
     penstock: Invoke, api: AutomationsApi, tmp_path: Path, old: str, new: str, lines: list[str]
 ) -> None:
     path = write(tmp_path, FILE.format(url="https://hook.example/x").replace(old, new))

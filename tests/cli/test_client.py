@@ -96,7 +96,9 @@ def test_the_exit_code_says_how_the_run_ended(
     assert penstock(*RUN).exit_code == code
 
 
-def test_a_dropped_connection_costs_nothing_and_is_told(penstock: Invoke, api: PenstockApi) -> None:
+def test_a_dropped_connection_costs_nothing_and_is_reported(
+    penstock: Invoke, api: PenstockApi
+) -> None:
     api.trouble.cuts = [2, 0, 1]
     result = penstock(*RUN)
     assert result.stdout == f"▶ assistant, run {RUN_ID}\nHello world\ncompleted\n"
@@ -175,7 +177,7 @@ def test_an_approval_that_was_decided_long_ago_is_not_asked_again(
     assert api.sent(DECISION) == []
 
 
-def test_who_was_faster_has_decided(penstock: Invoke, api: PenstockApi) -> None:
+def test_the_first_of_two_decisions_counts(penstock: Invoke, api: PenstockApi) -> None:
     api.events = events(STARTED, PAUSED, COMPLETED)
     api.trouble.refuse_decision = (409, "it is decided")
     result = penstock(*RUN, "--yes")
@@ -233,7 +235,7 @@ def test_where_nothing_answers_it_says_what_to_do(arguments: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1", "http://[::"])
-def test_what_is_no_url_is_told(url: str) -> None:
+def test_an_invalid_url_is_an_error(url: str) -> None:
     result = CliRunner().invoke(app, ["runs", "--url", url])
     assert result.exit_code == 2
     assert result.stderr.startswith("penstock: ")
@@ -250,13 +252,13 @@ def test_what_is_no_url_is_told(url: str) -> None:
     ],
     ids=" ".join,
 )
-def test_what_there_is_not_is_told(penstock: Invoke, arguments: tuple[str, ...]) -> None:
+def test_an_unknown_id_is_an_error(penstock: Invoke, arguments: tuple[str, ...]) -> None:
     result = penstock(*arguments)
     assert result.exit_code == 2
     assert "there is no such thing" in result.stderr
 
 
-def test_events_go_on_from_a_cursor(penstock: Invoke, api: PenstockApi) -> None:
+def test_events_continue_from_a_cursor(penstock: Invoke, api: PenstockApi) -> None:
     result = penstock("events", RUN_ID, "--after", "2-0")
     assert result.stdout == "world\ncompleted\n"
     assert api.cursors == ["2-0"]

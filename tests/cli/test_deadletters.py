@@ -137,9 +137,7 @@ def test_the_list_is_narrowed(nats: NatsServer, penstock: Invoke, service: str) 
         (["show", "0"], "greater than or equal to 1"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(
-    penstock: Invoke, arguments: list[str], words: str
-) -> None:
+def test_an_invalid_filter_is_an_error(penstock: Invoke, arguments: list[str], words: str) -> None:
     result = penstock(*arguments)
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.replace("│", " ").split())
@@ -188,7 +186,7 @@ def test_a_source_frame_is_shown_only_when_it_is_asked_for(
     assert lines(penstock("show", number, "--raw", "--json"))[0]["payload"] == "a secret"
 
 
-def test_a_letter_that_there_is_not_is_told(penstock: Invoke) -> None:
+def test_an_unknown_dead_letter_is_an_error(penstock: Invoke) -> None:
     result = penstock("show", "99999")
     assert result.exit_code == 2
     assert "there is no dead letter 99999" in result.stderr
@@ -275,7 +273,7 @@ def test_the_server_of_a_running_up_is_found_by_its_folder(
     assert "as the test wants" in result.stdout
 
 
-def test_a_server_without_a_penstock_is_told_and_left_as_it_is(
+def test_a_server_without_a_penstock_is_reported_and_left_as_it_is(
     fresh_nats: NatsServer,
 ) -> None:
     result = CliRunner().invoke(app, ["deadletters", "list", "--nats", fresh_nats.url])

@@ -109,7 +109,7 @@ def test_a_stream_near_its_own_limit_is_found() -> None:
     assert "EVENTS uses 80%" in next(e.text for e in run_checks(full) if e.verdict == "wrong")
 
 
-def test_what_was_not_looked_at_is_not_called_fine() -> None:
+def test_a_check_that_was_not_made_is_not_reported_as_fine() -> None:
     not_checked = {each.check for each in run_checks(Facts()) if each.verdict == "not_checked"}
     assert not_checked == set(NEEDED)
     away = {each.check: each.verdict for each in run_checks(Facts(refusal="nobody answers"))}

@@ -69,7 +69,7 @@ async def stored(url: str, data: Path) -> bytes | None:
         await client.close()
 
 
-async def test_a_second_start_on_the_same_data_goes_on(server: EmbeddedNats) -> None:
+async def test_a_second_start_on_the_same_data_continues(server: EmbeddedNats) -> None:
     await store(server.url, b"kept", server.data)
     await server.stop()
     await server.start()
@@ -110,7 +110,7 @@ async def test_a_server_that_does_not_come_up_is_given_up(
         await EmbeddedNats(tmp_path / "data").start()
 
 
-async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
     with pytest.raises(StartFailed, match="cannot use"):
         await EmbeddedNats(tmp_path / "data").start()
@@ -253,7 +253,7 @@ async def test_what_a_version_without_users_has_stored_is_taken_over(tmp_path: P
         await server.stop()
 
 
-async def test_it_listens_where_it_is_told(tmp_path: Path) -> None:
+async def test_it_listens_at_the_given_address(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(StartFailed, match=f"port {port} is taken.*--nats-port"):

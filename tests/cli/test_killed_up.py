@@ -64,7 +64,7 @@ async def reached(http: httpx.AsyncClient, run_id: str, *statuses: str) -> str:
 
 
 @pytest.mark.timeout(120)
-async def test_what_a_killed_one_was_at_is_dealt_with_long_before_its_leases_are_over(
+async def test_the_work_of_a_killed_process_is_taken_over_before_its_leases_expire(
     up: Up, upstream: Misbehaving
 ) -> None:
     upstream.script(plays(agno("RunStarted"), stalls))

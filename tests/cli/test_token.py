@@ -75,7 +75,7 @@ def test_a_token_has_its_roles_where_the_services_look_for_them(
         (["--scope", "root"], "root: none of act-as"),
     ],
 )
-def test_what_cannot_be_a_token_is_told(arguments: list[str], told: str) -> None:
+def test_an_invalid_token_is_an_error(arguments: list[str], told: str) -> None:
     made = CliRunner().invoke(app, ["token", *arguments], env={"COLUMNS": "200"})
     assert made.exit_code == 2
     assert told in made.stderr

@@ -103,7 +103,7 @@ def types(events: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.real
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("real_environments")
-def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up], config: str) -> None:
+def test_the_demo_answers_stops_and_continues(make_up: Callable[..., Up], config: str) -> None:
     up = make_up("--demo")
     up.start()
 
@@ -286,7 +286,7 @@ def test_a_wrong_setting_names_the_variable(config: str) -> None:
     assert told.startswith("penstock: PENSTOCK_LOG_LEVEL: ")
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path, config: str) -> None:
+def test_a_port_that_is_taken_is_reported(tmp_path: Path, config: str) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = str(listener.getsockname()[1])
         told = refused(
@@ -302,7 +302,7 @@ def test_an_address_beyond_loopback_is_refused(tmp_path: Path, config: str) -> N
     assert "PENSTOCK_INSECURE_BIND=yes" in told
 
 
-def test_a_missing_demo_environment_is_told(tmp_path: Path) -> None:
+def test_a_missing_demo_environment_is_reported(tmp_path: Path) -> None:
     told = refused(
         *("--demo", "--data", str(tmp_path / "d")),
         PENSTOCK_DEMO_AGNO_PYTHON=str(tmp_path / "none"),
@@ -311,7 +311,7 @@ def test_a_missing_demo_environment_is_told(tmp_path: Path) -> None:
     assert len(told.splitlines()) == 1
 
 
-def test_a_nats_server_that_does_not_answer_is_told(tmp_path: Path, config: str) -> None:
+def test_a_nats_server_that_does_not_answer_is_reported(tmp_path: Path, config: str) -> None:
     told = refused("--config", config, "--nats", "nats://127.0.0.1:1")
     assert told.splitlines()[-1].startswith(
         "penstock: cannot connect to NATS at nats://127.0.0.1:1"

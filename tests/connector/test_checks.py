@@ -162,7 +162,7 @@ async def served(answers: Answers) -> AsyncIterator[Wrong]:
 
 
 @pytest.mark.parametrize("protocol", ["agno", "adk", "agui"])
-async def test_nobody_there_is_told_with_the_address(protocol: str) -> None:
+async def test_an_unreachable_server_is_reported_with_its_address(protocol: str) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     finding = await found(url, protocol)

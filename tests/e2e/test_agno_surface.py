@@ -149,7 +149,7 @@ async def test_a_tool_runs_once_when_it_is_confirmed_and_never_when_not(
 
 
 @BOTH
-async def test_of_three_continues_at_once_one_goes_on(
+async def test_of_three_continues_at_once_one_is_carried_out(
     penstock: Deployment, agno_server: Upstream, adk_server: Upstream, path: str
 ) -> None:
     server = server_of(path, agno_server, adk_server)
@@ -234,7 +234,7 @@ async def filled(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("message", ["userinput", "external", "getinput", "feedback"])
-async def test_each_kind_of_pause_goes_on_with_its_answer(
+async def test_each_kind_of_pause_continues_with_its_answer(
     penstock: Deployment, message: str
 ) -> None:
     run_id, bodies = await streamed(penstock, "/agents/assistant/runs", message=message)

@@ -181,7 +181,7 @@ async def test_a_cancel_is_no_success(visitor: Any, agent: str, words: str, vers
 
 
 @ALL
-async def test_who_leaves_and_comes_back_has_what_one_who_stayed_has(
+async def test_a_client_that_reconnects_has_what_a_client_that_stayed_has(
     visitor: Any, version: str
 ) -> None:
     client = visitor("adk", version)

@@ -163,7 +163,7 @@ async def test_state_by_patches(penstock: Pipeline) -> None:
     assert custom == [{"protocol": "agui", "name": "progress", "value": {"pct": 50}}]
 
 
-async def test_the_state_of_a_session_goes_on_in_its_next_run(penstock: Pipeline) -> None:
+async def test_the_state_of_a_session_continues_in_its_next_run(penstock: Pipeline) -> None:
     session = uuid.uuid4().hex
     first = await run(penstock, "agno-state", session_id=session, input={"state": {"count": 1}})
     assert [d["snapshot"] for d in all_of(first, "state.snapshot")] == [{"count": 1}, {"count": 3}]
@@ -207,7 +207,7 @@ async def test_a_rejected_tool_never_runs(
     assert runs_of(server, file, upstreams) == 0
 
 
-async def test_a_long_conversation_waits_and_goes_on_too(penstock: Pipeline) -> None:
+async def test_a_long_conversation_waits_and_continues_too(penstock: Pipeline) -> None:
     words = "long " * 120_000
     run_id, asked = await paused(penstock, "pydantic-ai-approval", f"{words}{path()}")
     events = await decided(penstock, run_id, asked, "reject")
@@ -285,7 +285,7 @@ async def test_a_client_that_gives_messages_has_the_conversation_itself(
     assert only(events, "lifecycle.completed")["summary"] == "I am Bob."
 
 
-async def test_a_body_goes_on_verbatim(penstock: Pipeline) -> None:
+async def test_a_body_is_passed_on_verbatim(penstock: Pipeline) -> None:
     body = (
         '{ "threadId": "t-1", "runId": "r-1", "state": {}, "tools": [], "context": [],'
         ' "forwardedProps": {}, "messages": [{"id":"u","role":"user","content":"as it is"}] }'

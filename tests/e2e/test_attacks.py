@@ -355,7 +355,7 @@ async def test_where_the_server_checks_users_itself_the_id_goes_as_it_is(site: S
     assert before in await said(site, "trusting", session, "what do you know?", "bob")
 
 
-async def test_a_session_from_before_goes_on_under_its_old_id(site: Site) -> None:
+async def test_a_session_from_before_continues_under_its_old_id(site: Site) -> None:
     session, before = uuid.uuid4().hex, f"old {uuid.uuid4().hex[:8]}"
     await said(site, "trusting", session, before)  # the former release sent this id to the server
     record = SessionRecord(agent="graph", session_id=session, runs=[])

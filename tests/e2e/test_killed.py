@@ -55,7 +55,7 @@ async def test_runs_that_pause_while_an_approvals_service_is_killed_wait_for_a_p
     check("approvals killed: to the last pause of five runs", took_s)
 
 
-async def test_the_client_of_a_killed_edge_goes_on_at_another_soon(
+async def test_the_client_of_a_killed_edge_continues_at_another_soon(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
     count = {"normalizer": 1, "connector": 1, "edge": 2, "approvals": 1}

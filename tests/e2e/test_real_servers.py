@@ -189,7 +189,7 @@ async def test_a_cancel_of_a_paused_run_withdraws_its_approval(
 
 
 @pytest.mark.parametrize(("agent", "message"), [("assistant", "long"), ("adk", "slow 15 50")])
-async def test_a_client_that_leaves_and_comes_back_gets_exactly_the_rest(
+async def test_a_client_that_leaves_and_reconnects_gets_exactly_the_rest(
     penstock: Deployment, agent: str, message: str
 ) -> None:
     run_id = await penstock.run(agent, message)

@@ -116,7 +116,7 @@ async def upgraded(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_run_that_waited_under_an_older_version_goes_on_under_this_one(
+async def test_a_run_that_waited_under_an_older_version_continues_under_this_one(
     fresh_nats: NatsServer, version: str
 ) -> None:
     async with upgraded(fresh_nats, version) as (found, penstock, upstream):
@@ -160,7 +160,7 @@ async def test_what_an_older_version_wrote_is_read_and_not_done_again(
 
 
 @pytest.mark.timeout(180)
-async def test_a_run_that_waited_for_a_week_goes_on_although_all_of_it_has_aged_out(
+async def test_a_run_that_waited_for_a_week_continues_although_all_of_it_has_aged_out(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
     week_s, later = 2.0, Retention()

@@ -27,7 +27,7 @@ from support.real.nats import NatsServer
 
 
 @pytest.mark.parametrize("gone", [["RAW"], ["EVENTS", "RAW"]], ids="+".join)
-async def test_a_paused_run_goes_on_although_its_past_has_aged_out(
+async def test_a_paused_run_continues_although_its_past_has_aged_out(
     fresh_nats: NatsServer, gone: list[str]
 ) -> None:
     async with bus_to(fresh_nats.url) as bus:
@@ -164,7 +164,7 @@ async def test_a_run_whose_command_the_server_gave_up_ends_once(
     assert (record.status, record.code) == ("failed", "internal")
 
 
-async def test_a_run_goes_on_whose_command_was_carried_out_and_given_up_all_the_same(
+async def test_a_run_continues_whose_command_was_carried_out_and_given_up_all_the_same(
     fresh_nats: NatsServer,
 ) -> None:
     async with bus_to(fresh_nats.url) as bus:

@@ -49,7 +49,7 @@ from support.fakes.raw import agno, agno_pause, agno_text
 from support.real.nats import NatsServer
 
 
-async def test_a_blocked_run_goes_on_once_its_cause_is_gone(
+async def test_a_blocked_run_continues_once_its_cause_is_gone(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
@@ -143,7 +143,7 @@ async def test_a_run_whose_record_is_over_the_servers_limit_is_blocked(
             await run.until("approval.requested")
 
 
-async def test_a_run_goes_on_once_its_pause_can_be_read_again(fresh_nats: NatsServer) -> None:
+async def test_a_run_continues_once_its_pause_can_be_read_again(fresh_nats: NatsServer) -> None:
     async with bus_to(fresh_nats.url) as bus:
         run, approval_id = await paused(bus)
         kept = await bus.bucket("pauses").get(run.run_id)
@@ -194,7 +194,7 @@ async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_fold
             await asyncio.wait([task])
 
 
-async def test_a_run_goes_on_after_a_failure_outside_of_its_frames(
+async def test_a_run_continues_after_a_failure_outside_of_its_frames(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run that stopped would not continue elsewhere while this normalizer holds its partition."""
@@ -217,7 +217,7 @@ async def test_a_run_goes_on_after_a_failure_outside_of_its_frames(
 
 
 @pytest.mark.parametrize("step", ["_fold", "_acknowledged"])
-async def test_a_run_goes_on_after_a_failure_in_a_callback_of_the_event_loop(
+async def test_a_run_continues_after_a_failure_in_a_callback_of_the_event_loop(
     nats_server: NatsServer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -96,7 +96,7 @@ class Watched:
         monkeypatch.setattr(Budget, "take", taken)
 
 
-async def test_a_run_that_floods_stays_in_its_share_and_holds_up_no_other_of_its_partition(
+async def test_a_run_that_floods_stays_in_its_share_and_blocks_no_other_of_its_partition(
     fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit, chunks = 64 * KIB, [f"word{n} " for n in range(1500)]
@@ -173,7 +173,7 @@ async def test_frames_that_were_not_kept_are_read_again_in_order(nats_server: Na
         assert budget.used_bytes == 0
 
 
-async def test_a_backlog_tells_of_what_has_aged_out_and_goes_on(fresh_nats: NatsServer) -> None:
+async def test_a_backlog_tells_of_what_has_aged_out_and_continues(fresh_nats: NatsServer) -> None:
     # The stream holds only this run: among frames of other runs, a purged frame would count as lost
     # instead of aged out.
     async with connected(fresh_nats.url) as bus:

@@ -126,7 +126,7 @@ def test_an_upstream_that_is_cut_after_its_pause_has_paused() -> None:
     assert events[-1].type == "approval.requested"
 
 
-def test_paused_is_said_only_of_the_request_that_is_open_and_once() -> None:
+def test_paused_is_published_once_for_the_open_request_only() -> None:
     frames = Frames()
     one = fold()
     fold_all(paused(frames), one)
@@ -209,7 +209,7 @@ def test_a_decision_resumes_the_run_in_its_next_leg() -> None:
     assert {body(event)["leg"] for event in events[2:]} == {2}
 
 
-def test_resumed_is_not_said_when_nobody_was_asked() -> None:
+def test_resumed_is_not_published_when_no_person_was_asked() -> None:
     frames = Frames()
     one = fold()
     fold_all(paused(frames), one)
@@ -337,7 +337,7 @@ def test_a_frame_that_was_fed_before_gives_nothing() -> None:
     assert fold_all([opened, opened], one) == fold_all([opened], fold())
 
 
-def test_a_fold_goes_on_from_the_snapshot_of_its_pause() -> None:
+def test_a_fold_continues_from_the_snapshot_of_its_pause() -> None:
     frames = Frames()
     whole = fold()
     fold_all(paused(frames), whole)

@@ -44,7 +44,7 @@ def lease_changes(change: str) -> float:
     return REGISTRY.get_sample_value("penstock_lease_changes_total", {"change": change}) or 0.0
 
 
-async def test_a_normalizer_goes_on_where_the_last_one_stopped(nats_server: NatsServer) -> None:
+async def test_a_normalizer_continues_where_the_last_one_stopped(nats_server: NatsServer) -> None:
     before = {change: lease_changes(change) for change in ("taken", "given_up")}
     async with bus_to(nats_server.url) as bus:
         run = Run(bus)
@@ -132,7 +132,7 @@ async def test_two_owners_of_one_partition_publish_each_event_once(
 
 
 @pytest.mark.parametrize("missed", ["an event", "half an event"])
-async def test_a_run_that_was_elsewhere_for_a_while_goes_on_with_all_of_its_frames(
+async def test_a_run_that_was_elsewhere_for_a_while_continues_with_all_of_its_frames(
     fresh_nats: NatsServer, missed: str
 ) -> None:
     """The number of partitions was changed and changed back: one owner misses a frame between.

@@ -139,7 +139,7 @@ def numbers(events: Iterable[Stored]) -> list[int]:
 
 
 @pytest.mark.parametrize("gone", [["RAW"], ["EVENTS", "RAW"]], ids="+".join)
-async def test_a_workflow_goes_on_after_weeks_with_the_next_number(
+async def test_a_workflow_continues_after_weeks_with_the_next_number(
     fresh_nats: NatsServer, gone: list[str]
 ) -> None:
     async with bus_to(fresh_nats.url) as bus:

@@ -168,7 +168,7 @@ async def test_an_unsafe_request_by_cookie_needs_one(browser: Browser, method: s
     assert "X-CSRF-Token" in response.json()["detail"]
 
 
-async def test_with_the_token_and_its_cookie_it_goes_on(browser: Browser) -> None:
+async def test_with_the_token_and_its_cookie_it_continues(browser: Browser) -> None:
     csrf = await browser.csrf()
     assert (await browser.request(x_csrf_token=csrf)).status_code == 200
 
@@ -233,7 +233,7 @@ async def test_what_host_says_makes_nobody_local(browser: Browser, host: str) ->
 @pytest.mark.parametrize(
     "header", [{"forwarded": "for=127.0.0.1"}, {"x-forwarded-for": "127.0.0.1"}, {"x-real-ip": ""}]
 )
-async def test_whoever_comes_through_a_proxy_on_this_machine_is_not_local(
+async def test_a_request_through_a_proxy_on_this_machine_is_not_local(
     guarded: Guarded, header: dict[str, str]
 ) -> None:
     sent = {"cookie": f"{CREDENTIAL}={token()}", **header}

@@ -48,7 +48,7 @@ def test_another_users_run_is_not_there(owner: str) -> None:
 
 
 @pytest.mark.parametrize("identity", [ACTS, ADMIN, ANONYMOUS])
-def test_who_acts_for_others_or_administers_sees_all_runs(identity: Identity) -> None:
+def test_a_caller_with_act_as_or_administer_sees_all_runs(identity: Identity) -> None:
     check_owner(identity, "bob", "run r1")
 
 

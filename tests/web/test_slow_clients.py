@@ -238,7 +238,7 @@ async def test_a_client_reads_why_its_large_body_is_refused(slow: Slow, closes: 
             assert (await reader.readline()).startswith(f"HTTP/1.1 {status} ".encode())
 
 
-async def test_who_asks_before_sending_a_body_is_refused_at_once(slow: Slow) -> None:
+async def test_a_request_that_expects_100_continue_is_refused_at_once(slow: Slow) -> None:
     head = (
         b"POST /refuse HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n"
     )

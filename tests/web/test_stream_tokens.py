@@ -167,7 +167,7 @@ async def test_a_stream_ends_when_its_stream_token_is_revoked(guarded: Guarded) 
         assert await anext(text) == "data: over\n\n"
 
 
-async def test_a_stream_goes_on_while_nobody_can_say_whether_its_token_holds(
+async def test_a_stream_continues_while_nobody_can_say_whether_its_token_holds(
     guarded: Guarded,
 ) -> None:
     secret, _ = await new(guarded)
@@ -198,7 +198,7 @@ async def test_another_users_token_is_neither_listed_nor_revoked(guarded: Guarde
     assert await opens(guarded, secret) == 200
 
 
-async def test_who_administers_lists_and_revokes_everybodys(guarded: Guarded) -> None:
+async def test_an_administrator_lists_and_revokes_the_tokens_of_all_users(guarded: Guarded) -> None:
     secret, token_id = await new(guarded)
     admin = bearer(token(sub="root", scope="administer"))
     listed = (await guarded.http.get("/v1/tokens", headers=admin)).json()["tokens"]
@@ -360,7 +360,7 @@ async def test_a_token_says_whose_runs_it_reaches(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("users", [["bob"], ["alice", "bob"], ["*"], "*"])
-async def test_whom_a_caller_does_not_reach_its_token_does_not_either(
+async def test_a_token_does_not_reach_users_that_its_maker_does_not_reach(
     guarded: Guarded, users: Any
 ) -> None:
     for user in ("alice", "*"):  # the name `*` does not reach all users
@@ -372,7 +372,7 @@ async def test_whom_a_caller_does_not_reach_its_token_does_not_either(
     assert own.json()["users"] == ["alice"]
 
 
-async def test_who_may_not_read_makes_no_token_that_does(guarded: Guarded) -> None:
+async def test_a_caller_that_may_not_read_makes_no_token_that_may(guarded: Guarded) -> None:
     for scope in ("administer", "act-as", "start decide raw administer act-as"):
         refused = await create(guarded, {**ALL, "users": "*"}, {"scope": scope})
         assert refused.status_code == 403
@@ -445,7 +445,7 @@ async def test_nobody_else_does(guarded: Guarded) -> None:
     assert admin.status_code == 200
 
 
-async def test_who_has_lost_the_reach_does_not_keep_it_alive(guarded: Guarded) -> None:
+async def test_a_caller_who_lost_the_rights_cannot_extend_the_token(guarded: Guarded) -> None:
     made = await create(guarded, {**ALL, "users": "*"}, {"scope": "read act-as"})
     refused = await patch(guarded, made.json()["id"], {"lifetime_s": 3600}, scope="read")
     assert refused.status_code == 403
@@ -504,7 +504,7 @@ async def test_a_use_undoes_nothing_that_happens_at_the_same_time(revoked: bool)
     assert [each.expires_at > known.expires_at + 3000 for each in listed] == [True] * (not revoked)
 
 
-async def test_an_open_stream_is_warned_and_goes_on_when_its_token_is_extended() -> None:
+async def test_an_open_stream_is_warned_and_continues_when_its_token_is_extended() -> None:
     now = 1_000_000.0
     tokens = StreamTokens(MemoryStore(), StoreAway, lambda: now)
     secret, known = await tokens.issue(ALICE, "n8n", 1000)

@@ -170,7 +170,7 @@ async def stands_still(nats: NatsServer, server: CountingServer) -> bool:
 
 
 @pytest.mark.chaos
-async def test_without_the_fence_of_the_journal_runs_stand_still(
+async def test_without_the_fence_of_the_journal_runs_block(
     fresh_nats: NatsServer, server: CountingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = fence.append
@@ -186,7 +186,7 @@ async def test_without_the_fence_of_the_journal_runs_stand_still(
 
 
 @pytest.mark.chaos
-async def test_without_the_effects_of_open_steps_after_a_repeated_delivery_runs_stand_still(
+async def test_without_the_effects_of_open_steps_after_a_repeated_delivery_runs_block(
     fresh_nats: NatsServer, server: CountingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def forgetful(self: Decisions, run_id: str, given: Input, *, repeated: bool) -> None:

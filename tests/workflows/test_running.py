@@ -161,7 +161,7 @@ async def test_a_start_that_cannot_be_read_is_a_dead_letter_and_fails_its_run(
     assert await penstock.bus.tail(streams.DEADLETTERS, subject) is not None
 
 
-async def test_a_run_goes_on_after_its_journal_was_restored_from_a_backup(
+async def test_a_run_continues_after_its_journal_was_restored_from_a_backup(
     penstock: Pipeline,
 ) -> None:
     """Without this, each further input of a run in memory would be a dead letter."""

@@ -267,7 +267,7 @@ async def test_an_output_that_is_too_large_for_a_record_is_passed_on(
     assert events[-1].data["value"] == 200_000
 
 
-async def test_a_run_that_outlives_its_frames_and_events_goes_on_in_another_process(
+async def test_a_run_that_outlives_its_frames_and_events_continues_in_another_process(
     fresh_nats: NatsServer, server: CountingServer
 ) -> None:
     flow = """

@@ -548,7 +548,7 @@ async def test_the_audit_says_who_saw_and_who_decided_by_the_link(penstock: Secu
     ]
 
 
-async def test_a_store_that_is_away_is_said_in_words(
+async def test_an_unavailable_store_gives_a_page_with_a_text(
     penstock: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object) -> None:
@@ -566,7 +566,7 @@ async def test_a_store_that_is_away_is_said_in_words(
 # the run's last lines
 
 
-async def test_whoever_sees_the_approval_gets_the_last_lines_and_not_the_run(
+async def test_a_caller_who_sees_the_approval_gets_the_last_lines_and_not_the_run(
     penstock: Secured,
 ) -> None:
     run, approval_id = await paused(penstock)

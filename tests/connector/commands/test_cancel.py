@@ -89,7 +89,7 @@ async def test_a_run_that_a_dead_connector_had_claimed_can_be_cancelled(
     assert not upstream.calls
 
 
-async def test_a_queued_run_is_cancelled_at_once_and_the_running_one_goes_on(
+async def test_a_queued_run_is_cancelled_at_once_and_the_running_one_continues(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
     go = asyncio.Event()
@@ -170,7 +170,7 @@ async def test_an_agno_server_that_does_not_obey_is_hung_up_on(
     assert end.data["confirmed"] is False
 
 
-async def test_an_agno_server_that_does_not_answer_the_cancel_holds_up_nothing(
+async def test_an_agno_server_that_does_not_answer_the_cancel_blocks_nothing(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
     async def stuck(answer: Answer) -> None:

@@ -75,7 +75,7 @@ async def test_a_start_waits_for_the_first_earlier_one_of_its_session_and_for_no
         assert earlier.stored.sequence == second.sequence
 
 
-async def test_a_start_that_has_begun_or_is_cancelled_keeps_nobody_though_its_command_stands(
+async def test_a_start_that_has_begun_or_is_cancelled_blocks_nobody_though_its_command_is_stored(
     fresh_nats: NatsServer, upstream: Misbehaving
 ) -> None:
     async with pipeline(fresh_nats.url, agents(upstream), NORMALIZER) as penstock:
@@ -89,7 +89,7 @@ async def test_a_start_that_has_begun_or_is_cancelled_keeps_nobody_though_its_co
         assert await order.before(third) is None
 
 
-async def test_a_command_that_cannot_be_read_keeps_nobody(
+async def test_a_command_that_cannot_be_read_blocks_nobody(
     fresh_nats: NatsServer, upstream: Misbehaving
 ) -> None:
     async with pipeline(fresh_nats.url, agents(upstream), NORMALIZER) as penstock:

@@ -121,7 +121,7 @@ def test_all_run_each_once_in_its_users_order_and_never_more_than_there_are_legs
     asyncio.run(play())
 
 
-async def test_who_is_cancelled_while_it_waits_takes_nobodys_turn() -> None:
+async def test_a_caller_cancelled_while_it_waits_takes_no_turn() -> None:
     connector = Connector(1)
     await connector.start("a", 1)
     waiting = asyncio.create_task(connector.start("a", 2))

@@ -303,7 +303,7 @@ class Counts:
         self.ended.set()
 
 
-def test_a_server_that_was_held_back_before_there_was_a_receiver_goes_on(run: Run) -> None:
+def test_a_server_that_was_held_back_before_there_was_a_receiver_continues(run: Run) -> None:
     """Before the leg begins to read, more bytes have come than an exchange buffers."""
     size_bytes = 20 * 1024 * 1024
 

@@ -102,7 +102,7 @@ async def test_the_body_is_on_the_bus_byte_for_byte(
         await only_end(penstock, run_id)
 
 
-async def test_a_frame_that_breaks_the_adapter_goes_on_as_it_came(
+async def test_a_frame_that_breaks_the_adapter_is_passed_on_unchanged(
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(self: AgnoUpstream, frame: Frame, seen: ReattachState) -> None:

@@ -34,12 +34,12 @@ def claim(frames: Frames, **facts: Any) -> RawFrame:
     return frames.frame("claim", json.dumps(facts).encode())
 
 
-def test_who_opens_a_leg_may_have_called() -> None:
+def test_a_connector_that_has_opened_a_leg_may_have_called_the_server() -> None:
     frames = Frames()
     assert past(frames.open()).called
 
 
-def test_who_stands_in_a_queue_has_not_called_until_it_says_so() -> None:
+def test_a_queued_leg_has_not_called_until_its_called_frame() -> None:
     frames = Frames(calls=False)
     opened, handed_over = frames.open(), claim(frames, calls=False)
     assert not past(opened).called
@@ -119,7 +119,7 @@ def test_an_open_in_parts_is_read_as_a_whole() -> None:
     assert past(parts[0]).called, "half of it tells nothing"
 
 
-def test_the_time_of_a_leg_goes_on_from_its_first_byte_else_from_its_open() -> None:
+def test_the_time_of_a_leg_continues_from_its_first_byte_else_from_its_open() -> None:
     frames = Frames()
     opened = frames.open()
     begun = datetime.fromisoformat(opened.received)
@@ -131,7 +131,7 @@ def test_the_time_of_a_leg_goes_on_from_its_first_byte_else_from_its_open() -> N
 
 
 @pytest.mark.parametrize("command", [b'{"run_id":"x"}', b"\n\x00{}\n"])
-def test_what_is_noted_of_a_leg_comes_back_as_it_was(command: bytes) -> None:
+def test_the_record_of_a_leg_is_read_back_unchanged(command: bytes) -> None:
     noted = LegRecord(2, 17, "continue", command, 41, "a-1", "theirs")
     assert LegRecord.parse(noted.dump()) == noted
 

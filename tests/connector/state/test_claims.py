@@ -56,7 +56,7 @@ async def test_nobody_counts_as_dead_whose_lease_ran_out_when_nats_clock_was_set
 
 
 @pytest.mark.parametrize("bucket", ["claims", "sent"])
-async def test_what_is_gone_before_it_is_read_refuses_nobody(
+async def test_a_counted_run_whose_record_is_gone_refuses_no_start(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, bucket: str
 ) -> None:
     """A refused claim means that another claim exists. A claim that expired since then is none."""

@@ -89,7 +89,7 @@ async def test_other_sessions_users_and_agents_do_not_wait(
     assert turns.most_at_once == 3
 
 
-async def test_a_paused_run_blocks_nobody_and_waits_for_its_turn_to_go_on(
+async def test_a_paused_run_blocks_nobody_and_waits_for_its_turn_to_continue(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
     turns = Turns()
@@ -150,7 +150,7 @@ async def test_the_turn_of_a_dead_connectors_leg_waits_until_somebody_has_dealt_
     assert last.type == "lifecycle.completed"
 
 
-async def test_who_waits_for_its_turn_waits_for_the_bus_too(
+async def test_a_leg_that_waits_for_its_turn_waits_for_the_bus_too(
     fresh_nats: NatsServer,
     upstream: Misbehaving,
     monkeypatch: pytest.MonkeyPatch,

@@ -72,7 +72,7 @@ def reaps_later(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 @pytest.mark.parametrize("by", ["the reaper", "who waits"])
-async def test_a_kill_between_the_end_of_a_leg_and_its_turn_holds_up_no_decision(
+async def test_a_kill_between_the_end_of_a_leg_and_its_turn_blocks_no_decision(
     nats_server: NatsServer,
     upstream: Misbehaving,
     tmp_path: Path,
@@ -154,7 +154,7 @@ async def sending(penstock: Pipeline, approval_id: str, state: str) -> None:
     await eventually(probe, what=f"the sending {state}")
 
 
-async def test_two_kills_before_the_open_leave_nothing_that_holds_up_the_third(
+async def test_two_kills_before_the_open_leave_nothing_that_blocks_the_third(
     nats_server: NatsServer,
     upstream: Misbehaving,
     tmp_path: Path,
@@ -185,7 +185,7 @@ async def test_two_kills_before_the_open_leave_nothing_that_holds_up_the_third(
     assert len(upstream.calls) == 2
 
 
-async def test_what_a_dead_one_has_left_of_the_same_leg_holds_nobody_up(
+async def test_queue_entries_of_an_ended_connector_for_the_same_leg_block_nobody(
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The killed connector had taken over the start from a paused one.
@@ -211,7 +211,7 @@ async def test_what_a_dead_one_has_left_of_the_same_leg_holds_nobody_up(
     assert len(upstream.calls) == 1
 
 
-async def test_what_became_of_a_decision_is_written_down_whoever_dies_before(
+async def test_the_result_of_a_decision_is_recorded_at_any_kill(
     nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
 ) -> None:
     upstream.script(plays(agno_pause()), plays(agno_approved()))
@@ -230,7 +230,7 @@ async def test_what_became_of_a_decision_is_written_down_whoever_dies_before(
     assert len(upstream.calls) == 2
 
 
-async def test_a_sleeper_that_sends_after_all_keeps_its_successor_from_sending(
+async def test_a_suspended_connector_that_sends_after_all_prevents_a_second_sending(
     nats_server: NatsServer,
     upstream: Misbehaving,
     tmp_path: Path,

@@ -82,7 +82,7 @@ async def nobody_holds(penstock: Pipeline, run_id: str) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("agent", ["agent", pytest.param("team", marks=pytest.mark.chaos)])
-async def test_killed_in_the_middle_the_run_goes_on_without_gap_or_repeat(
+async def test_killed_in_the_middle_the_run_continues_without_gap_or_repeat(
     nats_server: NatsServer, agno_server: Upstream, tmp_path: Path, agent: str
 ) -> None:
     config = config_of(agno_server)
@@ -125,7 +125,7 @@ async def test_killed_while_an_approved_tool_runs_it_has_run_once(
 
 
 @pytest.mark.real
-async def test_a_connector_that_wakes_up_is_refused_and_lets_the_run_be(
+async def test_a_resumed_connector_is_fenced_off_and_leaves_the_run(
     nats_server: NatsServer, agno_server: Upstream, tmp_path: Path
 ) -> None:
     config = config_of(agno_server)
@@ -222,7 +222,7 @@ async def test_a_cancel_outlives_the_connector_that_said_it_would_end_the_leg(
     assert len(cancels(upstream)) == 2
 
 
-async def test_nobody_goes_on_with_a_run_whose_clients_were_told_that_it_is_cancelled(
+async def test_nobody_continues_with_a_run_whose_clients_were_told_that_it_is_cancelled(
     nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
 ) -> None:
     upstream.script(plays(NUMBERED, stalls))
@@ -395,7 +395,7 @@ async def killed(
     return events[-1]
 
 
-async def test_who_waited_for_its_turn_is_started_by_another_and_once(
+async def test_a_start_that_waited_in_the_queue_is_begun_once_by_another_connector(
     nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
 ) -> None:
     go = asyncio.Event()

@@ -46,7 +46,7 @@ def texts(events: list[Event], attempt: int) -> str:
     )
 
 
-async def test_killed_while_a_tool_runs_the_run_goes_on_and_the_tool_does_not_run_again(
+async def test_killed_while_a_tool_runs_the_run_continues_and_the_tool_does_not_run_again(
     nats_server: NatsServer, adk_server: Upstream, tmp_path: Path
 ) -> None:
     agents, session_id = config(adk_server.url), new_run_id()

@@ -230,7 +230,7 @@ async def test_a_note_that_a_killed_broker_has_brought_back_goes_away(
     assert len(upstream.calls) == 1
 
 
-async def test_runs_that_somebody_will_move_are_let_be(
+async def test_the_watchdog_ignores_runs_that_another_component_continues(
     fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One run streams, one waits behind it in its session, and one waits for a decision."""

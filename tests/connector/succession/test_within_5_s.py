@@ -32,7 +32,7 @@ DEFAULTS: dict[str, Any] = {
 LIMIT_S = 5.0
 
 
-async def test_a_dead_connectors_runs_go_on_or_end_within_5_s(
+async def test_a_dead_connectors_runs_continue_or_end_within_5_s(
     fresh_nats: NatsServer, agno_server: Upstream, upstream: Misbehaving, tmp_path: Path
 ) -> None:
     upstream.script(plays(agno("RunStarted"), stalls))

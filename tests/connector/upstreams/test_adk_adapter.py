@@ -111,7 +111,7 @@ async def test_a_message_becomes_a_streaming_request() -> None:
     }
 
 
-async def test_a_body_goes_on_byte_for_byte() -> None:
+async def test_a_body_is_passed_on_byte_for_byte() -> None:
     body = (
         '{ "appName":"demo",\n "userId": "u1", "session_id": "s-1", "new_message": {"ü": "\u2028"},'
         '"x":1.50 }'
@@ -120,7 +120,7 @@ async def test_a_body_goes_on_byte_for_byte() -> None:
     assert call.content == body.encode()
 
 
-async def test_a_body_that_names_another_session_goes_on_in_the_commands() -> None:
+async def test_a_body_that_names_another_session_is_sent_in_the_commands_session() -> None:
     body = '{ "app_name":"other",\n "new_message": {"ü": "\u2028"},"x":1.50 , "userId": "mallory"}'
     call = await AdkUpstream().start(exists().client, agent(), start_command(body=body))
     ours = {"appName": "demo", "userId": "u1", "sessionId": "s-1"}
@@ -292,7 +292,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_connector.upstreams.adk.SEAL_S", 0)
 
 
-async def test_what_its_server_says_it_aborted_is_gone_on_with_as_another_attempt() -> None:
+async def test_a_part_that_the_server_aborted_continues_as_another_attempt() -> None:
     again = await come_back([{"invocationId": "e-1", "author": "user"}, ABORT], resumable=True)
     assert again is not None
     assert again.produces_again

@@ -333,7 +333,7 @@ async def test_a_server_gets_its_own_ids_back_and_the_clients_as_they_are(
     ]
 
 
-async def test_a_body_without_ids_of_ours_goes_on_byte_for_byte(upstream: AguiUpstream) -> None:
+async def test_a_body_without_our_ids_is_passed_on_byte_for_byte(upstream: AguiUpstream) -> None:
     content = orjson.dumps({"threadId": "s", "runId": "r", "messages": [USER]}) + b" \n"
     call, _ = await started(upstream, start(body=content.decode()))
     assert call.content == content

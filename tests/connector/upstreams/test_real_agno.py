@@ -111,7 +111,7 @@ async def test_a_running_agent_is_cancelled_by_the_server_itself(
 
 
 @pytest.mark.parametrize("agent", ["agent", "team"])
-async def test_a_run_goes_on_over_cut_connections_without_gap_or_repeat(
+async def test_a_run_continues_over_cut_connections_without_gap_or_repeat(
     nats_server: NatsServer, agno_server: Upstream, agent: str
 ) -> None:
     async with pipeline(nats_server.url, config(agno_server.url)) as penstock:
@@ -148,7 +148,7 @@ async def test_a_cut_connection_of_a_continued_run_does_not_run_the_tool_again(
     assert len(runs_with(agno_server, title)) == 1
 
 
-async def test_a_team_and_a_workflow_go_on_after_a_decision(
+async def test_a_team_and_a_workflow_continue_after_a_decision(
     nats_server: NatsServer, agno_server: Upstream
 ) -> None:
     async with pipeline(nats_server.url, config(agno_server.url)) as penstock:

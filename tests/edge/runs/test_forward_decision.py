@@ -42,7 +42,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handing_over, "ANSWER_S", 0.3)
 
 
-async def test_whoever_took_a_decision_and_died_is_asked_again_by_the_same_key(
+async def test_a_decision_whose_answer_is_lost_is_retried_with_the_same_key(
     nats_server: NatsServer,
 ) -> None:
     approval_id = new_run_id()
@@ -88,7 +88,7 @@ async def test_the_request_and_the_approval_are_linked(nats_server: NatsServer) 
             assert span.links == (record.span_context,)
 
 
-async def test_where_nobody_answers_twice_it_is_said_that_nobody_knows(
+async def test_after_two_unanswered_requests_the_outcome_is_unknown(
     nats_server: NatsServer,
 ) -> None:
     approval_id = new_run_id()

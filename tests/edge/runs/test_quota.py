@@ -185,7 +185,7 @@ async def test_a_run_whose_edge_died_before_its_command_frees_its_place(
         assert (await start(edge, user)).status_code == 429
 
 
-def test_whoever_fails_to_start_frees_the_place() -> None:
+def test_a_failed_start_frees_its_place() -> None:
     counted = OpenRuns(None, 0, 1)  # type: ignore[arg-type]  # nothing is looked up here
     counted.begin("alice", "run-1")
     assert counted.count("alice") == (1, 1)

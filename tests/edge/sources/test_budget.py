@@ -67,7 +67,7 @@ async def test_a_page_ends_with_its_allowance_and_its_cursor_advances_though_not
     assert [each["run_id"] for each in answer["events"]] == [mine.run_id]
 
 
-async def test_whoever_follows_partial_pages_gets_every_event_once(
+async def test_a_client_of_partial_pages_gets_every_event_once(
     make_edge: MakeEdge, carols: PretendRun
 ) -> None:
     edge = await make_edge(auth=auth(), page_events=7)
@@ -104,7 +104,7 @@ async def test_a_dialect_that_must_be_read_from_its_start_reaches_the_clients_pl
     assert answer["events"]
 
 
-async def test_who_leaves_ends_the_work_on_its_request(bus: Bus) -> None:
+async def test_a_client_that_leaves_ends_the_work_on_its_request(bus: Bus) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def work(request: Request) -> ASGIApp:
@@ -158,7 +158,7 @@ async def test_reads_of_one_user_take_turns_and_others_do_not_wait_for_them() ->
     assert len(turns) == 0
 
 
-async def test_who_stops_waiting_for_a_turn_leaves_nothing_behind() -> None:
+async def test_a_leg_that_stops_waiting_leaves_no_queue_entry() -> None:
     turns = ReadScheduler()
 
     async def wait() -> None:

@@ -62,7 +62,7 @@ async def test_a_floor_that_rises_gives_the_rest(bus: Bus, runs: list[PretendRun
     assert await sequences(past, runs[0].places[-1] + 1, 5) == runs[0].places[-1:]
 
 
-async def test_what_stands_above_the_floor_waits_for_it_to_rise(
+async def test_messages_after_the_end_wait_until_the_end_increases(
     bus: Bus, runs: list[PretendRun]
 ) -> None:
     every = places(runs)
@@ -73,7 +73,7 @@ async def test_what_stands_above_the_floor_waits_for_it_to_rise(
         assert found == [place for place in every if place < floor]
 
 
-async def test_a_pattern_that_joins_later_is_read_from_where_the_reading_stands(
+async def test_a_pattern_that_joins_later_is_read_from_the_current_position(
     bus: Bus, runs: list[PretendRun]
 ) -> None:
     known = of(runs[:1])

@@ -115,7 +115,7 @@ async def test_a_client_that_was_cut_anywhere_gets_exactly_the_rest(
             assert await ids(stream, len(rest)) == rest
 
 
-async def test_another_edge_goes_on_where_the_first_stood(
+async def test_another_edge_continues_at_the_first_ones_position(
     make_edge: MakeEdge, runs: list[PretendRun]
 ) -> None:
     first, second = await make_edge(), await make_edge()
@@ -380,7 +380,7 @@ async def test_a_nats_server_that_restarts_costs_no_event(
     await bus.close()
 
 
-async def test_who_sees_only_their_own_runs_gets_only_those(bus: Bus) -> None:
+async def test_a_caller_that_sees_only_its_own_runs_gets_only_those(bus: Bus) -> None:
     feeds = Feeds(bus)
     many = ManyRunViews(bus, feeds, RunRecords(bus))
     place = await start_from_now(bus)

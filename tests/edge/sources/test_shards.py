@@ -122,7 +122,7 @@ async def test_a_client_that_was_cut_anywhere_gets_exactly_the_rest(
     assert numbers(got) == whole
 
 
-async def test_a_cursor_of_one_shard_goes_on_after_a_migration_with_all_events_of_new_shards(
+async def test_a_cursor_of_one_shard_continues_after_a_migration_with_all_events_of_new_shards(
     fresh_nats: NatsServer, make_edge: MakeEdge
 ) -> None:
     async with connected(fresh_nats.url) as bus:

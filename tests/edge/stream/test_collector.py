@@ -64,7 +64,7 @@ def garbage() -> weakref.ref[Node]:
     return weakref.ref(Node())
 
 
-def test_what_was_looked_at_once_is_not_looked_at_again(collector: Collector) -> None:
+def test_a_checked_item_is_not_checked_again(collector: Collector) -> None:
     node = Node()
     known = weakref.ref(node)
     gc.collect()
@@ -80,7 +80,7 @@ def test_new_cycles_are_collected(collector: Collector) -> None:
     assert new() is None
 
 
-def test_in_the_end_all_is_looked_at(uncollected: Uncollected) -> None:
+def test_all_clients_are_checked_in_the_end(uncollected: Uncollected) -> None:
     collector = Collector(whole_s=0)
     node = Node()
     known = weakref.ref(node)

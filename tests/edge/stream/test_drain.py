@@ -117,7 +117,7 @@ def numbers(frames: list[Frame]) -> list[int]:
 
 
 @pytest.mark.parametrize("dialect", ["canonical", "executions", "unified", "adk", "agui", "raw"])
-async def test_a_stream_is_told_to_come_back_and_goes_on_elsewhere_without_gap_or_repeat(
+async def test_a_stream_is_asked_to_reconnect_and_continues_elsewhere_without_gap_or_repeat(
     serve: Serve, run: PretendRun, dialect: str
 ) -> None:
     first, second = await serve(), await serve()
@@ -295,7 +295,7 @@ def socket_of(edge: Served, session_id: str, **query: str) -> str:
     return f"{base}/v1/sessions/{session_id}/events/ws?{params}"
 
 
-async def test_a_websocket_is_closed_as_restarting_and_goes_on_elsewhere(
+async def test_a_websocket_is_closed_as_restarting_and_continues_elsewhere(
     serve: Serve, bus: Bus
 ) -> None:
     first, second = await serve(), await serve()
@@ -319,7 +319,7 @@ async def test_a_websocket_is_closed_as_restarting_and_goes_on_elsewhere(
         assert orjson.loads(await connection.recv())["sequence"] == 2
 
 
-async def test_who_waits_for_a_run_waits_elsewhere(serve: Serve) -> None:
+async def test_a_client_that_waits_for_a_run_is_asked_to_reconnect_elsewhere(serve: Serve) -> None:
     edge = await serve()
     path = f"/apps/assistant/users/ann/sessions/{uuid.uuid4()}/run"
     async with Stream(edge.http, "GET", path) as stream:
@@ -329,7 +329,7 @@ async def test_who_waits_for_a_run_waits_elsewhere(serve: Serve) -> None:
     assert re.fullmatch(rb"retry: \d+\n\n", stream.body)
 
 
-async def test_who_was_given_nothing_yet_comes_back_to_the_moment_at_which_it_came(
+async def test_a_client_without_events_reconnects_at_the_time_of_its_first_connection(
     serve: Serve, bus: Bus, run: PretendRun
 ) -> None:
     first, second = await serve(), await serve()
@@ -354,7 +354,7 @@ async def test_who_was_given_nothing_yet_comes_back_to_the_moment_at_which_it_ca
 # by age ----------------------------------------------------------------------------------------
 
 
-async def test_a_stream_that_has_become_old_is_ended_and_goes_on_where_it_was(
+async def test_a_stream_that_has_become_old_is_ended_and_continues_where_it_was(
     make_edge: MakeEdge, run: PretendRun
 ) -> None:
     edge = await make_edge(max_connection_age_s=0.3, keep_alive_s=0.3)

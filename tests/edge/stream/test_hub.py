@@ -102,7 +102,7 @@ async def test_closing_the_edge_is_no_silent_end_where_nobody_can_come_back(
 
 
 @pytest.mark.parametrize("surface", ["leg", "raw", "canonical"])
-async def test_who_falls_out_of_the_ring_gets_every_byte_all_the_same(
+async def test_a_client_whose_items_the_ring_evicted_still_gets_every_byte(
     bus: Bus, run: PretendRun, surface: str
 ) -> None:
     hubs = Hubs(bus, EdgeSettings(ring_bytes=500))
@@ -160,7 +160,7 @@ def slow_clients() -> float:
 
 
 @pytest.mark.parametrize("tried", [direct_write.TRIED, ("0.1.",)], ids=["direct", "ASGI"])
-async def test_a_client_that_does_not_read_is_told_and_dropped_and_the_others_go_on(
+async def test_a_client_that_does_not_read_gets_a_reason_and_is_dropped_and_the_others_continue(
     make_edge: MakeEdge, run: PretendRun, monkeypatch: pytest.MonkeyPatch, tried: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(direct_write, "TRIED", tried)
@@ -197,7 +197,7 @@ async def test_a_client_that_does_not_read_is_told_and_dropped_and_the_others_go
 @pytest.mark.parametrize(
     "away_s", [2, pytest.param(60, marks=[pytest.mark.chaos, pytest.mark.timeout(180)])]
 )
-async def test_a_lost_nats_server_is_503_and_open_streams_are_kept_and_go_on_after_it(
+async def test_a_lost_nats_server_is_503_and_open_streams_are_kept_and_continue_after_it(
     fresh_nats: NatsServer, make_edge: MakeEdge, away_s: float
 ) -> None:
     edge = await make_edge(nats=fresh_nats, keep_alive_s=0.6)

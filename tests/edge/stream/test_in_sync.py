@@ -239,7 +239,7 @@ async def test_a_client_whose_keep_alive_cannot_be_written_ends_alone(world: Wor
     await all_there(world, [other])
 
 
-async def test_a_client_that_takes_nothing_is_dropped_and_the_group_goes_on(world: World) -> None:
+async def test_a_client_that_takes_nothing_is_dropped_and_the_group_continues(world: World) -> None:
     slow, other = await in_sync(world, 2)
     slow.is_full = True
     world.say("a")

@@ -130,7 +130,7 @@ async def dropped_after(before: float) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["canonical", "adk"])
-async def test_who_replays_and_never_reads_is_given_one_piece_and_dropped_in_time(
+async def test_a_client_that_replays_without_reading_gets_one_piece_and_is_dropped_in_time(
     make_edge: MakeEdge, run: PretendRun, caplog: pytest.LogCaptureFixture, dialect: str
 ) -> None:
     # The ring keeps only 100 KB, so the client's events must be read from the stream.

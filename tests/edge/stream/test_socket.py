@@ -147,7 +147,7 @@ async def test_an_idle_session_is_closed_as_done(ws: Open, finished: PretendRun)
 @pytest.mark.parametrize(
     ("sent", "code"), [("hello", 1003), (b"hello", 1003), ("x" * 5000, 1009), ("x" * 70_000, 1009)]
 )
-async def test_whoever_sends_something_is_told_that_nothing_is_read(
+async def test_a_websocket_client_that_sends_something_gets_an_error(
     ws: Open, run: PretendRun, sent: str | bytes, code: int
 ) -> None:
     async with ws() as connection:
@@ -199,7 +199,7 @@ def slow_clients() -> float:
     return REGISTRY.get_sample_value("penstock_slow_clients_total") or 0.0
 
 
-async def test_whoever_does_not_read_is_dropped_and_told_to_try_again(
+async def test_a_client_that_does_not_read_is_dropped_and_asked_to_reconnect(
     make_edge: MakeEdge, session_id: str, run: PretendRun
 ) -> None:
     before = slow_clients()

@@ -131,7 +131,7 @@ async def test_a_caller_with_the_scopes_is_served(penstock: Secured, row: Row) -
     [row for row in ROWS if row.how.foreign and not row.how.bob and row.how.good < 300],
     ids=str,
 )
-async def test_who_may_act_for_others_is_served_too(penstock: Secured, row: Row) -> None:
+async def test_a_caller_that_may_act_for_others_is_served_too(penstock: Secured, row: Row) -> None:
     answer = await penstock.ask(row, bearer("service", scope=" ".join([*SCOPES, "act-as"])))
     own = ("{token_id}", "{rule_id}")  # only its maker and an administrator may use it
     wanted = 404 if any(name in row.route for name in own) else row.how.good
@@ -242,7 +242,7 @@ async def test_a_run_is_its_callers(penstock: Secured) -> None:
     assert command["user_id"] == "carol"
 
 
-async def test_who_acts_for_a_user_starts_the_users_runs(penstock: Secured) -> None:
+async def test_a_caller_that_acts_for_a_user_starts_runs_of_that_user(penstock: Secured) -> None:
     body = {"agent": "assistant", "message": "Hello", "user_id": "carol"}
     service = bearer("service", scope="start act-as")
     answer = await penstock.http.post("/v1/runs", json=body, headers=service)
@@ -262,7 +262,7 @@ async def test_idempotency_keys_are_each_users_own(penstock: Secured) -> None:
     assert alices.json()["run_id"] == again.json()["run_id"] != bobs.json()["run_id"]
 
 
-async def test_who_decides_is_who_calls(penstock: Secured) -> None:
+async def test_the_caller_is_recorded_as_the_decider(penstock: Secured) -> None:
     async def decided(by: str | None, headers: dict[str, str]) -> httpx.Response:
         approval_id = await penstock.approval(await penstock.run())
         items = [{"item_id": "c1", "decision": "approve"}]
@@ -445,7 +445,9 @@ async def test_a_websocket_is_refused_before_it_is_accepted(
     assert refused.value.response.status_code == status
 
 
-async def test_who_waits_for_a_run_leaves_when_the_token_expires(penstock: Secured) -> None:
+async def test_a_client_that_waits_for_a_run_is_closed_when_its_token_expires(
+    penstock: Secured,
+) -> None:
     path = "/apps/assistant/users/alice/sessions/nothing-yet/run"
     async with penstock.stream(path, bearer(exp=time.time() + 4)) as stream:
         assert stream.response.status_code == 200

@@ -178,7 +178,9 @@ async def test_what_an_upstream_answers_to_a_request(
 
 
 @pytest.mark.parametrize("agent", SAID)
-async def test_what_we_say_of_a_server_that_is_away(nats_server: NatsServer, agent: str) -> None:
+async def test_the_error_text_for_an_unreachable_server(
+    nats_server: NatsServer, agent: str
+) -> None:
     async with pipeline(nats_server.url, config("http://127.0.0.1:1"), SERVICES) as penstock:
         run_id = await failed(penstock, agent)
         await check_every_dialect(penstock.http, run_id)

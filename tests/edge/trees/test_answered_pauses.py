@@ -53,7 +53,7 @@ def test_a_pause_for_an_open_approval_is_shown(script: Script) -> None:
     assert shown(script, "own") == [*two_legs, ("completed", 3)]
 
 
-def test_a_leg_goes_on_over_a_pause_for_what_its_reader_decides(script: Script) -> None:
+def test_a_leg_continues_over_a_pause_for_what_its_reader_decides(script: Script) -> None:
     one_leg = [("started", 1), ("paused", 1), ("resumed", 2), ("completed", 3)]
     assert shown(script, "own", "childs") == one_leg
 

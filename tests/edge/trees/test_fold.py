@@ -153,7 +153,7 @@ def test_a_reader_of_the_members_alone_gets_the_same_events(script: Script) -> N
 
 
 @given(scripts())
-def test_a_pause_ends_before_the_next_event_of_a_run_that_goes_on(script: Script) -> None:
+def test_a_pause_ends_before_the_next_event_of_a_run_that_continues(script: Script) -> None:
     waits = False
     paused: set[str] = set()
     for event in folded(script):

@@ -108,7 +108,7 @@ async def test_the_begin_and_the_end_of_a_steps_run_are_left_out(
     assert "automation" not in {event["event"]["category"] for event in events}
 
 
-async def test_a_live_stream_goes_on_after_nats_has_restarted(fresh_nats: NatsServer) -> None:
+async def test_a_live_stream_continues_after_nats_has_restarted(fresh_nats: NatsServer) -> None:
     await make_streams(fresh_nats.url)
     async with readers(fresh_nats.url) as (bus, reader, other):
         tree = PretendTree(bus)
@@ -130,7 +130,7 @@ async def test_a_live_stream_goes_on_after_nats_has_restarted(fresh_nats: NatsSe
 
 
 @pytest.mark.parametrize("dialect", ["executions", "agui"])
-async def test_another_edge_goes_on_where_the_first_one_was_killed(
+async def test_another_edge_continues_where_the_first_one_was_killed(
     nats_server: NatsServer, dialect: str
 ) -> None:
     async with readers(nats_server.url) as (bus, reader, other):

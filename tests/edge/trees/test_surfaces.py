@@ -205,7 +205,7 @@ async def test_an_invalid_include_starts_nothing(
     assert workflows.trees == []
 
 
-async def test_agno_pauses_with_the_call_of_a_worker_and_goes_on_with_the_answer(
+async def test_agno_pauses_with_the_call_of_a_worker_and_continues_with_the_answer(
     edge: Client, workflows: PretendWorkflows
 ) -> None:
     path, body = "/workflows/diagnosis/runs", {"message": "Hello", "stream": "true"}
@@ -244,7 +244,7 @@ async def test_agno_answers_a_request_without_a_stream_with_the_run(
     await decide(bus, workflows)
 
 
-async def test_adk_pauses_with_the_call_of_a_worker_and_goes_on_with_the_answer(
+async def test_adk_pauses_with_the_call_of_a_worker_and_continues_with_the_answer(
     edge: Client, workflows: PretendWorkflows
 ) -> None:
     asked = {**RUN_SSE, "newMessage": {"role": "user", "parts": [{"text": "Hello"}]}}
@@ -269,7 +269,7 @@ async def test_adk_pauses_with_the_call_of_a_worker_and_goes_on_with_the_answer(
     assert texts.count("one two three") == 2
 
 
-async def test_adks_older_pair_goes_on_at_the_frame_of_a_step(
+async def test_adks_older_pair_continues_at_the_frame_of_a_step(
     edge: Client, workflows: PretendWorkflows
 ) -> None:
     path = "/apps/diagnosis/users/anonymous/sessions/older/run"
@@ -308,7 +308,7 @@ def run_input(**more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("recorded", ["before", "after"])
 @pytest.mark.parametrize("answered", ["resume", "message"])
-async def test_agui_is_interrupted_by_a_worker_and_goes_on_with_the_answer(
+async def test_agui_is_interrupted_by_a_worker_and_continues_with_the_answer(
     edge: Client,
     workflows: PretendWorkflows,
     answered: str,
@@ -399,7 +399,7 @@ async def test_the_live_marker_comes_after_what_is_stored(
     assert names[names.index("penstock.live") - 1] == "lifecycle.paused"
 
 
-async def test_a_thread_takes_the_cursor_of_a_step_and_goes_on_with_the_workflow(
+async def test_a_thread_takes_the_cursor_of_a_step_and_continues_with_the_workflow(
     edge: Client, workflows: PretendWorkflows, unique_thread: Callable[[], str]
 ) -> None:
     thread = unique_thread()

@@ -23,7 +23,7 @@ def test_one_that_floods_leaves_half_to_the_others() -> None:
     assert budget.free_bytes == 1000 - held[0]
 
 
-def test_whoever_comes_new_gets_as_much_as_those_who_flood() -> None:
+def test_a_new_user_gets_as_much_time_as_the_users_who_flood() -> None:
     budget, held = Budget(1000), [0] * 4
     fill(budget, held, 1)
     new = [0]
@@ -33,7 +33,7 @@ def test_whoever_comes_new_gets_as_much_as_those_who_flood() -> None:
     assert 95 <= new[0] <= 105
 
 
-def test_who_holds_nothing_may_take_even_when_all_is_used_up() -> None:
+def test_a_run_that_holds_no_bytes_may_take_some_over_the_limit() -> None:
     budget = Budget(100)
     budget.take(1000)
     assert budget.free_bytes == 0
@@ -58,7 +58,7 @@ async def test_a_gate_lets_through_in_the_order_of_arrival() -> None:
     assert gate.inside_bytes == 0
 
 
-async def test_who_is_cancelled_before_the_gate_takes_no_room_and_lets_the_next_in() -> None:
+async def test_a_caller_cancelled_at_the_gate_takes_no_room_and_admits_the_next() -> None:
     gate = Gate(100)
     await gate.enter(60)
     large = asyncio.create_task(gate.enter(80))
@@ -70,7 +70,7 @@ async def test_who_is_cancelled_before_the_gate_takes_no_room_and_lets_the_next_
     assert gate.inside_bytes == 70
 
 
-async def test_who_is_cancelled_when_just_let_in_gives_the_room_back() -> None:
+async def test_a_caller_cancelled_right_after_its_admission_frees_the_room() -> None:
     gate = Gate(100)
     await gate.enter(100)
     next_one = asyncio.create_task(gate.enter(50))
@@ -82,7 +82,7 @@ async def test_who_is_cancelled_when_just_let_in_gives_the_room_back() -> None:
     assert gate.inside_bytes == 0
 
 
-async def test_who_does_not_wait_at_the_gate_does_not_overtake_those_who_wait() -> None:
+async def test_a_caller_that_does_not_wait_at_the_gate_overtakes_no_waiting_caller() -> None:
     gate = Gate(100)
     assert gate.enter_now(60)
     assert not gate.enter_now(60)

@@ -95,7 +95,7 @@ async def test_where_nothing_listens_the_start_says_where_and_what() -> None:
     assert "PENSTOCK_NATS_URL" in said
 
 
-async def test_a_wrong_password_is_said_and_not_shown(guarded: NatsServer) -> None:
+async def test_a_wrong_password_is_reported_and_not_shown(guarded: NatsServer) -> None:
     url = guarded.url.replace("//", "//all:secret@")
     for said in [
         await refusal(guarded.url, user="all", password="secret"),
@@ -106,7 +106,7 @@ async def test_a_wrong_password_is_said_and_not_shown(guarded: NatsServer) -> No
         assert "secret" not in said
 
 
-async def test_an_address_that_is_none_is_said() -> None:
+async def test_an_invalid_address_is_reported() -> None:
     assert "cannot connect to NATS at" in await refusal("nats://127.0.0.1:port")
 
 
@@ -157,7 +157,7 @@ async def test_a_refused_start_leaves_no_connection(guarded: NatsServer) -> None
     assert asyncio.all_tasks() <= before
 
 
-async def test_ready_tells_whether_the_connection_stands(
+async def test_ready_is_true_while_the_connection_is_usable(
     own_bus: Bus, fresh_nats: NatsServer, run_id: str
 ) -> None:
     async def ready() -> bool:
@@ -177,7 +177,7 @@ async def test_ready_tells_whether_the_connection_stands(
     assert not own_bus.ready
 
 
-async def test_a_long_absence_is_said_once_and_survived(
+async def test_a_long_disconnect_is_logged_once_and_survived(
     own_bus: Bus, fresh_nats: NatsServer, run_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await asyncio.to_thread(fresh_nats.stop)
@@ -219,7 +219,9 @@ async def test_subscriptions_live_on_over_a_restart(
     await eventually(first)
 
 
-async def test_who_listens_for_reconnects_can_stop(own_bus: Bus, fresh_nats: NatsServer) -> None:
+async def test_a_listener_for_reconnects_can_be_removed(
+    own_bus: Bus, fresh_nats: NatsServer
+) -> None:
     calls: list[str] = []
     heard = asyncio.Event()
     stop = own_bus.on_reconnect(lambda: calls.append("stopped"))
@@ -253,7 +255,7 @@ async def test_a_request_that_nobody_finishes_is_of_unknown_outcome(bus: Bus, ru
 
 
 @pytest.mark.parametrize("waits_for", ["a request", "a read"])
-async def test_who_waits_for_an_answer_hears_at_once_that_the_connection_is_lost(
+async def test_a_request_fails_at_once_when_the_connection_is_lost(
     fresh_nats: NatsServer, waits_for: str
 ) -> None:
     asked = asyncio.Event()

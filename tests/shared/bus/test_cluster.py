@@ -63,7 +63,7 @@ async def buses(servers: list[NatsServer]) -> AsyncIterator[list[Bus]]:
         ]
 
 
-async def test_of_writers_at_three_replicas_one_wins_and_the_others_are_told_so(
+async def test_of_writers_at_three_replicas_one_wins_and_the_others_get_a_conflict(
     buses: list[Bus],
 ) -> None:
     codes: set[str] = set()

@@ -121,7 +121,7 @@ async def test_of_writers_that_race_one_wins_each_frame(sharded: Bus) -> None:
         assert sum(isinstance(each, FenceConflict) for each in won) == 2
 
 
-async def test_a_follower_reads_each_event_of_its_run_once_and_goes_on_after_a_cursor(
+async def test_a_follower_reads_each_event_of_its_run_once_and_continues_after_a_cursor(
     sharded: Bus,
 ) -> None:
     count = sharded.shards.made

@@ -159,7 +159,7 @@ ANOTHER: dict[str, tuple[str, Alter, tuple[str, Any], tuple[str, Any]]] = {
 
 @pytest.mark.parametrize("restart", [False, True], ids=["one decoder", "a decoder each leg"])
 @pytest.mark.parametrize("case", ANOTHER)
-def test_what_ran_instead_of_what_was_approved_is_said(
+def test_a_call_that_ran_with_other_arguments_than_approved_is_emitted(
     tmp_path: Path, case: str, restart: bool
 ) -> None:
     name, alter, approved, ran = ANOTHER[case]

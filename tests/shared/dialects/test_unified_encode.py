@@ -441,7 +441,7 @@ def test_every_type_of_the_document_has_an_example() -> None:
     assert {unified for _, _, unified, _ in EXAMPLES} == CATEGORY_OF.keys()
 
 
-def test_every_canonical_type_is_told_or_listed_as_untold() -> None:
+def test_every_canonical_type_is_sent_or_listed_as_omitted() -> None:
     told = {type for type, _, _, _ in EXAMPLES}
     told |= {"lifecycle.paused", "system.error", "workflow.step_failed", "automation.failed"}
     told |= {"system.warning"}
@@ -532,13 +532,13 @@ ERRED = ("system.error", {"message": "no", "code": "c"})
 FAILED = ("lifecycle.failed", {"error": "gone", "code": "upstream_lost"})
 
 
-def test_an_open_message_is_ended_with_what_was_said_before_the_error() -> None:
+def test_an_open_message_is_ended_with_what_was_emitted_before_the_error() -> None:
     bodies = encoded(run(STARTED, HALF, FAILED))
     assert types(bodies)[-3:] == ["agent_message_end", "run_error", "session_ended"]
     assert bodies[-3]["payload"]["content"] == "half"
 
 
-def test_a_message_that_goes_on_after_an_error_is_another_one() -> None:
+def test_a_message_that_continues_after_an_error_is_another_one() -> None:
     bodies = encoded(run(STARTED, HALF, ERRED, REST, WHOLE))
     ends = [body["payload"] for body in bodies if body["type"] == "agent_message_end"]
     assert [(end["message_id"], end["content"]) for end in ends] == [
@@ -611,7 +611,7 @@ def test_the_messages_of_a_recorded_run_are_well_formed(recorded_run: Recorded) 
 
 
 @each_run
-def test_whoever_comes_back_gets_exactly_the_rest(recorded_run: Recorded) -> None:
+def test_a_reconnecting_client_gets_exactly_the_rest(recorded_run: Recorded) -> None:
     """A resumed stream encodes from the start and omits what the client has.
 
     The test resumes after every event.

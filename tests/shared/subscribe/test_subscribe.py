@@ -324,7 +324,7 @@ async def came_set(found: set[int], count: int) -> None:
 
 
 @pytest.mark.parametrize("start", ["beginning", "time", "now"])
-async def test_a_new_durable_begins_where_start_says_and_an_old_one_goes_on(
+async def test_a_new_durable_begins_where_start_says_and_an_old_one_continues(
     system: System, run_id: str, start: str
 ) -> None:
     seen: list[int] = []

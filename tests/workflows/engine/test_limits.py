@@ -138,7 +138,7 @@ def test_an_expression_that_cannot_be_evaluated_fails_the_run_with_step_and_reas
     assert begun == (2 if "a.0" in what else 1), "a step that fails has begun"
 
 
-def test_a_run_may_go_on_after_a_wrong_expression() -> None:
+def test_a_run_may_continue_after_a_wrong_expression() -> None:
     steps = {
         "a": {"set": _WRONG, "on_failure": "continue"},
         "b": {"needs": ["a"], "set": "a.error.code"},

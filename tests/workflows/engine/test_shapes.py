@@ -251,7 +251,7 @@ def test_a_failed_step_ends_the_run_and_cancels_its_siblings() -> None:
     world.check()
 
 
-def test_a_run_that_goes_on_sees_the_error_of_the_step() -> None:
+def test_a_run_that_continues_sees_the_error_of_the_step() -> None:
     steps = {
         "a": run_step("bad", on_failure="continue"),
         "b": {"needs": ["a"], "set": 'a.status + " " + a.error.code'},
@@ -275,7 +275,7 @@ def test_a_handler_runs_only_if_its_step_has_failed(breaks: bool) -> None:
     world.check()
 
 
-def test_a_loop_that_goes_on_has_null_for_failed_items_and_names_them() -> None:
+def test_a_loop_that_continues_has_null_for_failed_items_and_names_them() -> None:
     steps = {
         "each": run_step(
             message="string(item)",
@@ -474,7 +474,7 @@ def test_an_approval_of_which_nothing_is_heard_ends_with_the_steps_timeout() -> 
     world.check()
 
 
-def test_a_run_is_paused_only_when_nothing_else_can_go_on() -> None:
+def test_a_run_is_paused_only_when_nothing_else_can_continue() -> None:
     steps = {
         "ask": {"approve": {"title": '"ok?"'}},
         "slow": run_step("slow"),

@@ -289,7 +289,7 @@ async def test_an_answer_to_nothing_is_404_and_starts_no_run(edge: Client, name:
     assert (await edge.get("/v1/runs?limit=1")).json() == before
 
 
-async def test_a_leg_that_a_policy_goes_on_from_is_followed(edge: Client, bus: Bus) -> None:
+async def test_a_leg_that_a_policy_continues_from_is_followed(edge: Client, bus: Bus) -> None:
     async with post(edge, asked()) as stream:
         run = PretendRun(bus, stream.run_id)
         await run.started()
@@ -446,7 +446,7 @@ async def test_run_says_a_failure_by_its_status_and_detail(
     assert detail in answered.json()["detail"]
 
 
-async def test_whoever_leaves_a_run_leaves_it_as_it_is(edge: Client, bus: Bus) -> None:
+async def test_a_client_that_leaves_does_not_change_the_run(edge: Client, bus: Bus) -> None:
     seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def script(run: PretendRun, command: Any) -> None:

@@ -124,7 +124,7 @@ async def test_a_get_before_the_post_waits_and_is_kept_alive(
         assert told(await seen.rest()) == WHOLE
 
 
-async def test_whoever_leaves_while_waiting_is_let_go(edge: Client, path: str) -> None:
+async def test_a_client_that_leaves_while_waiting_is_released(edge: Client, path: str) -> None:
     async with stream(edge, path) as seen:
         assert seen.response.status_code == 200
     assert (await edge.get("/v1/runs?limit=1")).status_code == 200
@@ -161,7 +161,7 @@ async def test_cut_at_any_frame_the_rest_is_exactly_the_rest(
             assert await again.rest() == frames[count:]
 
 
-async def test_who_comes_back_to_the_end_is_told_to_stay_away(
+async def test_a_client_that_reconnects_at_the_end_gets_204(
     edge: Client, bus: Bus, path: str
 ) -> None:
     await finish(await start(edge, bus, path))
@@ -170,7 +170,7 @@ async def test_who_comes_back_to_the_end_is_told_to_stay_away(
     assert (await edge.get(path, headers={"last-event-id": str(frames[-1].id)})).status_code == 204
 
 
-async def test_who_comes_back_is_given_the_rest_of_its_run_and_then_the_next_one(
+async def test_a_reconnecting_client_gets_the_rest_of_its_run_and_then_the_next_run(
     edge: Client, bus: Bus, path: str
 ) -> None:
     first = await start(edge, bus, path)

@@ -77,7 +77,7 @@ async def test_all_documented_request_headers_are_accepted(edge: Client) -> None
         assert stream.response.status_code == 200
 
 
-async def test_the_request_goes_on_byte_for_byte(edge: Client, bus: Bus) -> None:
+async def test_the_request_is_passed_on_byte_for_byte(edge: Client, bus: Bus) -> None:
     body = (
         '{ "appName":"vana","userId":"ü","sessionId":"s 1?2", "newMessage":{"role":"user",'
         '"parts":[{"text":"\\u00e9\u2028 \\n"}]},\n"stateDelta":{"x":1.0},"unknown":null,'
@@ -569,7 +569,7 @@ async def test_the_result_of_a_tool_that_nobody_waits_for_is_404_and_goes_nowher
     assert "'L'" in refused.json()["detail"]
 
 
-async def test_a_run_that_ends_instead_of_going_on_ends_the_stream(
+async def test_a_run_that_ends_instead_of_continuing_ends_the_stream(
     edge: Client, approvals: PretendApprovals, paused: PretendRun
 ) -> None:
     await confirmation(approvals, paused)

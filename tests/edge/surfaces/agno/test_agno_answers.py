@@ -324,7 +324,7 @@ def test_dependencies_that_are_no_object_are_ignored(given: Any) -> None:
     assert asked.forwarded() == {"version": "2"}
 
 
-def test_dependencies_go_on_as_they_came() -> None:
+def test_dependencies_are_passed_on_unchanged() -> None:
     text = '{"document_id": null}'
     assert parse({"message": "hi", "dependencies": text}, RunRequest).forwarded() == {
         "dependencies": text

@@ -95,7 +95,7 @@ async def test_an_unknown_agent_or_one_of_another_kind_is_404(
     assert (answer.status_code, answer.json()) == (404, {"detail": detail})
 
 
-async def test_session_and_user_go_on_as_given(edge: Client, bus: Bus) -> None:
+async def test_session_and_user_are_passed_on_as_given(edge: Client, bus: Bus) -> None:
     async with start(edge, session_id="session_9o3-3shY0Iw", user_id="user 1/ü") as stream:
         command = await command_of(bus, stream.run_id)
     assert (command["session_id"], command["user_id"]) == ("session_9o3-3shY0Iw", "user 1/ü")
@@ -136,7 +136,7 @@ async def test_a_message_is_data_whatever_it_holds_and_however_it_comes(
         assert (await command_of(bus, stream.run_id))["message"] == message
 
 
-async def test_fields_that_the_configuration_names_go_on_and_no_others(
+async def test_only_fields_that_the_configuration_names_are_passed_on(
     edge: Client, bus: Bus
 ) -> None:
     fields = {

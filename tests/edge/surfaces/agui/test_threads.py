@@ -198,7 +198,7 @@ async def test_a_thread_that_nobody_has_heard_of_is_waited_for(
             event = await stream.event()
 
 
-async def test_a_thread_that_goes_on_is_followed_until_nothing_is_under_way(
+async def test_a_thread_that_continues_is_followed_until_nothing_is_under_way(
     new_run: Callable[[], PretendRun], follow: Callable[..., Stream]
 ) -> None:
     first, second = new_run(), new_run()
@@ -234,7 +234,7 @@ async def test_an_event_that_cannot_be_read_takes_nothing_with_it(
     assert told.count("TEXT_MESSAGE_END") == 2
 
 
-async def test_who_reads_slowly_misses_nothing_of_a_thread(
+async def test_a_slow_client_misses_nothing_of_a_thread(
     new_run: Callable[[], PretendRun], make_edge: MakeEdge, thread: str
 ) -> None:
     edge = await make_edge(ring_bytes=1000)
@@ -263,7 +263,7 @@ async def test_a_thread_that_waits_for_a_person_ends_with_what_is_asked(
     assert asked["id"] == f"{APPROVAL}/c1"
 
 
-async def test_a_thread_whose_wait_was_answered_goes_on(
+async def test_a_thread_whose_wait_was_answered_continues(
     new_run: Callable[[], PretendRun], follow: Callable[..., Stream], bus: Bus
 ) -> None:
     run, approvals = new_run(), PretendApprovals(bus)
@@ -350,7 +350,7 @@ async def test_what_is_no_longer_kept_is_410(
     assert (await edge.get(history_of(thread))).status_code == 410
 
 
-async def test_who_comes_back_is_restated_what_was_and_told_what_follows(
+async def test_a_reconnecting_client_gets_a_snapshot_and_then_the_new_events(
     new_run: Callable[[], PretendRun], come_back: Callable[..., Stream]
 ) -> None:
     first, second = new_run(), new_run()

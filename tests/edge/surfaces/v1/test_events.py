@@ -68,7 +68,7 @@ async def test_a_queued_run_is_waited_for(events: Events, run: PretendRun) -> No
 
 
 @pytest.mark.parametrize("dialect", ["canonical", "executions"])
-async def test_a_client_that_comes_back_at_any_frame_gets_the_rest_without_gap_or_repeat(
+async def test_a_client_that_reconnects_at_any_frame_gets_the_rest_without_gap_or_repeat(
     events: Events, finished: PretendRun, dialect: str
 ) -> None:
     async with events(finished, dialect=dialect) as stream:
@@ -79,7 +79,7 @@ async def test_a_client_that_comes_back_at_any_frame_gets_the_rest_without_gap_o
             assert await stream.rest() == whole[cut:]
 
 
-async def test_a_client_that_comes_back_mid_run_goes_on_live(
+async def test_a_client_that_reconnects_mid_run_continues_live(
     events: Events, run: PretendRun
 ) -> None:
     await run.started()
@@ -104,7 +104,7 @@ async def test_the_cursor_may_stand_in_the_query_and_the_header_wins(
         assert len(await stream.rest()) == 1
 
 
-async def test_whoever_comes_back_to_the_end_of_a_finished_run_gets_204(
+async def test_a_client_that_reconnects_at_the_end_of_a_finished_run_gets_204(
     events: Events, finished: PretendRun
 ) -> None:
     async with events(finished, after=f"{finished.places[-1]}-0") as stream:
@@ -298,7 +298,7 @@ async def test_json_is_given_in_pages_with_the_same_cursor(
     assert rest["next"] is None
 
 
-async def test_the_next_page_of_a_run_that_goes_on_is_where_this_one_ends(
+async def test_the_next_page_of_a_run_that_continues_is_where_this_one_ends(
     edge: Client, run: PretendRun
 ) -> None:
     path = f"/v1/runs/{run.run_id}/events"

@@ -96,7 +96,7 @@ async def test_what_has_not_settled_comes_once_more(
         assert await texts(stream, 2) == ["a", "b"]
 
 
-async def test_a_client_that_leaves_before_the_first_event_gets_it_when_it_comes_back(
+async def test_a_client_that_leaves_before_the_first_event_gets_it_when_it_reconnects(
     make_edge: MakeEdge, fresh_nats: NatsServer, bus: Bus
 ) -> None:
     edge = await make_edge(fresh_nats, cursor_settle_s=SETTLE_S)
@@ -176,7 +176,7 @@ async def test_what_a_client_has_not_taken_from_its_system_is_not_received(
     assert first <= 10, "the buffers of this system take less than a megabyte"
 
 
-async def test_a_cursor_whose_events_are_gone_goes_on_by_its_time(
+async def test_a_cursor_whose_events_are_gone_continues_by_its_time(
     make_edge: MakeEdge, fresh_nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saved_cursors, "LAG_S", 0)
@@ -243,7 +243,7 @@ async def test_a_page_has_no_saved_cursor(
     assert await saved(bus) == {}
 
 
-async def test_events_of_all_shards_go_on_where_they_were(
+async def test_events_of_all_shards_continue_where_they_were(
     make_edge: MakeEdge, fresh_nats: NatsServer
 ) -> None:
     async with connected(fresh_nats.url, retention=Retention(shards=2)) as bus:
@@ -269,7 +269,7 @@ async def test_events_of_all_shards_go_on_where_they_were(
 # stream tokens
 
 
-async def test_a_cursor_belongs_to_the_name_of_a_token_so_that_a_new_token_goes_on(
+async def test_a_cursor_belongs_to_the_name_of_a_token_so_that_a_new_token_continues(
     fresh_nats: NatsServer,
 ) -> None:
     async with secured(fresh_nats.url) as penstock:

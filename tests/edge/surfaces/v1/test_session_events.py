@@ -166,7 +166,7 @@ async def test_the_stream_stays_open_for_runs_to_come_and_carries_the_epilogue(
     assert types == [*one, *one, "automation_triggered"]
 
 
-async def test_who_joins_in_the_middle_of_a_run_gets_frames_that_fit_its_beginning(
+async def test_a_client_that_joins_during_a_run_gets_frames_that_fit_its_beginning(
     bus: Bus, follow: Callable[..., Stream], new_run: Callable[[], PretendRun]
 ) -> None:
     run = new_run()
@@ -271,7 +271,7 @@ async def test_until_idle_does_not_wait_for_a_paused_run(
         assert len(await stream.rest()) == 2
 
 
-async def test_who_comes_back_to_an_idle_session_is_told_not_to_come_again(
+async def test_a_client_that_reconnects_to_an_idle_session_gets_204(
     edge: Client, session_id: str, two_runs: list[PretendRun]
 ) -> None:
     last = max(place for run in two_runs for place in run.places)

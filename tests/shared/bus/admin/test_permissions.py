@@ -242,7 +242,7 @@ async def test_the_operator_is_refused_nothing(server: NatsServer) -> None:
     assert refused == []
 
 
-async def test_who_has_no_user_is_refused(tmp_path: Path) -> None:
+async def test_a_caller_without_a_user_is_refused(tmp_path: Path) -> None:
     quoted = {name: f'"of-the-{name}"' for name in NAMES}
     config = permissions.configuration(quoted)
     server = NatsServer(tmp_path, name="nats without guests", config=config, users=False)

@@ -68,7 +68,7 @@ async def test_a_command_goes_back_to_its_subject_with_its_headers(bus: Bus) -> 
     assert mark.state == "replayed"
 
 
-async def test_what_was_put_back_is_not_put_back_again(bus: Bus) -> None:
+async def test_a_replayed_letter_is_not_replayed_again(bus: Bus) -> None:
     found = await buried(bus, letter_about(subject := a_cancel()))
     assert await replay_letter(bus, found)
     assert not await replay_letter(bus, await again(bus, found))
@@ -83,7 +83,7 @@ async def test_two_who_put_back_at_once_do_it_once(bus: Bus) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_who_dies_between_publish_and_mark_has_it_put_back_once(
+async def test_a_replay_that_is_killed_between_publish_and_mark_replays_once(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     found = await buried(bus, letter_about(subject := a_cancel()))
@@ -175,7 +175,7 @@ async def test_a_decision_that_was_not_sent_goes_back(bus: Bus) -> None:
         ("running", "continued without"),
     ],
 )
-async def test_a_source_frame_does_not_go_back_and_it_is_said_why(
+async def test_a_source_frame_is_not_replayed_and_the_reason_is_reported(
     bus: Bus, status: Any, words: str
 ) -> None:
     run_id = new_run_id()

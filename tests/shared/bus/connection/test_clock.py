@@ -66,7 +66,7 @@ def world() -> World:
     ),
     st.floats(-DRIFT / 2, DRIFT / 2),
 )
-def test_the_truth_is_never_further_away_than_the_estimate_says(
+def test_the_error_of_the_estimate_stays_within_its_bound(
     exchanges: list[tuple[float, float, float]], drift: float
 ) -> None:
     estimate = Estimate()
@@ -155,7 +155,7 @@ async def test_a_step_of_the_servers_clock_is_seen_at_the_next_look(world: World
     assert world.clock.steady_for(15)
 
 
-async def test_whoever_looks_at_the_same_time_shares_one_answer(world: World) -> None:
+async def test_concurrent_refreshes_share_one_answer(world: World) -> None:
     world.monotonic_s = 5
     gate = asyncio.Event()
 

@@ -58,7 +58,9 @@ def test_an_election_is_no_trouble(health: Health, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "denied"])
-def test_what_nobody_has_tried_since_is_forgotten(health: Health, clock: Clock, kind: str) -> None:
+def test_a_refusal_that_was_not_tried_again_is_forgotten(
+    health: Health, clock: Clock, kind: str
+) -> None:
     """A service that is not ready gets no work.
 
     So it would not try again, and a reason that needs a try to end would never end.
@@ -71,7 +73,7 @@ def test_what_nobody_has_tried_since_is_forgotten(health: Health, clock: Clock, 
 
 
 @pytest.mark.parametrize("kind", ["unheard", "lost"])
-def test_what_is_known_for_certain_stays(health: Health, clock: Clock, kind: str) -> None:
+def test_a_certain_finding_is_not_replaced(health: Health, clock: Clock, kind: str) -> None:
     health.refused(kind, "live", "why")  # type: ignore[arg-type]  # the parametrization gives a `str`
     clock.now += 3600
     assert len(health.reasons) == 1
@@ -85,7 +87,7 @@ def test_another_connection_may_have_other_permissions(health: Health) -> None:
     assert "takes no more" in reason
 
 
-def test_a_trouble_is_said_when_it_begins_now_and_then_and_at_its_end(
+def test_a_refusal_is_logged_at_its_beginning_periodically_and_at_its_end(
     health: Health, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

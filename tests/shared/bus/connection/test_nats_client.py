@@ -243,7 +243,7 @@ async def test_a_publisher_waits_while_the_server_takes_nothing(
         await client.close()
 
 
-async def test_a_publisher_that_waits_goes_on_when_the_connection_is_lost() -> None:
+async def test_a_publisher_that_waits_continues_when_the_connection_is_lost() -> None:
     async with deaf_server(takes=1) as (url, _):
         client = Connection()
         await client.connect([url], allow_reconnect=False)

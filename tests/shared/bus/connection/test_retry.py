@@ -56,7 +56,7 @@ async def test_a_late_answer_to_an_early_question_counts() -> None:
     assert await first_answer(ask) == "late"
 
 
-async def test_the_first_failure_ends_it_and_nothing_goes_on() -> None:
+async def test_the_first_failure_ends_all_work() -> None:
     ended: list[str] = []
 
     async def ask() -> None:
@@ -74,7 +74,7 @@ async def test_the_first_failure_ends_it_and_nothing_goes_on() -> None:
     assert set(ended) == {"cancelled"}
 
 
-async def test_who_is_cancelled_asks_no_more() -> None:
+async def test_a_cancelled_caller_sends_no_more_requests() -> None:
     ended: list[str] = []
 
     async def ask() -> None:

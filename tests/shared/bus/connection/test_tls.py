@@ -93,7 +93,7 @@ async def test_a_name_that_the_certificate_does_not_have_is_refused(
     assert "use a name that the certificate has in PENSTOCK_NATS_URL" in said
 
 
-async def test_who_shows_no_certificate_or_a_foreign_one_is_told(
+async def test_a_client_without_a_valid_certificate_gets_an_error(
     server: NatsServer, ours: Authority, tmp_path: Path
 ) -> None:
     other = Authority(tmp_path, "other")

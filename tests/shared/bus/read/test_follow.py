@@ -323,7 +323,7 @@ async def test_many_followers_each_get_all(bus: Bus) -> None:
         await follow.stop()
 
 
-async def test_a_hole_in_the_stream_is_passed_over_and_said(
+async def test_a_gap_in_the_stream_is_skipped_and_logged(
     bus: Bus, run_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sequences = await publish_events(bus, run_id, 1, 10)

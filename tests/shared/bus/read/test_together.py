@@ -91,7 +91,7 @@ async def test_many_that_begin_together_get_each_event_once_and_in_order(
     assert reads.alone < RUNS
 
 
-async def test_who_begins_soon_afterwards_reads_only_what_is_new(
+async def test_a_subscriber_that_begins_soon_afterwards_reads_only_new_events(
     own_bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [new_run_id() for _ in range(RUNS)]
@@ -195,7 +195,7 @@ async def test_a_pass_that_fails_is_an_error_for_each_and_is_tried_again(
     assert not fails
 
 
-async def test_who_gives_up_does_not_hold_up_the_others(
+async def test_a_caller_that_gives_up_does_not_block_the_others(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(nats_server.url) as bus:

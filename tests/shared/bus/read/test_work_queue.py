@@ -151,7 +151,7 @@ async def test_to_wait_is_no_failed_attempt(commands: Commands) -> None:
     assert commands.given_up == []
 
 
-async def test_who_waits_leaves_its_command_to_others_when_it_stops(commands: Commands) -> None:
+async def test_a_stopping_connector_gives_back_the_commands_that_wait(commands: Commands) -> None:
     waiting = asyncio.Event()
 
     async def handle(stored: Stored) -> None:
@@ -182,7 +182,7 @@ async def test_what_kills_whoever_takes_it_is_given_up_unread(commands: Commands
     assert "delivered 2 times and never finished" in why
 
 
-async def test_who_died_of_something_else_does_not_count_as_a_failed_attempt(
+async def test_a_process_killed_by_something_else_is_no_failed_attempt(
     commands: Commands,
 ) -> None:
     await taken_and_left(commands, 3)
@@ -449,7 +449,9 @@ async def test_without_room_nothing_is_taken_until_there_is(commands: Commands) 
         await commands.until(1)
 
 
-async def test_who_is_cancelled_finishes_what_it_has_begun(commands: Commands) -> None:
+async def test_a_cancelled_handler_finishes_the_message_that_it_has_begun(
+    commands: Commands,
+) -> None:
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def handle(stored: Stored) -> None:
@@ -506,7 +508,7 @@ async def test_a_queue_whose_consumer_is_deleted_makes_it_again(commands: Comman
         assert await commands.until(2) == [b"one", b"two"]
 
 
-async def test_what_a_dead_one_had_taken_is_handled_before_its_time_is_over(
+async def test_messages_of_an_ended_process_are_handled_before_their_ack_wait(
     nats_server: NatsServer, commands: Commands
 ) -> None:
     async def hang(stored: Stored) -> None:
@@ -549,7 +551,7 @@ async def test_what_a_dead_one_had_taken_is_handled_before_its_time_is_over(
         await asyncio.wait([task])
 
 
-async def test_what_we_have_in_hand_ourselves_is_not_taken_up(commands: Commands) -> None:
+async def test_a_message_that_this_process_handles_is_not_taken_twice(commands: Commands) -> None:
     goes_on = asyncio.Event()
 
     async def handle(stored: Stored) -> None:

@@ -187,7 +187,7 @@ async def test_after_a_read_that_failed_the_next_call_reads_again(
     assert keys[0] in rows.values
 
 
-async def test_a_first_reading_that_takes_long_is_told_and_goes_on(
+async def test_a_long_first_read_is_logged_and_continues(
     bus: Bus,
     index: BucketIndex,
     rows: DictRows,

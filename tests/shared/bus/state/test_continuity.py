@@ -47,7 +47,7 @@ async def is_ready(bus: Bus) -> None:
     await eventually(probe, 30, "the bus is ready")
 
 
-async def test_an_older_store_is_said_and_its_sequences_are_not_used_again(
+async def test_an_older_store_is_reported_and_its_sequences_are_not_used_again(
     fresh_nats: NatsServer,
 ) -> None:
     run_id = new_run_id()
@@ -95,7 +95,7 @@ async def test_what_was_noted_is_enough_when_everybody_was_restarted(
         assert edge.continuity.of(streams.EVENTS) == normalizer.continuity.of(streams.EVENTS)
 
 
-async def test_who_alone_knows_of_a_message_is_heard(fresh_nats: NatsServer) -> None:
+async def test_the_only_process_that_knows_a_sequence_reports_it(fresh_nats: NatsServer) -> None:
     """The normalizer started after the lost message, so only the connector knows this message."""
     async with connected(fresh_nats.url) as connector:
         subject = subjects.raw(new_run_id(), "upstream")
@@ -115,7 +115,7 @@ async def test_who_alone_knows_of_a_message_is_heard(fresh_nats: NatsServer) -> 
             assert normalizer.continuity.of(streams.RAW)[0].last_known == 2
 
 
-async def test_a_bucket_that_came_back_older_is_said_and_goes_on(fresh_nats: NatsServer) -> None:
+async def test_an_older_bucket_is_reported_and_still_used(fresh_nats: NatsServer) -> None:
     async with connected(fresh_nats.url, repairs=True) as normalizer:
         await normalizer.bucket("runs").put("a", b"1")
         kept = copied(fresh_nats, "KV_runs")
@@ -153,7 +153,7 @@ async def test_two_that_repair_at_once_find_one_loss(fresh_nats: NatsServer) -> 
         assert (await state(one, streams.COMMANDS))["messages"] == 2
 
 
-async def test_records_of_losses_that_cannot_be_read_hold_nobody_back(
+async def test_unreadable_records_of_losses_block_nobody(
     fresh_nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One record has an unknown field of a later version; the others are no valid records."""

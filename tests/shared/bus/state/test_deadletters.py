@@ -119,7 +119,7 @@ async def test_a_letter_whose_object_has_aged_does_not_hide_the_others(bus: Bus)
     assert second.letter.payload == b"{}"
 
 
-async def test_who_only_looks_makes_no_streams(fresh_nats: NatsServer) -> None:
+async def test_a_service_that_only_reads_makes_no_streams(fresh_nats: NatsServer) -> None:
     bus = await Bus.connect(BusSettings(url=fresh_nats.url), ensure=False)
     try:
         assert not await bus.has(streams.DEADLETTERS)

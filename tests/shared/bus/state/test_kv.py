@@ -42,7 +42,7 @@ async def test_only_the_first_creates(claims: Bucket, key: str) -> None:
     assert await claims.get(key) == Entry(key, b"one", revision)
 
 
-async def test_an_update_needs_the_revision_that_stands(claims: Bucket, key: str) -> None:
+async def test_an_update_needs_the_current_revision(claims: Bucket, key: str) -> None:
     first = await claims.put(key, b"one")
     second = await claims.update(key, b"two", first)
     assert second
@@ -59,7 +59,7 @@ async def test_a_deleted_key_can_be_created_again(claims: Bucket, key: str) -> N
         assert await claims.get(key) is None
 
 
-async def test_only_the_revision_that_stands_is_deleted(claims: Bucket, key: str) -> None:
+async def test_only_the_current_revision_is_deleted(claims: Bucket, key: str) -> None:
     first = await claims.put(key, b"one")
     second = await claims.put(key, b"two")
     assert not await claims.delete(key, first)
@@ -222,7 +222,7 @@ async def test_a_write_that_was_lost_stays_unknown(
     assert await claims.create(key, b"mine")
 
 
-async def test_entries_are_what_stands_in_the_order_of_writing(bus: Bus, key: str) -> None:
+async def test_entries_are_listed_in_the_order_of_writing(bus: Bus, key: str) -> None:
     bucket = bus.bucket("aliases")
     for name in "abcd":
         await bucket.put(f"{key}.{name}", name.encode())

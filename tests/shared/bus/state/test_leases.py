@@ -94,7 +94,7 @@ async def test_of_many_that_want_it_one_gets_it(nats_server: NatsServer, key: st
         assert sum(lease.held for lease in leases) == 1
 
 
-async def test_a_lease_that_is_renewed_lives_on(bus: Bus, key: str) -> None:
+async def test_a_renewed_lease_does_not_expire(bus: Bus, key: str) -> None:
     lease, other = Lease(bus, key, "one", SHORT_S), Lease(bus, key, "two", 60)
     await lease.acquire()
     witness = Lease(bus, f"{key}.witness", "one", SHORT_S)
@@ -220,7 +220,7 @@ async def test_a_bus_that_is_away_ends_no_lease_before_its_time(
     assert not await lease.renew()
 
 
-async def test_who_could_not_renew_does_not_judge_others_by_their_leases(
+async def test_a_member_that_could_not_renew_ignores_expired_leases(
     bus: Bus, key: str, clock: Clock
 ) -> None:
     """After an outage of the bus, the first process that reconnects finds no other leases."""
@@ -242,7 +242,7 @@ async def test_who_could_not_renew_does_not_judge_others_by_their_leases(
 
 
 @pytest.mark.parametrize("seconds", [-75.0, 75.0])
-async def test_who_sees_nats_clock_jump_does_not_judge_others_by_their_leases(
+async def test_after_a_jump_of_nats_clock_expired_leases_are_ignored(
     bus: Bus, key: str, clock: Clock, seconds: float
 ) -> None:
     """After a forward jump of NATS's clock, all leases expire at once, but no process has ended."""
@@ -363,7 +363,7 @@ async def test_members_that_come_and_go_share_the_parts_evenly(bus: Bus, group: 
 
 
 @pytest.mark.parametrize("call", ["update", "delete"], ids=["taking", "giving up"])
-async def test_who_stops_in_the_middle_leaves_no_lease_behind(
+async def test_a_member_that_stops_during_a_renewal_leaves_no_lease(
     bus: Bus, group: str, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """The member is cancelled just after it took a lease, or just before it releases one."""
@@ -478,7 +478,7 @@ async def test_the_parts_come_back_after_a_restart_of_the_server(
 SLOW = {"ttl_s": 60.0, "renew_s": 30.0}
 
 
-async def test_who_comes_and_goes_is_noticed_at_once(bus: Bus, group: str) -> None:
+async def test_a_member_that_joins_or_leaves_is_noticed_at_once(bus: Bus, group: str) -> None:
     a = Member(bus, group, "a", **SLOW)
     await shared_out(a)
     b = Member(bus, group, "b", **SLOW)

@@ -163,14 +163,14 @@ async def test_a_member_that_was_cut_off_for_a_moment_keeps_its_lease(
         assert await cut.has_lease()
 
 
-async def test_who_is_absent_for_longer_than_was_asked_for_is_dead(bus: Bus, prefix: str) -> None:
+async def test_a_member_absent_for_longer_than_the_limit_has_ended(bus: Bus, prefix: str) -> None:
     await Member(bus, prefix, "absent").lease.acquire()
     async with asking(bus, prefix, confirm_s=0.2) as (_, gone, dead):
         await found("absent", dead)
         assert gone == ["absent"]
 
 
-async def test_who_renews_its_lease_between_two_questions_is_not_dead(
+async def test_a_member_that_renews_its_lease_between_two_requests_is_alive(
     bus: Bus, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = Member(bus, prefix, "quick")
@@ -211,7 +211,7 @@ async def test_a_member_of_a_version_that_does_not_answer_is_not_asked(
         assert await old.has_lease()
 
 
-async def test_who_cannot_reach_the_leases_finds_nobody_dead(
+async def test_a_member_that_cannot_read_the_leases_finds_no_member_ended(
     bus: Bus, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the minority of a divided cluster, no peer answers and no write succeeds."""
@@ -239,7 +239,7 @@ async def test_who_cannot_reach_the_leases_finds_nobody_dead(
         assert await elsewhere.has_lease()
 
 
-async def test_nobody_is_judged_right_after_our_own_connection_came_back(
+async def test_no_member_counts_as_ended_right_after_our_own_reconnect(
     bus: Bus, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_module, "COUNT_AFTER_S", 3600.0)
@@ -266,7 +266,7 @@ async def test_after_the_loss_of_a_node_a_costly_judgement_waits(
         await found("elsewhere", dead)
 
 
-async def test_who_has_no_lease_is_asked_when_it_is_suspected(bus: Bus, prefix: str) -> None:
+async def test_a_suspected_member_without_a_lease_is_asked(bus: Bus, prefix: str) -> None:
     lives = Member(bus, prefix, "lives")
     await lives.listen()
     async with asking(bus, prefix) as (peers, _, dead):

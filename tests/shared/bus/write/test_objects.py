@@ -30,7 +30,7 @@ async def test_what_fits_into_a_message_stays_in_it(bus: Bus, run_id: str, size:
 
 
 @pytest.mark.parametrize("size", [MAX_MESSAGE_BYTES + 1, 5_000_000])
-async def test_what_is_larger_comes_back_whole(bus: Bus, run_id: str, size: int) -> None:
+async def test_a_larger_value_is_read_back_complete(bus: Bus, run_id: str, size: int) -> None:
     payload = random.Random(size).randbytes(size)
     reference = await wrap(bus, f"{run_id}.1", payload)
     assert len(reference) < 200

@@ -38,7 +38,7 @@ async def test_a_thousand_messages_in_flight_are_each_stored_once(bus: Bus, run_
     assert [s.sequence for s in stored] == sequences
 
 
-async def test_headers_are_sent_as_they_stand(bus: Bus, run_id: str) -> None:
+async def test_headers_are_sent_unchanged(bus: Bus, run_id: str) -> None:
     headers = {"Penstock-Sequence": "1", "ce-id": f"{run_id}.1"}
     await bus.publisher.publish(Message(f"llm.stream.{run_id}", b"{}", headers))
     stored = await bus.tail(streams.EVENTS, subjects.events_of_run(run_id))
@@ -147,7 +147,7 @@ async def test_no_answer_in_time_is_an_unknown_outcome(
             await bus.publisher.publish(event(run_id, 1))
 
 
-async def test_a_message_over_the_servers_limit_is_refused_and_the_connection_stands(
+async def test_a_message_over_the_servers_limit_is_refused_and_the_connection_stays_open(
     bus: Bus, run_id: str
 ) -> None:
     # The server counts the headers as well, and closes the connection if the sum is too large.

@@ -54,7 +54,7 @@ async def test_further_headers_go_along(bus: Bus, run_id: str) -> None:
     assert stored.headers[messages.RECEIVED].endswith("Z")
 
 
-async def test_frames_stand_in_the_order_of_writing(bus: Bus, run_id: str) -> None:
+async def test_frames_are_stored_in_the_order_of_writing(bus: Bus, run_id: str) -> None:
     writer = await writer_of(bus, run_id)
     sequences = [await writer.write("bytes", b"%d" % n, leg=1) for n in range(20)]
     stored = await stored_of(bus, run_id)
@@ -62,7 +62,7 @@ async def test_frames_stand_in_the_order_of_writing(bus: Bus, run_id: str) -> No
     assert [s.sequence for s in stored] == sequences
 
 
-async def test_a_writer_that_resumes_goes_on_after_what_stands_there(bus: Bus, run_id: str) -> None:
+async def test_a_writer_that_resumes_appends_to_the_stored_frames(bus: Bus, run_id: str) -> None:
     await (await writer_of(bus, run_id)).write("open", leg=1)
     await (await writer_of(bus, run_id, "pod/2")).write("open", leg=2)
     assert [raw_frame(s).leg for s in await stored_of(bus, run_id)] == [1, 2]
@@ -265,7 +265,7 @@ async def test_a_run_whose_frames_have_all_aged_out_begins_anew_at_0(
     assert [raw_frame(s).kind for s in await stored_of(own_bus, run_id)] == ["open", "bytes"]
 
 
-async def test_a_run_of_which_a_part_has_aged_out_goes_on(own_bus: Bus, run_id: str) -> None:
+async def test_a_run_of_which_a_part_has_aged_out_continues(own_bus: Bus, run_id: str) -> None:
     writer = await writer_of(own_bus, run_id)
     await writer.write("open", leg=1)
     last = await writer.write("bytes", b"old", leg=1)

@@ -216,7 +216,7 @@ class Writing(RuleBasedStateMachine):
 
 @pytest.mark.timeout(300)  # Hypothesis needs time to shrink a failure
 @examples(15)
-def test_every_frame_that_was_accepted_stands_once_and_in_order(world: World, count: int) -> None:
+def test_every_accepted_frame_is_stored_once_and_in_order(world: World, count: int) -> None:
     machine = type("Writers", (Writing,), {"world": world})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=count, stateful_step_count=15)

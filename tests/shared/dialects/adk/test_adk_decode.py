@@ -205,7 +205,7 @@ def test_an_error_event_and_its_error_frame_are_one_failure() -> None:
     assert not data_of("2.13.0/midstream_stream", "system.warning")
 
 
-def test_what_was_said_before_an_error_is_closed_before_it() -> None:
+def test_what_was_emitted_before_an_error_is_closed_before_it() -> None:
     types = [draft["type"] for draft in drafts("2.13.0/midstream_stream")]
     assert types[-2:] == ["llm.message_completed", "lifecycle.failed"]
 
@@ -260,7 +260,7 @@ def test_state_that_the_last_partial_and_the_final_both_have_changes_once() -> N
     ]
 
 
-def test_a_transfer_is_told_by_its_action_alone() -> None:
+def test_a_transfer_is_recognized_by_its_action_alone() -> None:
     assert data_of("2.13.0/transfer_stream", "dispatch.transfer") == [
         {"to": "billing_agent", "from": "coordinator"}
     ]

@@ -214,7 +214,7 @@ def test_a_stopped_run_says_so_once_and_last(recorded_run: Recorded) -> None:
 
 
 @each_run
-def test_whoever_comes_back_gets_exactly_the_rest(recorded_run: Recorded) -> None:
+def test_a_reconnecting_client_gets_exactly_the_rest(recorded_run: Recorded) -> None:
     whole = frames(recorded_run.events)
     for cut in range(len(recorded_run.events) + 1):
         before = frames(recorded_run.events[:cut])
@@ -303,7 +303,7 @@ def aborted(body: dict[str, Any]) -> bool:
     return body.get("errorCode") == "INVOCATION_ABORTED"
 
 
-def test_every_canonical_type_is_told_or_listed_as_untold() -> None:
+def test_every_canonical_type_is_sent_or_listed_as_omitted() -> None:
     assert _HANDLERS.keys() - {"lifecycle.started"} | OMITTED.keys() == CATALOGUE.keys()
 
 
@@ -382,7 +382,7 @@ def test_our_own_failures_are_the_documents_frames(
     assert body == frame
 
 
-def test_an_agents_failure_is_told_as_adk_2_13_tells_it() -> None:
+def test_an_agents_failure_is_sent_as_adk_2_13_sends_it() -> None:
     data = {"code": "upstream_error", "error": "no disk", "error_type": "OSError"}
     told, failed = encoded(run(("lifecycle.failed", data)))
     assert (told["errorCode"], told["errorMessage"]) == ("OSError", "no disk")
@@ -452,7 +452,7 @@ def test_an_external_call_is_a_long_running_call_under_the_items_id() -> None:
     assert parts([call], "functionCall")[0]["id"] == "i1"
 
 
-def test_a_call_that_was_said_before_is_long_running_when_its_client_is_waited_for() -> None:
+def test_a_call_that_was_emitted_before_is_long_running_when_its_client_is_waited_for() -> None:
     _, request = paused({**ITEM, "kind": "external", "item_id": "t9", "tool_call_id": "t9"})
     assert "content" not in request
     assert request["longRunningToolIds"] == ["t9"]
@@ -576,7 +576,7 @@ STOPPED = ("lifecycle.cancelled", {"reason": "user_stop", "confirmed": True})
 
 
 @pytest.mark.parametrize("end", [LOST, STOPPED], ids=["failed", "cancelled"])
-def test_what_is_open_is_said_whole_before_the_end(end: tuple[str, dict[str, Any]]) -> None:
+def test_what_is_open_is_emitted_whole_before_the_end(end: tuple[str, dict[str, Any]]) -> None:
     call = ("llm.tool_call", CALL_DATA)
     bodies = encoded(run(THINKS, HALF, call, end), streaming=False)
     assert bodies[0]["content"]["parts"] == [{"text": "hm", "thought": True}]

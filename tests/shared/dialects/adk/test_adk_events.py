@@ -147,7 +147,7 @@ def test_an_event_without_content_closes_nothing() -> None:
     assert run.types("llm") == ["llm.message_started", "llm.stream", "llm.stream"]
 
 
-def test_thoughts_of_a_final_alone_are_said_whole() -> None:
+def test_thoughts_of_a_final_alone_are_emitted_whole() -> None:
     run = Run(event({"text": "Hm.", "thought": True}, {"text": "Yes."}, id="a"))
     assert run.of("llm.reasoning") == [
         {"thought": "Hm.", "reasoning_id": "a/reasoning", "final": True}
@@ -467,7 +467,7 @@ def test_what_has_no_place_becomes_a_custom_event() -> None:
     }
 
 
-def test_metadata_that_stands_on_every_event_is_said_once() -> None:
+def test_metadata_that_stands_on_every_event_is_emitted_once() -> None:
     run = Run(*[text("x", customMetadata={"run": "r1"}, modelVersion="m1")] * 3)
     names = [data["name"] for data in run.of("custom.event")]
     assert names == ["adk.invocation", "adk.customMetadata"]
@@ -541,7 +541,7 @@ def test_a_stop_without_an_error_code_warns_once() -> None:
     assert len(run.of("system.warning")) == 1
 
 
-def test_an_aborted_invocation_that_goes_on_is_a_warning() -> None:
+def test_an_aborted_invocation_that_continues_is_a_warning() -> None:
     run = Run(event(errorCode="INVOCATION_ABORTED"), text("went on")).end()
     assert run.types("lifecycle") == ["lifecycle.completed"]
 

@@ -145,7 +145,7 @@ def test_what_an_ended_run_still_says_is_closed_at_the_end() -> None:
     assert len(only(drafts, "dispatch.finished")) == 1
 
 
-def test_a_start_that_is_said_again_is_no_second_worker() -> None:
+def test_a_start_that_is_emitted_again_is_no_second_worker() -> None:
     drafts = feed(
         decoder("team"), team("RunStarted"), member("RunStarted"), member("RunStarted", model="m")
     )
@@ -174,7 +174,7 @@ def test_a_workflows_own_agent_is_a_worker() -> None:
 # --- ends
 
 
-def test_after_a_terminal_event_nothing_is_said() -> None:
+def test_after_a_terminal_event_nothing_is_emitted() -> None:
     made = decoder()
     drafts = feed(made, frame("RunStarted"), frame("RunCancelled"), frame("RunCompleted"))
     assert types(drafts) == ["custom.event", "lifecycle.cancelled"]
@@ -238,7 +238,7 @@ def test_a_resume_that_does_not_know_the_run_is_a_lost_upstream() -> None:
 
 
 @pytest.mark.parametrize("name", ["replay", "catch_up", "subscribed", "heartbeat"])
-def test_frames_about_the_connection_are_not_said(name: str) -> None:
+def test_frames_about_the_connection_are_not_emitted(name: str) -> None:
     assert feed(decoder(), frame(name, "r1", agent_id=None)) == []
 
 
@@ -262,7 +262,7 @@ def test_the_empty_last_piece_is_no_delta_and_its_citations_are_kept() -> None:
     }
 
 
-def test_the_end_of_a_message_that_never_began_is_not_said() -> None:
+def test_the_end_of_a_message_that_never_began_is_not_emitted() -> None:
     empty: dict[str, Any] = {"raw": [], "urls": [], "documents": []}
     drafts = feed(
         decoder(), frame("RunContent", content="", citations=empty), frame("RunContentCompleted")
@@ -322,12 +322,12 @@ def test_a_tool_call_ends_the_message_before_it() -> None:
     assert types(drafts).index("llm.tool_call") > types(drafts).index("llm.message_completed")
 
 
-def test_text_that_only_the_last_frame_has_is_said() -> None:
+def test_text_that_only_the_last_frame_has_is_emitted() -> None:
     drafts = feed(decoder(), frame("RunStarted"), frame("RunCompleted", content="from the store"))
     assert [draft.data["content"] for draft in only(drafts, "llm.stream")] == ["from the store"]
 
 
-def test_the_text_of_the_last_frame_is_not_said_twice() -> None:
+def test_the_text_of_the_last_frame_is_not_emitted_twice() -> None:
     drafts = feed(
         decoder(),
         frame("RunContent", content="hi"),
@@ -353,7 +353,7 @@ def test_thoughts_are_deltas_and_end_when_text_begins() -> None:
     assert types(drafts)[3] == "llm.message_started"
 
 
-def test_of_the_cumulative_text_of_a_step_only_the_new_part_is_said() -> None:
+def test_of_the_cumulative_text_of_a_step_only_the_new_part_is_emitted() -> None:
     drafts = feed(
         decoder(),
         frame("ReasoningStarted"),
@@ -369,7 +369,7 @@ def test_of_the_cumulative_text_of_a_step_only_the_new_part_is_said() -> None:
     ]
 
 
-def test_thoughts_that_came_as_deltas_are_not_said_again_by_the_step() -> None:
+def test_thoughts_that_came_as_deltas_are_not_emitted_again_by_the_step() -> None:
     drafts = feed(
         decoder(),
         frame("ReasoningStarted"),
@@ -386,7 +386,7 @@ def test_thoughts_that_came_as_deltas_are_not_said_again_by_the_step() -> None:
 # --- tools
 
 
-def test_a_failed_call_is_told_twice_and_said_once() -> None:
+def test_a_failed_call_that_is_reported_twice_is_emitted_once() -> None:
     failed = tool(result="boom", tool_call_error=True, metrics={"duration": 0.25})
     drafts = feed(
         decoder(),
@@ -491,7 +491,7 @@ def test_a_step_that_runs_again_has_an_id_of_its_own() -> None:
     assert done == ["x", "L/1"]
 
 
-def test_a_step_that_failed_without_an_event_is_told_at_the_end() -> None:
+def test_a_step_that_failed_without_an_event_is_reported_at_the_end() -> None:
     result = {"step_name": "work", "success": False, "error": "boom"}
     drafts = feed(
         decoder("workflow"),
@@ -508,7 +508,7 @@ def test_a_step_that_failed_without_an_event_is_told_at_the_end() -> None:
     assert failed.data["error"] == {"code": "upstream_error", "message": "boom"}
 
 
-def test_a_failed_workflow_is_also_a_failed_run_and_said_once() -> None:
+def test_a_failed_workflow_is_also_a_failed_run_and_emitted_once() -> None:
     drafts = feed(
         decoder("workflow"),
         workflow("WorkflowStarted"),
@@ -662,7 +662,7 @@ def test_a_custom_event_named_as_ours_is_ours(event: Frame) -> None:
     assert (draft.data["retrieval_id"], draft.data["query"]) == ("k", "why")
 
 
-def test_a_team_that_is_given_work_is_told_by_a_custom_event_of_that_name() -> None:
+def test_a_team_that_is_given_work_is_announced_by_a_custom_event_of_that_name() -> None:
     """Agno has no event for this, so the server sends a custom event."""
     task = {"team_name": "Payment Gateway", "task": "Check the connection pool"}
     (draft,) = feed(decoder(), frame("CustomEvent", name="dispatch.team", value=task))

@@ -235,7 +235,7 @@ def test_what_a_policy_approves_reads_like_a_tool_that_runs_by_itself() -> None:
     assert names(encoded(run(*said))) == names(encoded(run(CALL, RESULT, *ANSWERED)))
 
 
-def test_an_error_ends_what_is_said_and_comes_last() -> None:
+def test_an_error_ends_what_is_emitted_and_comes_last() -> None:
     error = ("lifecycle.failed", {"error": "no", "code": "upstream_error", "error_type": "E"})
     bodies = encoded(run(SAID, error))
     assert names(bodies)[-3:] == [
@@ -559,7 +559,7 @@ def test_a_tool_is_shown_once_and_a_refused_one_never(recorded_run: Recorded) ->
 
 
 @each_run
-def test_whoever_comes_back_gets_exactly_the_rest(recorded_run: Recorded) -> None:
+def test_a_reconnecting_client_gets_exactly_the_rest(recorded_run: Recorded) -> None:
     whole = frames(recorded_run.events, recorded_run.kind)
     for cut in range(len(recorded_run.events) + 1):
         before = frames(recorded_run.events[:cut], recorded_run.kind)
@@ -674,7 +674,7 @@ def decode(recorded_run: Recorded) -> list[Draft]:
     return [draft for draft in drafts if isinstance(draft, Draft)]
 
 
-def test_every_canonical_type_is_told_or_listed_as_untold() -> None:
+def test_every_canonical_type_is_sent_or_listed_as_omitted() -> None:
     assert _HANDLERS.keys() | OMITTED.keys() == CATALOGUE.keys()
     assert not _HANDLERS.keys() & OMITTED.keys()
 
@@ -713,7 +713,7 @@ def test_a_paused_run_without_a_stream_has_what_it_waits_for() -> None:
     assert output["requirements"][0]["id"] == "i1"
 
 
-def test_a_run_that_goes_on_without_a_stream_says_so() -> None:
+def test_a_run_that_continues_without_a_stream_says_so() -> None:
     output = run_output(run(SAID))
     assert (output["status"], output["content"]) == ("RUNNING", "Hello")
 
@@ -742,7 +742,7 @@ def test_a_run_without_a_stream_has_its_input_and_its_messages() -> None:
     assert all(isinstance(each["created_at"], int) for each in output["messages"])
 
 
-def test_a_workflow_without_a_stream_has_its_input_as_it_was_said_and_no_messages() -> None:
+def test_a_workflow_without_a_stream_has_its_input_as_it_was_emitted_and_no_messages() -> None:
     events = run(*ANSWERED)
     events[0]["data"]["message"] = "Hi"
     output = run_output(events, AgnoEncoder("workflow"))

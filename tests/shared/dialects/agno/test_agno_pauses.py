@@ -157,7 +157,7 @@ def test_two_members_waiting_under_one_call_id_are_two_items() -> None:
     assert drafts
 
 
-def test_a_team_that_goes_on_over_a_members_pause_does_not_wait() -> None:
+def test_a_team_that_continues_over_a_members_pause_does_not_wait() -> None:
     drafts = feed(
         decoder("team"),
         team("RunStarted"),
@@ -252,7 +252,7 @@ def test_the_result_of_a_member_that_does_not_stream_is_in_the_last_frame() -> N
     assert (result.data["result"], result.data["outcome"]) == ("done", "ok")
 
 
-def test_going_on_is_said_once_a_leg() -> None:
+def test_a_continued_run_is_announced_once_a_leg() -> None:
     made = decoder("team")
     requirement = {"tool_execution": tool(**CONFIRM), "member_run_id": "m1"}
     feed(made, team("RunStarted"), member("RunStarted"))

@@ -31,7 +31,7 @@ def test_the_chunking_changes_nothing(scenario: Scenario, chunk_bytes: int) -> N
 
 
 @each_scenario
-def test_a_new_decoder_for_each_leg_goes_on_from_the_snapshot(scenario: Scenario) -> None:
+def test_a_new_decoder_for_each_leg_continues_from_the_snapshot(scenario: Scenario) -> None:
     assert replayed(scenario, restart=True) == replayed(scenario)
 
 

@@ -48,7 +48,7 @@ def test_the_chunking_changes_nothing(scenario: Scenario, chunk_bytes: int) -> N
 
 
 @each_scenario
-def test_a_new_decoder_for_each_leg_goes_on_from_the_snapshot(scenario: Scenario) -> None:
+def test_a_new_decoder_for_each_leg_continues_from_the_snapshot(scenario: Scenario) -> None:
     assert replayed(scenario, restart=True) == replayed(scenario)
 
 
@@ -108,7 +108,7 @@ def said(text: str, id: str = "m1", **fields: Any) -> list[Frame]:
 # messages and thoughts
 
 
-def test_a_message_without_text_is_not_said() -> None:
+def test_a_message_without_text_is_not_emitted() -> None:
     start, _, end = said("x")
     empty = event("TEXT_MESSAGE_CONTENT", messageId="m1", delta="")
     assert types(run(start, empty, end, finished())) == ["lifecycle.completed"]
@@ -131,7 +131,7 @@ def test_a_message_id_that_comes_again_is_made_unique() -> None:
     assert ids == ["m1", "m1", "m1#2", "m1#2"]
 
 
-def test_text_said_twice_is_said_twice_unless_a_call_hangs_on_the_second() -> None:
+def test_text_emitted_twice_is_emitted_twice_unless_a_call_hangs_on_the_second() -> None:
     twice = run(*said("ok", "m1"), *said("ok", "m2"), finished())
     assert types(twice).count("llm.stream") == 2
     hung = call(parentMessageId="m2")
@@ -243,7 +243,7 @@ def test_a_result_in_parts_keeps_them() -> None:
     assert (result["result"], result["content"]) == ("ab", parts)
 
 
-def test_metadata_stays_with_what_it_was_said_about() -> None:
+def test_metadata_stays_with_its_message() -> None:
     drafts = run(*said("hi", metadata={"k": 1}), *call(metadata={"k": 2}), finished())
     assert only(drafts, "llm.message_started")["metadata"] == {"k": 1}
     assert only(drafts, "llm.tool_call")["metadata"] == {"k": 2}
@@ -302,7 +302,7 @@ def test_an_interrupt_of_a_graph_takes_anything() -> None:
     assert pause.resume["items"] == {"interrupt": {"style": "command"}}
 
 
-def test_a_refused_call_of_which_nothing_is_said_gets_its_result_at_the_end() -> None:
+def test_a_refused_call_of_which_nothing_is_emitted_gets_its_result_at_the_end() -> None:
     made = decoder()
     interrupts = [{"id": "i1", "reason": "tool_call", "toolCallId": "c1"}]
     outcome = {"type": "interrupt", "interrupts": interrupts}

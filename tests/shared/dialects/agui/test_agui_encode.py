@@ -68,7 +68,7 @@ def test_a_run_starts_with_its_thread_its_leg_and_the_version_that_we_speak() ->
     ]
 
 
-def test_an_older_client_is_told_no_version() -> None:
+def test_an_older_client_is_sent_no_version() -> None:
     assert "protocolVersion" not in told(a_run(), STRICT_059)[0]
 
 
@@ -106,7 +106,7 @@ def test_a_cancelled_run_is_neither_success_nor_failure() -> None:
     assert last(run)["outcome"] == {"type": "cancelled"}
 
 
-def test_an_older_client_which_knows_no_cancelled_run_is_told_an_error() -> None:
+def test_an_older_client_which_knows_no_cancelled_run_is_sent_an_error() -> None:
     run = a_run().say("lifecycle.cancelled", reason="user_stop", confirmed=True)
     error = last(run, STRICT_059)
     assert (error["type"], error["code"]) == ("RUN_ERROR", "cancelled")
@@ -170,7 +170,7 @@ def test_a_stream_that_must_stop_before_it_began_is_an_error_too() -> None:
     assert error["type"] == "RUN_ERROR"
 
 
-def test_whose_a_message_is_follows_the_history() -> None:
+def test_the_author_of_a_message_follows_the_history() -> None:
     """A client rejects an event of this message that names another subagent than the history."""
     run = a_run().say("llm.stream", subrun="a", message_id="m1", content="x")
     run.say("llm.message_completed", subrun="a", message_id="m1", role="assistant", content="x")
@@ -255,7 +255,7 @@ def test_another_agents_words_do_not_end_ones_thoughts() -> None:
 # tools
 
 
-def test_a_call_is_told_with_its_arguments_as_text() -> None:
+def test_a_call_is_sent_with_its_arguments_as_text() -> None:
     events = told(a_run().call(q=1))[1:]
     assert [bare(event) for event in events] == [
         {"type": "TOOL_CALL_START", "toolCallId": f"{ID}c1", "toolCallName": "search"},
@@ -264,7 +264,7 @@ def test_a_call_is_told_with_its_arguments_as_text() -> None:
     ]
 
 
-def test_arguments_that_streamed_are_not_told_again() -> None:
+def test_arguments_that_streamed_are_not_sent_again() -> None:
     run = a_run()
     for delta in ('{"q":', "1}"):
         run.say("llm.tool_args", tool_call_id="c1", tool="search", delta=delta)
@@ -273,7 +273,7 @@ def test_arguments_that_streamed_are_not_told_again() -> None:
     assert deltas == ['{"q":', "1}"]
 
 
-def test_arguments_by_path_are_told_once_at_the_call() -> None:
+def test_arguments_by_path_are_sent_once_at_the_call() -> None:
     run = a_run().say("llm.tool_args", tool_call_id="c1", tool="search", path="$.q", value="x")
     assert types(told(run)) == ["RUN_STARTED"]
     (args,) = of_type(told(run.call(q="x")), "TOOL_CALL_ARGS")
@@ -306,7 +306,7 @@ def test_a_result_in_parts_is_for_clients_that_take_it() -> None:
     assert last(run, STRICT_059)["content"] == "found"
 
 
-def test_parts_that_no_client_would_take_are_told_as_text() -> None:
+def test_parts_that_no_client_would_take_are_sent_as_text() -> None:
     run = a_run().call().result("found", content=[{"type": "text", "text": "x", "more": 1}])
     assert last(run)["content"] == "found"
 
@@ -405,7 +405,7 @@ def test_a_pause_of_which_the_request_is_gone_is_one_interrupt_for_all() -> None
     assert parse_interrupt_id(interrupt["id"]) == ("a9", None)
 
 
-def test_a_decision_goes_on_in_the_next_legs_run_and_nothing_falls_between() -> None:
+def test_a_decision_continues_in_the_next_legs_run_and_nothing_falls_between() -> None:
     run = a_run().call().pause().say("automation.triggered", automation="a").resume()
     events = told(run.result().complete())
     at = types(events).index("RUN_FINISHED")
@@ -433,7 +433,7 @@ def test_a_decision_by_policy_is_seen_in_a_run_that_never_waited() -> None:
     assert [event.get("name") for event in told(run)] == [None, "penstock.approval.decided"]
 
 
-def test_steps_and_inner_runs_that_are_open_at_a_pause_go_on_after_it() -> None:
+def test_steps_and_inner_runs_that_are_open_at_a_pause_continue_after_it() -> None:
     run = a_run().say("dispatch.worker", worker_name="w", task="t", subrun_id="s")
     run.say("workflow.step_started", run_id="w", step_id="s1", description="one")
     run.pause().resume()
@@ -577,7 +577,7 @@ def test_a_subagent_names_no_parent_that_the_run_does_not_know() -> None:
     assert faults(told(run.complete())) == []
 
 
-def test_who_joins_is_told_no_parent_that_has_ended() -> None:
+def test_a_joining_client_gets_no_parent_that_has_ended() -> None:
     run = a_child_whose_parent_ended()
     assert bare(joined(run, len(run.events))[-1]) == {
         "type": "SUBAGENT_STARTED",
@@ -589,7 +589,7 @@ def test_who_joins_is_told_no_parent_that_has_ended() -> None:
 # state and the rest
 
 
-def test_state_is_told_as_it_is() -> None:
+def test_state_is_sent_as_it_is() -> None:
     patch = [{"op": "add", "path": "/a", "value": 1}]
     run = a_run().say("state.snapshot", snapshot=None).say("state.delta", delta=patch)
     _, snapshot, delta = map(bare, told(run))
@@ -607,11 +607,11 @@ def test_state_is_told_as_it_is() -> None:
         [1],
     ],
 )
-def test_a_patch_that_no_client_would_take_is_told_as_a_custom_event(patch: list[Any]) -> None:
+def test_a_patch_that_no_client_would_take_is_sent_as_a_custom_event(patch: list[Any]) -> None:
     assert last(a_run().say("state.delta", delta=patch))["name"] == "penstock.state.delta"
 
 
-def test_a_history_that_would_drop_what_is_open_is_told_as_a_custom_event() -> None:
+def test_a_history_that_would_drop_what_is_open_is_sent_as_a_custom_event() -> None:
     run = a_run().say("llm.stream", message_id="m1", content="x").say("state.messages", messages=[])
     assert last(run)["name"] == "penstock.state.messages"
 
@@ -648,7 +648,7 @@ def test_ids_in_a_custom_event_are_those_that_the_client_knows() -> None:
         ),
     ],
 )
-def test_an_agui_upstreams_own_events_are_said_again_as_they_were(
+def test_an_agui_upstreams_own_events_are_emitted_again_as_they_were(
     name: str, value: Any, said: Event
 ) -> None:
     run = a_run().say("custom.event", protocol="agui", name=name, value=value)
@@ -681,7 +681,7 @@ def joined(run: Run, cut: int) -> list[Event]:
     return decoded(prelude(encoder, run.events[:cut]))
 
 
-def test_who_comes_back_gets_what_was_said_and_the_start_of_what_is_open() -> None:
+def test_a_reconnecting_client_gets_the_messages_and_the_start_of_the_open_one() -> None:
     run = a_run().text("one").say("state.snapshot", snapshot={"a": 1})
     run.say("llm.stream", message_id="m2", content="Hel")
     started, messages, state, reopened = joined(run, len(run.events))
@@ -695,7 +695,7 @@ def test_who_comes_back_gets_what_was_said_and_the_start_of_what_is_open() -> No
     assert (reopened["type"], reopened["messageId"]) == ("TEXT_MESSAGE_START", f"{ID}m2")
 
 
-def test_who_comes_back_to_a_run_that_waits_is_told_what_for() -> None:
+def test_a_client_that_reconnects_to_a_paused_run_gets_the_pause() -> None:
     run = a_run().call().pause({"tool_call_id": "c1"})
     assert joined(run, len(run.events))[-1] == last(run)
 

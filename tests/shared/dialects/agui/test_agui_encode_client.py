@@ -57,7 +57,7 @@ def test_every_recorded_run_is_accepted(clients: dict[str, Client], audience: Au
             assert verdict.warnings == [], name
 
 
-def test_who_declares_no_version_may_be_a_client_of_today_all_the_same(
+def test_a_client_that_declares_no_version_may_be_a_current_one(
     clients: dict[str, Client],
 ) -> None:
     old = Audience(STRICT, None, "1.0.0")
@@ -111,7 +111,7 @@ def test_the_chunking_changes_nothing(clients: dict[str, Client], chunk_bytes: i
 
 @each_audience
 @pytest.mark.timeout(180)
-def test_who_joins_after_any_event_ends_up_with_what_a_client_that_stayed_has(
+def test_a_client_that_joins_after_any_event_ends_with_the_same_state_as_one_that_stayed(
     clients: dict[str, Client], audience: Audience
 ) -> None:
     client = clients[audience.client]

@@ -271,7 +271,7 @@ def test_whatever_comes_the_stream_keeps_the_clients_rules(
 @each_audience
 @settings(max_examples=75, deadline=None)
 @given(before=any_run, after=any_run)
-def test_whoever_joins_anywhere_gets_a_stream_that_keeps_the_rules(
+def test_a_client_that_joins_at_any_event_gets_a_valid_stream(
     audience: Audience, before: list[Event], after: list[Event]
 ) -> None:
     encoder = audience.encoder()
@@ -296,7 +296,7 @@ def test_a_stream_that_must_stop_ends_with_an_error(
 
 
 @each_audience
-def test_who_feeds_a_run_again_gets_the_same_frames_so_that_any_cut_can_be_skipped_to(
+def test_a_run_that_is_encoded_again_gives_the_same_frames(
     audience: Audience,
 ) -> None:
     for events in recorded().values():

@@ -100,14 +100,14 @@ def test_an_upstreams_own_router_and_worker_pass_as_they_are() -> None:
     assert steps_of(run) == router + worker
 
 
-def test_what_is_said_outside_an_upstreams_own_steps_is_the_workers() -> None:
+def test_events_outside_an_upstreams_own_steps_are_the_workers() -> None:
     run = a_step(a_step(a_run().text("Hi"), "router"), "review").complete()
     worker = ["STARTED worker", "FINISHED worker"]
     # A step whose name the contract does not have becomes a CUSTOM event.
     assert steps_of(run) == [*worker, "STARTED router", "FINISHED router", *worker]
 
 
-def test_a_step_of_the_upstream_goes_on_over_a_pause() -> None:
+def test_a_step_of_the_upstream_continues_over_a_pause() -> None:
     run = a_run().say("workflow.step_started", run_id="r", step_id="s", description="router")
     run.call().pause({"tool_call_id": "c1"}).resume().result().complete()
     assert steps_of(run) == ["STARTED router", "FINISHED router"] * 2
@@ -118,7 +118,7 @@ def test_a_run_that_fails_ends_its_step_first() -> None:
     assert types(events)[-2:] == ["STEP_FINISHED", "RUN_ERROR"]
 
 
-def test_a_tool_call_is_told_as_documented() -> None:
+def test_a_tool_call_is_sent_as_documented() -> None:
     events = told(with_a_tool())
     call = {**HEAD, "messageId": f"{ID}c1", "toolCallId": f"{ID}c1", "toolCallName": "search"}
     args = {"q": "x", "message_id": "m1"}
@@ -194,14 +194,14 @@ def test_a_tools_result_has_no_ui_schema() -> None:
     assert "ui_schema" not in one(a_run().call().result(ui_schema={}), "TOOL_CALL_RESULT")
 
 
-def test_the_arguments_are_told_once_however_they_came() -> None:
+def test_the_arguments_are_sent_once_however_they_came() -> None:
     run = a_run()
     for delta in ('{"q":', "1}"):
         run.say("llm.tool_args", tool_call_id="c1", tool="search", delta=delta)
     assert len(of_type(told(run.call(q=1)), "TOOL_CALL_ARGS")) == 1
 
 
-def test_the_end_of_a_message_is_told_as_documented() -> None:
+def test_the_end_of_a_message_is_sent_as_documented() -> None:
     run = a_run().text("Hel", "lo").complete()
     assert one(run, "TEXT_MESSAGE_END") == {
         "type": "TEXT_MESSAGE_END",
@@ -270,7 +270,7 @@ def test_an_answer_that_was_cut_off_is_no_success(name: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["status", "result_type"])
-def test_a_word_that_the_document_does_not_have_is_not_said(field: str) -> None:
+def test_a_word_that_the_document_does_not_have_is_not_emitted(field: str) -> None:
     end = one(a_run().text("Hello", **{field: "fine"}), "TEXT_MESSAGE_END")
     assert end[field] in ("success", "unknown")
 
@@ -282,7 +282,7 @@ def test_the_whole_answer_comes_in_one_piece_directly_before_its_end() -> None:
     assert events[at - 1]["delta"] == "Hello"
 
 
-def test_snapshots_of_state_and_messages_are_told() -> None:
+def test_snapshots_of_state_and_messages_are_sent() -> None:
     messages = [{"id": "x", "role": "assistant", "content": "hi"}]
     run = a_run().say("state.snapshot", snapshot={"a": 1}).say("state.messages", messages=messages)
     events = told(run)
@@ -314,7 +314,7 @@ def test_every_recorded_run_has_the_documents_shape(name: str) -> None:
 
 
 @for_each("name", recorded())
-def test_every_answer_of_a_recorded_run_is_told_whole(name: str) -> None:
+def test_every_answer_of_a_recorded_run_is_sent_whole(name: str) -> None:
     events = recorded()[name]
     said = {
         event["data"]["message_id"]: event["data"]["content"]
@@ -391,7 +391,7 @@ def test_data_of_the_agent_keeps_its_keys_whatever_they_are_called() -> None:
 
 
 @pytest.mark.parametrize("audience", [RUNS_1, STRICT_1], ids=str)
-def test_no_client_is_told_of_the_machinery_of_a_recorded_upstream(audience: Audience) -> None:
+def test_no_client_gets_the_machinery_of_a_recorded_upstream(audience: Audience) -> None:
     inside = ("ModelRequest", "RunStarted", "PreHook", "adk.invocation", "adk.modelVersion")
     for name, events in recorded().items():
         for event in of_type(encoded(audience, events), "CUSTOM"):
