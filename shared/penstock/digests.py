@@ -23,10 +23,8 @@ def item_digest(approval_id: str, item: Mapping[str, Any]) -> str:
 
 
 def request_digest(item_digests: Sequence[str]) -> str:
-    """Return the digest of a whole request.
-
-    It is made of the digests of the request's items, in their order.
-    """
+    """Return the digest of a whole request, which is made of the digests of the request's items, in
+    their order."""
     return _digest(list(item_digests))
 
 

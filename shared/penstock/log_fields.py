@@ -1,8 +1,8 @@
 """Adds the field `run_id` to each log line about a run, and `trace_id` if the run's trace is known.
 
 The run of a line is the first that is found of these: the value of `run %s` in the line's format,
-`extra=run_of(…)`, and the run that `bind` or `about` has set for the task. A process knows the
-trace of a run if it has called `traced` for the run.
+`extra=run_of(…)`, and the run that `bind` or `about` has set for the task. A process that has
+called `traced` for a run knows the run's trace.
 
 This module does no work for events. Log lines are rare, `traced` is called once for each run, and
 `bind` is called once for each command, leg, delivery or other message of a work queue.
@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from structlog.typing import EventDict
 
-# The greatest number of traces of runs, and of runs of approvals, that a process remembers. They
-# take about 3 MB. The oldest ones are forgotten.
+# The greatest number of traces of runs, and of runs of approvals, that a process remembers. All
+# these together take about 3 MB. The oldest entries are forgotten.
 MAX_KEPT: Final = 10_000
 
 # Maps a word in the format of a line to the field that gets the value after this word.

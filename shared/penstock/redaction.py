@@ -2,9 +2,9 @@
 
 Error texts of servers, of libraries and of this project often repeat input, such as a header with a
 token, a connection string with a password, or the address of a machine that clients cannot reach.
-The same text always gives the same result. So if the events of a run are made again, they have the
-same bytes. The time is linear in the length of the text, because each pattern has one of two
-properties. Either the pattern begins at a boundary that the pattern's own characters cannot
+The same text always gives the same result. So if the events of a run are made again, the new events
+have the same bytes. The time is linear in the length of the text, because each pattern has one of
+two properties. Either the pattern begins at a boundary that the pattern's own characters cannot
 contain, or the pattern has a bounded length.
 
 The patterns recognise a secret by its form. A secret that looks like an ordinary word (`the
@@ -69,8 +69,8 @@ _JWT: Final = re.compile(
     r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{4,}+\.[A-Za-z0-9_-]{2,}+(?:\.[A-Za-z0-9_-]*)*"
 )
 
-# Matches a name and the characters before its value, such as `password=`. If it is the name of a
-# secret or a host, `_value` finds the value.
+# Matches a name and the characters before its value, such as `password=`. If the name is the name
+# of a secret or a host, `_value` finds the value.
 _ASSIGNED: Final = re.compile(
     r"""(?<![A-Za-z0-9_.-])([A-Za-z0-9_.-]{1,64})((?:\\*["'])?\]?[ \t]{0,4}(?:=>|[:=])[ \t]{0,4})"""
 )
@@ -206,8 +206,9 @@ _FIRST_USER_PORT: Final = 1024
 def redacted(text: str, hosts: Sequence[str] = ()) -> str:
     """Return the text without credentials and without addresses that clients cannot reach.
 
-    `hosts` has additional host names to hide, such as the names of agent servers. They are hidden
-    even if they look public. Addresses become `[address]`, and credentials become `[redacted]`.
+    `hosts` has additional host names to hide, such as the names of agent servers. These names are
+    hidden even if they look public. Addresses become `[address]`, and credentials become
+    `[redacted]`.
     """
     if len(text) > MAX_CHARACTERS:
         # Cut at a space. If the cut was within a secret, the patterns might not recognise the rest

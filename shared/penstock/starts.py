@@ -187,16 +187,17 @@ def _anything(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
 
 
 def _empty_answers(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """Allow an empty `resume`. It answers nothing, and some clients always send it."""
+    """Allow an empty `resume`.
+
+    An empty `resume` answers nothing, and some clients always send one.
+    """
     if value:
         yield Refusal(where, _ANSWER)
 
 
 def _forwarded(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """Check AG-UI's forwardedProps.
-
-    It may only have keys that `accepts` names, and no answer at any depth.
-    """
+    """Check that AG-UI's forwardedProps have only keys that `accepts` names, and no answer at any
+    depth."""
     if not isinstance(value, dict):
         if value not in (None, "", []):
             yield Refusal(where, "must be an object")
@@ -245,10 +246,8 @@ _PARTS: Final = frozenset({"text", "inlineData", "videoMetadata", "mediaResoluti
 
 
 def _content(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """Check ADK's newMessage.
-
-    It may only have parts that a user may write, and neither calls nor results of calls.
-    """
+    """Check that ADK's newMessage has only parts that a user may write, and neither calls nor
+    results of calls."""
     if not isinstance(value, dict):
         yield Refusal(where, "must be an object")
         return

@@ -26,7 +26,7 @@ _agent_labels: set[str] = set()
 
 
 class MeasuredGauge(Gauge):
-    """A gauge without labels. In a process that has not set the gauge, it has no value.
+    """A gauge without labels that has no value until the process sets the gauge.
 
     A plain gauge is 0 until it is set. So after a restart, and in every service that never sets the
     gauge, a plain gauge would say that there are no dead letters or pending approvals.

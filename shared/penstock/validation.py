@@ -21,7 +21,8 @@ def check_url(url: str, secret_field: str) -> None:
 
     `secret_field` is the field for credentials. A URL must not contain credentials, because
     everybody who may read the URL would see them. The host's address is not checked here, because
-    it can change. The guard of the automations service checks the address at each connection.
+    the address can change. The guard of the automations service checks the address at each
+    connection.
     """
     if any(character.isspace() or not character.isprintable() for character in url):
         raise ValueError("the URL contains a space or a control character")

@@ -36,7 +36,7 @@ RETRY_S: Final = 1.0
 class StoredPolicy(BaseModel):
     """The record of the current policy in KV `policies`, under the key `current`.
 
-    It also names who has stored the policy.
+    The record also names the person who has stored the policy.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -90,7 +90,7 @@ def _shown(tool: str, args: JsonObject) -> JsonObject:
 
 
 def _encoded(args: JsonObject) -> bytes | None:
-    """Returns the arguments as JSON; None if they are nested too deeply for an event."""
+    """Returns the arguments as JSON; None if the arguments are nested too deeply for an event."""
     wrapped: Json = args
     for _ in range(_LEVELS_AROUND):
         wrapped = [wrapped]

@@ -82,8 +82,8 @@ class Mapped:
 class Loop:
     """A macro.
 
-    The expressions in `each` are evaluated for each element of `range`. These expressions are
-    conditions. Only the last expression of a `map` gives a value.
+    The expressions in `each` are evaluated for each element of `range`. All these expressions are
+    conditions, except that the last expression of a `map` gives a value.
 
     The macro `filter` becomes a `map` whose value is the variable.
     """

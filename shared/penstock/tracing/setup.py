@@ -74,7 +74,10 @@ async def stop(exporter: Exporter | None) -> None:
 
 
 def _is_url(endpoint: str) -> bool:
-    """Return whether this is a URL of HTTP with a host, and with a valid port if it has one."""
+    """Return whether the text is an HTTP or HTTPS URL with a host.
+
+    If the URL has a port, the port must be valid.
+    """
     try:
         parts = urlsplit(endpoint)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

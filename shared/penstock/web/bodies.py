@@ -58,7 +58,7 @@ def has_many_values(text: bytes, most: int = MAX_VALUES) -> bool:
     if _marks(text) <= most:
         return False
     bare = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    # a value has at most four quotes, because it is at most a text with a key
+    # a value has at most four quotes: two of a key, and two of a text
     if bare.count(b'"') > 4 * most:
         return True
     return _marks(b" ".join(bare.split(b'"')[::2])) > most

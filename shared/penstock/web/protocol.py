@@ -58,7 +58,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     - The request line and the headers may have `MAX_HEAD_BYTES`. A larger head is answered with
       431. One read (at most 256 KiB) may contain the end of a head and a body. So the bytes of a
-           read are parsed first. They count as bytes of the head only if the head is still
+           read are parsed first. These bytes count as bytes of the head only if the head is still
            incomplete.
     - The framing of a chunked body (chunk sizes, extensions, trailers) may have `MAX_HEAD_BYTES`,
       plus `FRAMING_PER_BYTE` bytes for each byte of the body. If the framing is larger, the
@@ -109,8 +109,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.stream = stream
         # only while the transport is read is a closed connection noticed
         self.flow.resume_reading()
-        # The request's headers and body are not needed any more. Headers and body are removed here,
-        # because they would otherwise stay in memory until the response ends.
+        # The request's headers and body are not needed any more. Without this line, headers and
+        # body would stay in memory until the response ends.
         self.scope["headers"], self.headers, self.cycle.body = [], [], bytearray()
         # No task waits for this cycle's event any more. The shared event saves 816 bytes.
         self.cycle.message_event = _UNHEARD

@@ -244,7 +244,7 @@ def _check_value(
     """Raise NotEditable if the value of a confirmation could change arguments that must not change.
 
     Agno's AG-UI interface takes new arguments from the value's member `values`. If the value has no
-    such member and the request has no schema for the value, it is unknown what the server does with
+    such member and the request has no schema for the value, nobody knows what the server does with
     the value.
     """
     values = value.get("values") if isinstance(value, dict) else None

@@ -159,7 +159,10 @@ def show(
 
 @app.command("retire")
 def retire(name: Name, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Retire a workflow. It can then not be started, but its versions and its runs stay."""
+    """Retire a workflow.
+
+    A retired workflow cannot be started, but its versions and its runs stay.
+    """
     with connected(url, as_json) as (api, output):
         WorkflowsApi(api).retire(name)
         output.notice(f"{name} is retired; a new version makes it available again")

@@ -1,6 +1,6 @@
 """Start the demo agents, which need no API key.
 
-They are in a real Agno AgentOS and a real ADK server, both with scripted models.
+The agents run in a real Agno AgentOS and a real ADK server, both with scripted models.
 
 Each server runs in a Python environment of its own (`make upstreams`), because the dependencies of
 Agno and ADK conflict.

@@ -1,7 +1,7 @@
 """The script of the demo models. A keyword in the user's message selects the answer.
 
-This module imports only the standard library. It runs in the environments of Agno and ADK, where
-Penstock's packages are not installed.
+This module imports only the standard library. The module runs in the environments of Agno and ADK,
+where Penstock's packages are not installed.
 """
 
 from __future__ import annotations

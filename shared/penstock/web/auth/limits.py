@@ -135,7 +135,8 @@ class LookupLimit:
         self._left -= 1
 
     def found(self, digest: str) -> None:
-        """Remember that the secret with this digest exists, so that it is no longer limited."""
+        """Remember that the secret with this digest exists, so that look-ups of this secret are no
+        longer limited."""
         self._found.pop(digest, None)
         self._found[digest] = None
         if len(self._found) > MAX_FOUND:

@@ -25,7 +25,7 @@ CLAIMS: Final = ("scope", "scopes", "scp")
 def granted(claims: Mapping[str, Any], default: frozenset[str] = DEFAULT) -> frozenset[str]:
     """Return the scopes that the claims of a token name. Without a scope claim, return `default`.
 
-    Unknown words are ignored, because they may be scopes of other services.
+    Unknown words are ignored, because such words may be scopes of other services.
 
     Raises ValueError for a scope claim that is neither a string nor a list of strings.
     """

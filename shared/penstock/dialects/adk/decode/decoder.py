@@ -6,9 +6,9 @@ failed or was cancelled. Otherwise the run is completed. ADK repeats the content
 in a final event, and stores only the final event. So the decoder takes calls, state, artifacts,
 usage and outputs only from events that are not partial.
 
-The decoder leaves out fields that add nothing to the drafts. These are an event's `id`, `timestamp`
-and `content.role`, and the interim response of a call that waits for a confirmation or a
-credential. If there is an `adk_request_*` call, `requestedToolConfirmations` and
+The decoder leaves out fields that add nothing to the drafts. Such fields are an event's `id`,
+`timestamp` and `content.role`, and the interim response of a call that waits for a confirmation or
+a credential. If there is an `adk_request_*` call, `requestedToolConfirmations` and
 `requestedAuthConfigs` are left out, too. Each other field without a place in the contract becomes a
 `custom.event` named `adk.<key>`.
 """

@@ -52,7 +52,7 @@ def partial_call_part(data: JsonObject) -> JsonObject | None:
 def response_part(data: JsonObject) -> JsonObject:
     """Returns the content part of a tool's result.
 
-    If the result is an object, it is the response. Any other result becomes `{"result": …}`. The
+    A result that is an object is the response. Any other result becomes `{"result": …}`. The
     response to an unsuccessful call has `error`.
     """
     result, error = data.get("result"), data.get("error")

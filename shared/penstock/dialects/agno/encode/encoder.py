@@ -396,7 +396,7 @@ class AgnoEncoder:
         first_token_s = self._first_text_s and round(self._first_text_s - self._started_s, 6)
         duration_s = round(epoch_s(event) - self._started_s, 6)
         thoughts = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
-        # Agno's own client reads a workflow's metrics only if they have the key `steps`.
+        # Agno's own client reads a workflow's metrics only if the metrics have the key `steps`.
         steps: JsonObject = {"steps": {}} if self.kind == "workflow" else {}
         yield self._address.frame(
             event,

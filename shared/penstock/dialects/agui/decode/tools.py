@@ -54,7 +54,7 @@ class Tools:
         self._fresh: list[Call] = []  # the calls that were announced after the agent's last text
         # The upstream ids of calls whose arguments a person may edit in the answer.
         self._editable: set[str] = set()
-        # Maps an upstream id to the approved arguments; to None if they are unknown.
+        # Maps an upstream id to the approved arguments; to None if the arguments are unknown.
         self._approved: dict[str, JsonObject | None] = {}
         # The upstream ids of calls that were refused because their approval has expired.
         self._expired: set[str] = set()
