@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -65,11 +63,10 @@ async def starting(folder: Path, url: str, **settings: str) -> AsyncIterator[Sta
     config = folder / "penstock.yaml"
     config.write_text("agents: []\n")
     port = free_port()
-    process = servers.start(
+    process = servers.start_python(
         "starting",
-        [sys.executable, "-m", "penstock_approvals"],
+        ["-m", "penstock_approvals"],
         log=folder / "starting.log",
-        owner_pid=os.getpid(),
         env={
             "PENSTOCK_CONFIG": str(config),
             "PENSTOCK_NATS_URL": url,

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,8 @@ def make_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     """Return a function that makes an `Up` with these options; kill its process after the test."""
     made: list[Up] = []
 
-    def make(*options: str) -> Up:
-        made.append(Up(tmp_path, *options))
+    def make(*options: str, **more: Any) -> Up:
+        made.append(Up(tmp_path, *options, **more))
         return made[-1]
 
     yield make

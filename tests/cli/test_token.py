@@ -24,7 +24,8 @@ from penstock.web.auth.roles import roles_of
 from penstock_cli.main import app
 from penstock_cli.terminal.api import ApiError, _refusal
 from penstock_connector.settings import ConnectorSettings
-from support.real.up import Up
+from support.real.forked import finished
+from support.real.up import FORKED, Up
 
 SECRET = "0123456789abcdef0123456789abcdef"
 
@@ -100,16 +101,10 @@ def test_a_penstock_with_a_secret_takes_it_and_the_terminal_says_what_is_missing
     config.write_text("agents: [{id: assistant, protocol: agno, url: 'http://127.0.0.1:1'}]")
     up = make_up("--config", str(config))
     up.start()
-    command = [sys.executable, "-m", "penstock_cli", "run", "hi", "--url", up.url, "--agent"]
+    command = [*FORKED, "run", "hi", "--url", up.url, "--agent"]
 
     def said(agent: str, **environment: str) -> str:
-        done = subprocess.run(
-            [*command, agent],
-            capture_output=True,
-            text=True,
-            env=os.environ | environment,
-            check=False,
-        )
+        done = finished([*command, agent], environment)
         assert done.returncode == 2
         return done.stderr
 

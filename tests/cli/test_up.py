@@ -8,7 +8,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -28,7 +27,8 @@ from penstock_cli.local import up as up_module
 from penstock_cli.main import app
 from support.drive.document_examples import missing
 from support.drive.waiting import wait_for
-from support.real.up import Up
+from support.real.forked import finished
+from support.real.up import AS_A_COMMAND, FORKED, Up
 
 CONFIG = """
 agents:
@@ -215,7 +215,7 @@ def finished_twice(log: Path) -> bool:
 def test_sigint_drains_as_sigterm_does_and_leaves_the_data_free(
     make_up: Callable[..., Up], config: str
 ) -> None:
-    up = make_up("--config", config)
+    up = make_up("--config", config, program=AS_A_COMMAND)
     up.start()
     password = up.data / "credentials" / "subscriber"
     assert f"user subscriber (it may only read), password in {password}" in up.log()
@@ -240,16 +240,10 @@ def test_it_outlives_its_nats_server(make_up: Callable[..., Up], config: str) ->
 
 def refused(*options: str, **environment: str) -> str:
     """Return the stderr of a start that is refused with exit code 2 and an empty stdout."""
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock_cli", "up", "--probe-port", "0", *options],
-        capture_output=True,
-        env=os.environ | environment,
-        timeout=50,
-        check=False,
-    )
+    done = finished([*FORKED, "up", "--probe-port", "0", *options], environment)
     assert done.returncode == 2
-    assert done.stdout == b""
-    return done.stderr.decode()
+    assert done.stdout == ""
+    return done.stderr
 
 
 @pytest.mark.parametrize(

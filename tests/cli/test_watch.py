@@ -26,7 +26,9 @@ from support.drive.pipeline import Pipeline, pipeline
 from support.drive.waiting import eventually
 from support.fakes.pauses import confirmation, pause, user_input
 from support.real.approving import ApprovalsProcess, approvals_process
+from support.real.forked import finished
 from support.real.nats import NatsServer
+from support.real.up import FORKED
 
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -173,10 +175,7 @@ async def test_a_restart_of_the_service_and_anothers_decision_are_survived(
 
 
 def test_without_a_terminal_there_is_a_clear_error() -> None:
-    command = [sys.executable, "-m", "penstock_cli", "approvals", "watch"]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = finished([*FORKED, "approvals", "watch"], {})  # its stdin is /dev/null
     assert (done.returncode, done.stdout) == (2, "")
     assert "needs a terminal" in done.stderr
 

@@ -29,7 +29,9 @@ from support.fakes.raw import agno_approved, agno_pause, agno_text
 from support.fakes.steady import holders, moved_on, steady
 from support.real import nats
 from support.real.deployment import deployment
+from support.real.forked import finished
 from support.real.nats import NatsServer
+from support.real.up import FORKED
 
 FAST = {"partition_ttl_s": 2.0, "partition_renew_s": 0.5, "checkpoint_s": 0.1}
 
@@ -164,8 +166,8 @@ async def test_the_command_shows_the_shards_and_makes_more(fresh_nats: NatsServe
     async with connected(fresh_nats.url) as bus:
         await reshard(bus, 2, settle_s=0)
         await reshard(bus, 1, settle_s=0)
-    shown = await penstock("streams", "show", "--json", server=fresh_nats)
-    out, _ = await shown.communicate()
-    rows = {row["stream"]: row for row in map(orjson.loads, out.splitlines())}
+    command = [*FORKED, "streams", "show", "--json", "--nats", fresh_nats.url]
+    shown = await asyncio.to_thread(finished, command, {})
+    rows = {row["stream"]: row for row in map(orjson.loads, shown.stdout.splitlines())}
     assert (rows["EVENTS"]["new_runs"], rows["EVENTS_1"]["new_runs"]) == (True, False)
     assert rows["RAW_1"]["partitions"] == rows["RAW"]["partitions"] == 16

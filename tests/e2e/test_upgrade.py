@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import random
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,30 +30,26 @@ from support.fakes.misbehaving import Answer, Misbehaving, agents, misbehaving, 
 from support.fakes.raw import agno, agno_approved, agno_pause, agno_text
 from support.fakes.steady import holders, moved_on, steady
 from support.real.deployment import SERVICES, Deployment, Event, deployment
+from support.real.forked import Forked, finished
 from support.real.nats import NatsServer
 from support.real.nats_cluster import cluster
+from support.real.up import FORKED
 from support.recorded.earlier_commit import RELEASE_0_1, former
 from support.recorded.released import VERSIONS, Left, left, restore
 
 FAST = {"partition_ttl_s": 2.0, "partition_renew_s": 0.5, "checkpoint_s": 0.1}
 
 
-async def penstock(*arguments: str, nats: NatsServer) -> asyncio.subprocess.Process:
-    """Start `penstock` with these arguments as a process."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock_cli", *arguments, "--nats", nats.url),
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
+def migration(partitions: int, nats: NatsServer) -> list[str]:
+    """Return the program `penstock streams migrate --partitions <count>`."""
+    return [*FORKED, "streams", "migrate", "--partitions", str(partitions), "--nats", nats.url]
 
 
 async def repartitioned(count: int, nats: NatsServer) -> str:
     """Run `penstock streams migrate --partitions <count>` to its end; return its output."""
-    process = await penstock("streams", "migrate", "--partitions", str(count), nats=nats)
-    said, _ = await process.communicate()
-    assert process.returncode == 0, said
-    return said.decode()
+    done = await asyncio.to_thread(finished, migration(count, nats), {})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 async def held(bus: Bus, count: int) -> None:
@@ -77,11 +72,10 @@ async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
     ):
         await held(bus, 16)
         # The kill comes while the command works, or before it has begun.
-        half_done = await penstock("streams", "migrate", "--partitions", "24", nats=fresh_nats)
-        await asyncio.sleep(random.uniform(0.5, 2.5))
-        with contextlib.suppress(ProcessLookupError):
-            half_done.kill()
-        await half_done.communicate()
+        half_done = Forked(migration(24, fresh_nats), os.environ, tmp_path / "half done.log")
+        await asyncio.sleep(random.uniform(0.05, 1.5))
+        half_done.kill()
+        await half_done.ended()
         await fleet.kill(fleet.of("normalizer")[0])
         starting = asyncio.create_task(fleet.start("normalizer"))
         said = await repartitioned(24, fresh_nats)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -37,6 +35,7 @@ from support.drive.normalizing import (
 )
 from support.drive.waiting import eventually
 from support.fakes.raw import agno, agno_pause
+from support.real.forked import Forked
 from support.real.nats import NatsServer
 
 
@@ -195,14 +194,11 @@ async def test_runs_survive_kill_9_of_their_normalizer(
         **{f"PENSTOCK_{name.upper()}": str(value) for name, value in FAST.items()},
     }
 
-    async def start() -> asyncio.subprocess.Process:
-        with (tmp_path / "normalizer.log").open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "penstock_normalizer", env=environment, stderr=log
-            )
+    def start() -> Forked:
+        return Forked(["-m", "penstock_normalizer"], environment, tmp_path / "normalizer.log")
 
     async with bus_to(fresh_nats.url) as bus:
-        process = await start()
+        process = start()
         runs = [Run(bus) for _ in range(10)]
         for run in runs:
             await run.open()
@@ -213,16 +209,16 @@ async def test_runs_survive_kill_9_of_their_normalizer(
                     await run.bytes(agno("RunContent", content=f"{round_}"))
                 # the process is killed in the middle of these frames
                 await runs[0].until("llm.stream")
-                process.send_signal(signal.SIGKILL)
-                await process.wait()
-                process = await start()
+                process.kill()
+                await process.ended()
+                process = start()
             for run in runs:
                 await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
             for run in runs:
                 check_order(await run.until("lifecycle.completed", 30), ["0", "1", "2"])
         finally:
             process.kill()
-            await process.wait()
+            await process.ended()
 
 
 async def test_runs_survive_kill_9_of_the_broker(fresh_nats: NatsServer) -> None:

@@ -29,7 +29,8 @@ _END_TIMEOUT_S = 20
 _LOOK_EVERY_S = 0.2
 _START_AGAIN_S = 0.5
 _LIVES_S = 12.0  # the fleet kills a process that has not killed itself by then
-_KILLED_ITSELF = -signal.SIGKILL % 256  # the supervisor's exit code for SIGKILL
+# The exit code for SIGKILL, of a process and of its supervisor.
+_KILLED_ITSELF = (-signal.SIGKILL, -signal.SIGKILL % 256)
 
 Clocks = Mapping[tuple[str, int], float]  # by service and number: seconds that the clock is ahead
 
@@ -53,7 +54,7 @@ class Slot:
 
     service: str
     number: int
-    command: Sequence[str]
+    program: Sequence[str]  # for Python: `-m`, the module and its arguments
     log: Path
     environment: Mapping[str, str]
     port: int = field(default_factory=free_port)
@@ -88,21 +89,26 @@ class Slot:
         """Start the process, without waiting until it is ready."""
         self.hurt = next(self.crashes, "") if self.crashes is not None else ""
         self.started_at = time.monotonic()
-        process = servers.start(
-            self.name,
-            [*(self.clock.command if self.clock is not None else ()), *self.command],
-            log=self.log,
-            owner_pid=os.getpid(),
-            env={
-                **self.environment,
-                HURT: self.hurt,
-                "PENSTOCK_PORT": str(self.port),
-                "PENSTOCK_PROBE_PORT": str(self.probe_port),
-            },
-        )
+        environment = {
+            **self.environment,
+            HURT: self.hurt,
+            "PENSTOCK_PORT": str(self.port),
+            "PENSTOCK_PROBE_PORT": str(self.probe_port),
+        }
+        if self.clock is None:
+            process = servers.start_python(self.name, self.program, log=self.log, env=environment)
+            self.pids.append(process.popen.pid)
+        else:
+            process = servers.start(
+                self.name,
+                [*self.clock.command, sys.executable, *self.program],
+                log=self.log,
+                owner_pid=os.getpid(),
+                env=environment,
+            )
+            children = Path(f"/proc/{process.popen.pid}/task/{process.popen.pid}/children")
+            self.pids.append(int(wait_for(children.read_text, 10, f"the process of {self.name}")))
         self._process = process
-        children = Path(f"/proc/{process.popen.pid}/task/{process.popen.pid}/children")
-        self.pids.append(int(wait_for(children.read_text, 10, f"the process of {self.name}")))
 
     def kill(self) -> bool:
         """Send SIGKILL. Return False if the process had already ended."""
@@ -207,7 +213,7 @@ class Fleet:
                 code = slot.exit_code
                 await self._kill_what_lives_too_long(slot)
                 if code is not None:
-                    if slot.crashes is not None and code == _KILLED_ITSELF:
+                    if slot.crashes is not None and code in _KILLED_ITSELF:
                         at_s = asyncio.get_running_loop().time()
                         self.crashes.append(Crash(slot, slot.pid, at_s))
                     else:
@@ -249,7 +255,7 @@ async def fleet(
         Slot(
             service,
             number,
-            [sys.executable, "-m", *launchers.get(service, (f"penstock_{service}",))],
+            ["-m", *launchers.get(service, (f"penstock_{service}",))],
             folder / f"{service}-{number}.log",
             common,
             clock=_clock(folder, service, number, clocks),

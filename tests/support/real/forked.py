@@ -1,7 +1,8 @@
 """Python programs of tests as separate processes that need no time for their imports.
 
-A service's imports take 0.7 s of CPU, and a test run starts hundreds of services. So each test
-process has one server process that has imported the services, and new processes are forked from it.
+The imports of a service or of `penstock` take 0.7 to 1.6 s of CPU, and a test run starts hundreds
+of them. So each test process has one server process that has imported them all, and new processes
+are forked from it.
 A forked process has its own pid, memory and connections, and gets signals as any other process.
 """
 
@@ -16,7 +17,10 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -27,8 +31,14 @@ _FORKS.set_forkserver_preload(
         "penstock_edge.service",
         "penstock_approvals.service",
         "penstock_automations.service",
+        "penstock_workflows.service",
+        "penstock_cli.local.up",
+        "penstock_cli.commands.runs",
     ]
 )
+# The kernel gives an exit code once, and `multiprocessing` looks for the codes of all programs
+# whenever it starts one. So only one thread may start or look at a time.
+_ALONE = threading.Lock()
 _PR_SET_PDEATHSIG = 1
 
 
@@ -36,27 +46,36 @@ class Forked:
     """A running program, with the methods of `subprocess.Popen`."""
 
     def __init__(
-        self, program: Sequence[str], environment: Mapping[str, str], log: Path | None = None
+        self,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path | None = None,
+        errors: Path | None = None,
     ) -> None:
         """Start the program. `program` begins with `-m <module>` or `-c <code>`.
 
-        `log` gets what the program writes; None for the output of the test process.
+        `log` gets what the program writes; None for the output of the test process. `errors` gets
+        what it writes to stderr, if that is not to go to `log`, too.
         """
         self._process = _FORKS.Process(
-            target=_run, args=(list(program), dict(environment), log), daemon=True
+            target=_run,
+            args=(list(program), dict(environment), os.getcwd(), log, errors or log),
+            daemon=True,
         )
-        self._process.start()
+        with _ALONE:
+            self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
     @property
     def returncode(self) -> int | None:
         """The exit code, or the negative number of the signal that ended it; None while it runs."""
-        return self._process.exitcode
+        with _ALONE:
+            return self._process.exitcode
 
     def poll(self) -> int | None:
         """Return `returncode`."""
-        return self._process.exitcode
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; return the exit code.
@@ -64,10 +83,12 @@ class Forked:
         Raises:
             subprocess.TimeoutExpired: the program has not ended within `timeout` seconds.
         """
-        self._process.join(timeout)
-        if self._process.exitcode is None:
+        if self.returncode is None:
+            connection.wait([self._process.sentinel], timeout)
+        code = self.returncode
+        if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-        return self._process.exitcode
+        return code
 
     async def ended(self) -> int:
         """Wait for the end without blocking the event loop; return the exit code."""
@@ -96,13 +117,41 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(program: list[str], environment: dict[str, str], log: Path | None) -> None:
+def finished(
+    program: Sequence[str], environment: Mapping[str, str], timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; return its exit code and its output, as `subprocess.run` does.
+
+    `environment` is added to that of the test.
+
+    Raises:
+        subprocess.TimeoutExpired: the program has not ended in time, and was killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        process = Forked(program, {**os.environ, **environment}, out, err)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(program, code, out.read_text(), err.read_text())
+
+
+def _run(
+    program: list[str],
+    environment: dict[str, str],
+    folder: str,
+    log: Path | None,
+    errors: Path | None,
+) -> None:
     """Run the program in the forked process."""
     _end_with_parent()
-    if log is not None:
-        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+    for descriptor, path in ((1, log), (2, errors)):
+        if path is not None:
+            output = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            os.dup2(output, descriptor)
+            os.close(output)
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)

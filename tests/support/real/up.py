@@ -11,31 +11,42 @@ from pathlib import Path
 from typing import Any
 
 from support.drive.waiting import wait_for
+from support.real.forked import Forked, finished
 from support.real.ports import free_port
 
-HERE = (sys.executable, "-m", "penstock_cli")
+FORKED = ("-m", "penstock_cli")
+AS_A_COMMAND = (sys.executable, *FORKED)
 
 
 class Up:
-    """A `penstock up` that keeps its data and its port over restarts."""
+    """A `penstock up` that keeps its data and its port over restarts.
 
-    def __init__(self, folder: Path, *options: str, program: Sequence[str | Path] = HERE) -> None:
+    Its process is forked from one that has imported everything (see `Forked`), or started as the
+    command `program`, such as `AS_A_COMMAND`.
+    """
+
+    def __init__(
+        self, folder: Path, *options: str, program: Sequence[str | Path] | None = None
+    ) -> None:
         self.data = folder / "data"
         self.url = f"http://127.0.0.1:{free_port()}"
         self._log = folder / "up.log"
         port = self.url.rsplit(":", 1)[1]
-        self._command = [
-            *(*program, "up", "--data", str(self.data)),
-            *("--port", port, "--probe-port", "0", *options),
-        ]
-        self.process: subprocess.Popen[bytes] | None = None
+        self._program = program
+        self._arguments = ["up", "--data", str(self.data), "--port", port, "--probe-port", "0"]
+        self._arguments += options
+        self.process: subprocess.Popen[bytes] | Forked | None = None
 
     def begin(self, **environment: str) -> None:
         """Start the process without waiting."""
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=os.environ | environment
-            )
+            variables = os.environ | environment
+            if self._program is None:
+                program = [*FORKED, *self._arguments]
+                self.process = Forked(program, variables, self._log)
+            else:
+                command = [*self._program, *self._arguments]
+                self.process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
 
     def start(self, **environment: str) -> None:
         """Start the process; return when it reports that it is ready."""
@@ -59,7 +70,6 @@ class Up:
 
     def penstock(self, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
         """Run a client command with `--json`; return its exit code and its output."""
-        command = [sys.executable, "-m", "penstock_cli", *arguments, "--url", self.url, "--json"]
-        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
-        assert b"connection lost" not in done.stderr, done.stderr.decode()
+        done = finished([*FORKED, *arguments, "--url", self.url, "--json"], {})
+        assert "connection lost" not in done.stderr, done.stderr
         return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
