@@ -36,7 +36,7 @@ def _passing_over() -> None:
     """
 
     async def is_abandoned(self: Any, turn: Any) -> bool:
-        if await self._connectors.lives(turn.pod):
+        if await self._connectors.is_alive(turn.pod):
             return False
         return not await self._leg_records.exists(turn.run_id, turn.pod)
 
