@@ -233,9 +233,18 @@ def test_it_outlives_its_nats_server(make_up: Callable[..., Up], config: str) ->
     up.start()
     [ports] = (up.data / "nats").glob("*.ports")
     os.kill(int(ports.stem.rsplit("_", 1)[1]), signal.SIGKILL)
-    wait_for(lambda: "reconnected to NATS" in up.log(), 30, "the services' reconnection")
+    wait_for(partial(_reconnected, up), 30, "the reconnection of every service")
+    wait_for(partial(_lists_runs, up), 30, "a list of runs, which the edge reads from NATS")
     assert up.penstock("run", "hello", "--agent", "nobody")[0] == 1
     assert up.signal(signal.SIGTERM) == 0
+
+
+def _reconnected(up: Up) -> bool:
+    return up.log().count("reconnected to NATS") >= len(up_module.SERVICES)
+
+
+def _lists_runs(up: Up) -> bool:
+    return httpx.get(f"{up.url}/v1/runs", trust_env=False, timeout=30).is_success
 
 
 def refused(*options: str, **environment: str) -> str:

@@ -85,10 +85,10 @@ async def tab_to(page: Page, selector: str) -> list[str]:
 
 @pytest.mark.parametrize(("value", "outcome"), [("approve", "approved"), ("reject", "rejected")])
 async def test_it_is_decided_by_the_keyboard_alone_without_scripts(
-    http: httpx.AsyncClient, tmp_path: Path, value: str, outcome: str
+    http: httpx.AsyncClient, value: str, outcome: str
 ) -> None:
     run_id, approval_id, url = await linked(http, HOSTILE)
-    async with page_at("about:blank", tmp_path) as page:
+    async with page_at("about:blank") as page:
         await page.send("Emulation.setScriptExecutionDisabled", value=True)
         await page.go(url)
         shown = HOSTILE.replace("\u202e", "\\u{202e}").replace("\u200b", "\\u{200b}")
@@ -116,9 +116,9 @@ async def test_it_is_decided_by_the_keyboard_alone_without_scripts(
     assert decided["decider"]["channel"] == "link"
 
 
-async def test_it_fits_a_phone_in_light_and_dark(http: httpx.AsyncClient, tmp_path: Path) -> None:
+async def test_it_fits_a_phone_in_light_and_dark(http: httpx.AsyncClient) -> None:
     _, _, url = await linked(http, HOSTILE)
-    async with page_at(url, tmp_path) as page:
+    async with page_at(url) as page:
         for width in (360, 1200):
             await page.resize(width)
             for dark in (False, True):
@@ -135,7 +135,7 @@ async def test_it_fits_a_phone_in_light_and_dark(http: httpx.AsyncClient, tmp_pa
         assert page.logged == []
 
 
-async def test_another_sites_form_decides_nothing(http: httpx.AsyncClient, tmp_path: Path) -> None:
+async def test_another_sites_form_decides_nothing(http: httpx.AsyncClient) -> None:
     """The attacker knows even the link and the form's signature, but is another origin."""
     _, approval_id, url = await linked(http, "this")
     shown = (await http.get(url)).text
@@ -153,7 +153,7 @@ async def test_another_sites_form_decides_nothing(http: httpx.AsyncClient, tmp_p
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, page_at("about:blank", tmp_path) as page:
+    async with server, page_at("about:blank") as page:
         await page.navigate(f"http://localhost:{port}/")
         await page.until(f"location.href === '{url}'")
         await page.until(

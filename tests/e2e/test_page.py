@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -86,8 +85,8 @@ def is_clean(page: Page, url: str) -> None:
     assert page.logged == []
 
 
-async def test_a_streamed_run_is_shown_as_it_comes(demo: Up, tmp_path: Path) -> None:
-    async with page_at(f"{demo.url}/", tmp_path) as page:
+async def test_a_streamed_run_is_shown_as_it_comes(demo: Up) -> None:
+    async with page_at(f"{demo.url}/") as page:
         await ready(page, "assistant")
         await starts(page, STREAMED, "assistant")
         await says(page, STREAMED, "completed with event")
@@ -102,10 +101,8 @@ async def test_a_streamed_run_is_shown_as_it_comes(demo: Up, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("button", "ends"), [("approve", "Done: report.txt is gone"), ("reject", "stays where it is")]
 )
-async def test_a_run_is_approved_or_rejected_by_a_click(
-    demo: Up, tmp_path: Path, button: str, ends: str
-) -> None:
-    async with page_at(f"{demo.url}/", tmp_path) as page:
+async def test_a_run_is_approved_or_rejected_by_a_click(demo: Up, button: str, ends: str) -> None:
+    async with page_at(f"{demo.url}/") as page:
         await ready(page, "assistant")
         await starts(page, ASKS, "assistant")
         await says(page, ASKS, "waits for a person")
@@ -121,8 +118,8 @@ async def test_a_run_is_approved_or_rejected_by_a_click(
         is_clean(page, demo.url)
 
 
-async def test_a_workflow_shows_its_agents_and_asks(demo: Up, tmp_path: Path) -> None:
-    async with page_at(f"{demo.url}/", tmp_path) as page:
+async def test_a_workflow_shows_its_agents_and_asks(demo: Up) -> None:
+    async with page_at(f"{demo.url}/") as page:
         await ready(page, "code_review")
         await starts(page, ASKS, "code_review", "+password = 1")
         await says(page, ASKS, "waits for a person")
@@ -135,10 +132,8 @@ async def test_a_workflow_shows_its_agents_and_asks(demo: Up, tmp_path: Path) ->
         is_clean(page, demo.url)
 
 
-async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(
-    demo: Up, tmp_path: Path
-) -> None:
-    async with page_at(f"{demo.url}/", tmp_path) as page:
+async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(demo: Up) -> None:
+    async with page_at(f"{demo.url}/") as page:
         await ready(page, "assistant")
         await starts(page, LEFT, "assistant")
         await page.until(f"/event [5-9]/.test(document.querySelector('{LEFT} .state').textContent)")
@@ -165,10 +160,8 @@ async def test_a_stream_that_was_left_is_come_back_to_and_cancelled(
         is_clean(page, demo.url)
 
 
-async def test_hostile_arguments_are_text_and_what_cannot_be_seen_is_named(
-    demo: Up, tmp_path: Path
-) -> None:
-    async with page_at(f"{demo.url}/", tmp_path) as page:
+async def test_hostile_arguments_are_text_and_what_cannot_be_seen_is_named(demo: Up) -> None:
+    async with page_at(f"{demo.url}/") as page:
         await ready(page, "tester")
         await starts(page, ASKS, "tester", f"confirm {HOSTILE}")
         await says(page, ASKS, "waits for a person")
@@ -185,15 +178,15 @@ async def test_hostile_arguments_are_text_and_what_cannot_be_seen_is_named(
         is_clean(page, demo.url)
 
 
-async def test_an_agent_whose_server_is_away_is_shown_so(demo: Up, tmp_path: Path) -> None:
-    async with page_at(f"{demo.url}/", tmp_path) as page:
+async def test_an_agent_whose_server_is_away_is_shown_so(demo: Up) -> None:
+    async with page_at(f"{demo.url}/") as page:
         rows = "[...document.querySelectorAll('#agents li')].map(each => each.innerText)"
         await page.until(f"{rows}.some(row => /Vana.*adk.*answers/s.test(row))")
         assert any("does not answer" in row and "away" in row for row in await page.value(rows))
 
 
-async def test_it_is_used_with_the_keyboard_alone(demo: Up, tmp_path: Path) -> None:
-    async with page_at(f"{demo.url}/", tmp_path) as page:
+async def test_it_is_used_with_the_keyboard_alone(demo: Up) -> None:
+    async with page_at(f"{demo.url}/") as page:
         await ready(page, "assistant")
         for _ in range(10):
             await page.press("Tab")
@@ -203,8 +196,8 @@ async def test_it_is_used_with_the_keyboard_alone(demo: Up, tmp_path: Path) -> N
         await says(page, STREAMED, "completed with event")
 
 
-async def test_it_fits_a_narrow_window_in_light_and_dark(demo: Up, tmp_path: Path) -> None:
-    async with page_at(f"{demo.url}/", tmp_path) as page:
+async def test_it_fits_a_narrow_window_in_light_and_dark(demo: Up) -> None:
+    async with page_at(f"{demo.url}/") as page:
         for path in ("/", "/docs"):
             await page.go(demo.url + path)
             await page.until("document.querySelectorAll('option, details').length > 2")
@@ -217,10 +210,10 @@ async def test_it_fits_a_narrow_window_in_light_and_dark(demo: Up, tmp_path: Pat
                 assert ground == ("rgb(16, 21, 28)" if dark else "rgb(244, 246, 249)")
 
 
-async def test_docs_show_every_request_of_the_document(demo: Up, tmp_path: Path) -> None:
+async def test_docs_show_every_request_of_the_document(demo: Up) -> None:
     async with httpx.AsyncClient(timeout=30) as http:
         told = (await http.get(f"{demo.url}/openapi.json")).json()
-    async with page_at(f"{demo.url}/docs", tmp_path) as page:
+    async with page_at(f"{demo.url}/docs") as page:
         count = sum(len(item) for item in told["paths"].values()) + len(
             told["components"]["schemas"]
         )
@@ -237,9 +230,9 @@ async def test_docs_show_every_request_of_the_document(demo: Up, tmp_path: Path)
 
 
 async def test_where_callers_are_asked_a_pasted_token_opens_it_until_the_sign_out(
-    asking: Up, tmp_path: Path
+    asking: Up,
 ) -> None:
-    async with page_at(f"{asking.url}/", tmp_path) as page:
+    async with page_at(f"{asking.url}/") as page:
         await page.until("!document.querySelector('#sign-in').hidden")
         await page.fill("#token", token(sub="alice", secret="another secret, of 32 bytes and more"))
         await page.click("#sign-in button")

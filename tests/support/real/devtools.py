@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import itertools
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
 from support.drive.waiting import eventually
@@ -138,32 +139,51 @@ class Page:
 
 
 @asynccontextmanager
-async def page_at(url: str, folder: Path) -> AsyncIterator[Page]:
-    """Open this page in a new browser, whose profile and log are in `folder`."""
-    with browser.opened("about:blank", folder, "--remote-debugging-port=0"):
-        port_file = folder / "profile" / "DevToolsActivePort"
+async def page_at(url: str) -> AsyncIterator[Page]:
+    """Open this page in a profile of its own, which ends with the page."""
+    address = await _browser()
+    async with connect(address, max_size=None) as commands:
+        controls = Page(commands)
+        try:
+            context = (await controls.send("Target.createBrowserContext"))["browserContextId"]
+            made = await controls.send(
+                "Target.createTarget", url="about:blank", browserContextId=context
+            )
+            host = address.split("/devtools/")[0]
+            async with connect(f"{host}/devtools/page/{made['targetId']}", max_size=None) as socket:
+                page = Page(socket)
+                try:
+                    for domain in ("Page", "Network", "Log", "Runtime"):
+                        await page.send(f"{domain}.enable")
+                    await page.send("Emulation.setScrollbarsHidden", hidden=True)
+                    await page.go(url)
+                    yield page
+                finally:
+                    await page.close()
+            await controls.send("Target.disposeBrowserContext", browserContextId=context)
+        finally:
+            await controls.close()
 
-        async def port() -> str | None:
-            # Chromium makes the file before it writes the port into it.
-            lines = port_file.read_text().splitlines() if port_file.exists() else []
-            return lines[0] if lines else None
 
-        found = await eventually(port, DEADLINE_S, "Chromium tells its port")
-        async with httpx.AsyncClient(trust_env=False) as http:
+_kept = ExitStack()
+_profiles: list[Path] = []  # of the one browser of this process, when it has started
 
-            async def opened() -> str | None:
-                targets = (await http.get(f"http://127.0.0.1:{found}/json/list")).json()
-                pages = [each for each in targets if each["type"] == "page"]
-                return pages[0]["webSocketDebuggerUrl"] if pages else None
 
-            address = await eventually(opened, DEADLINE_S, "Chromium has a page")
-        async with connect(str(address), max_size=None) as socket:
-            page = Page(socket)
-            try:
-                for domain in ("Page", "Network", "Log", "Runtime"):
-                    await page.send(f"{domain}.enable")
-                await page.send("Emulation.setScrollbarsHidden", hidden=True)
-                await page.go(url)
-                yield page
-            finally:
-                await page.close()
+async def _browser() -> str:
+    """Return the DevTools address of the browser that all tests of this process share.
+
+    A browser takes seconds of CPU to start, so it serves one page after another.
+    """
+    if not _profiles:
+        folder = Path(_kept.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
+        _kept.enter_context(browser.opened("about:blank", folder, "--remote-debugging-port=0"))
+        _profiles.append(folder / "profile")
+        atexit.register(_kept.close)
+    port_file = _profiles[0] / "DevToolsActivePort"
+
+    async def address() -> str | None:
+        # Chromium makes the file before it writes the port and the path into it.
+        lines = port_file.read_text().splitlines() if port_file.exists() else []
+        return f"ws://127.0.0.1:{lines[0]}{lines[1]}" if len(lines) > 1 else None
+
+    return await eventually(address, DEADLINE_S, "Chromium tells its port")
