@@ -72,11 +72,11 @@ class Parser:
         self._max_frame_bytes = max_frame_bytes
         # `_tail` is a bytearray. If the chunks were kept in a list and each had a single byte, the
         # list would take many times the memory of the bytes.
-        self._tail = bytearray()  # the current, incomplete line
-        # the last chunk ended in CR, so an LF at the start of the next chunk belongs to this CR
+        self._tail = bytearray()  # The current, incomplete line.
+        # The last chunk ended in CR, so an LF at the start of the next chunk belongs to this CR.
         self._after_cr = False
-        self._at_start = True  # the stream may still begin with a byte order mark
-        self._size = 0  # the number of bytes of the current frame
+        self._at_start = True  # The stream may still begin with a byte order mark.
+        self._size = 0  # The number of bytes of the current frame.
         self._data: bytes | bytearray | None = None
         self._event: str | None = None
         self._id: str | None = None

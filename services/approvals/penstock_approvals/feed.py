@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 STREAM: Final = f"KV_{BUCKET}"
 PREFIX: Final = f"$KV.{BUCKET}."
 BATCH: Final = 50
-TICK_S: Final = 2.0  # seconds between two reads when the subscription brings no message
+TICK_S: Final = 2.0  # Seconds between two reads when the subscription brings no message.
 # Seconds between a message and the read. During this time further changes may come, and are read
 # together.
 GATHER_S: Final = 0.02

@@ -40,8 +40,8 @@ STATUSES: Final = {
     status: code
     for code, status in enumerate(get_args(ApprovalRecord.model_fields["status"].annotation))
 }
-NEVER: Final = 2**62  # stands for the deadline of an approval that has none
-READ_AT_ONCE: Final = 100  # how many records are read before other requests are handled
+NEVER: Final = 2**62  # Stands for the deadline of an approval that has none.
+READ_AT_ONCE: Final = 100  # How many records are read before other requests are handled.
 _COLUMNS: Final = {
     "user_id": "owner",
     "status": "status",

@@ -29,17 +29,17 @@ from penstock_approvals.runs.news import WORKFLOWS, News
 
 log = logging.getLogger(__name__)
 
-ABANDONED_S = 30.0  # seconds after which an entry is deleted if no decision was taken
-ENDED = frozenset({"decided", "expired"})  # the statuses of approvals whose outcome must be sent
+ABANDONED_S = 30.0  # Seconds after which an entry is deleted if no decision was taken.
+ENDED = frozenset({"decided", "expired"})  # The statuses of approvals whose outcome must be sent.
 _PREFIX = "outbox."
 
 
 class Phase(Enum):
     """What to do next with an entry of the outbox."""
 
-    TO_SEND = auto()  # the decision is taken: announce it, and send the continue command
-    UNDECIDED = auto()  # the decision may still be taken: wait
-    ABANDONED = auto()  # the decision was not taken within ABANDONED_S: delete the entry
+    TO_SEND = auto()  # The decision is taken: announce it, and send the continue command.
+    UNDECIDED = auto()  # The decision may still be taken: wait.
+    ABANDONED = auto()  # The decision was not taken within ABANDONED_S: delete the entry.
 
 
 def phase_of(record: ApprovalRecord | None, written_s: float, now_s: float) -> Phase:
@@ -71,7 +71,7 @@ class Outbox:
         self._bucket = bus.bucket(BUCKET)
         self._records = records
         self._announcements = announcements
-        self._reported: dict[str, int] = {}  # the revision of each entry that was reported as stuck
+        self._reported: dict[str, int] = {}  # maps the key of a reported entry to its revision
 
     async def open(self, approval_id: str) -> None:
         """Write the entry of a decision that is about to be taken."""

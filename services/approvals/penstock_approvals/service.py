@@ -38,8 +38,8 @@ from penstock_approvals.settings import ApprovalsSettings
 
 log = logging.getLogger(__name__)
 
-ANCHOR_S = 600.0  # seconds between two checks whether today's anchor exists
-NEW_SHARDS_S = 1.0  # seconds between two checks for new shards of the bus
+ANCHOR_S = 600.0  # Seconds between two checks whether today's anchor exists.
+NEW_SHARDS_S = 1.0  # Seconds between two checks for new shards of the bus.
 # The subjects of the events that the service reads from EVENTS.
 CONCERNS = (
     "approval.requested.*",

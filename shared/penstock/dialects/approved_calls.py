@@ -16,7 +16,7 @@ NOT_APPROVED = "not_what_was_approved"
 # The greatest size of the arguments in `detail`, in bytes of JSON. For larger arguments, `detail`
 # has only a digest.
 MAX_SHOWN_BYTES = 16_384
-_MAX_READABLE = 300  # the greatest number of characters of a call in `message`
+_MAX_READABLE = 300  # The greatest number of characters of a call in `message`.
 # `_encoded` wraps this many levels around the arguments, to check that orjson can write the
 # arguments inside of an event. An event itself wraps fewer levels around the arguments.
 _LEVELS_AROUND = 8

@@ -13,8 +13,8 @@ from typing import Final
 from penstock.dialects.base import AgentFacts, Draft, JsonObject, Pause
 from penstock.sse import Frame
 
-PROTOCOL: Final = "workflow"  # the protocol in the facts of the run's first `open` frame
-WRITER: Final = "workflows"  # the only writer of the run's events
+PROTOCOL: Final = "workflow"  # The protocol in the facts of the run's first `open` frame.
+WRITER: Final = "workflows"  # The only writer of the run's events.
 
 
 class WorkflowDecoder:

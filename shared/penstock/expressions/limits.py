@@ -79,9 +79,9 @@ class _Weights:
     # the number of reads in the bodies of macros that read other data than the macro's element;
     # such reads are repeated for each element
     again: int = 0
-    searches: int = 0  # the number of `contains` whose argument is no literal text
-    patterns: int = 0  # the sum of the sizes of all patterns
-    # the names of the elements in the macros that are open
+    searches: int = 0  # The number of `contains` whose argument is no literal text.
+    patterns: int = 0  # The sum of the sizes of all patterns.
+    # The names of the elements in the macros that are open.
     names: list[str] = field(default_factory=list)
 
     def max_data_bytes(self) -> int:

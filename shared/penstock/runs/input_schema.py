@@ -16,12 +16,12 @@ from penstock.expressions import is_found
 from penstock.expressions.patterns import size_of
 from penstock.settings.agents import did_you_mean
 
-MAX_DEPTH: Final = 12  # levels of nested schemas
-# the greatest number of schemas in a definition's schema, which is counted, too
+MAX_DEPTH: Final = 12  # Levels of nested schemas.
+# The greatest number of schemas in a definition's schema, which is counted, too.
 MAX_SCHEMAS: Final = 500
 MAX_STEPS: Final = 300_000
 MAX_MISFITS: Final = 10
-SHOWN: Final = 60  # the number of characters of a value that an error text shows
+SHOWN: Final = 60  # The number of characters of a value that an error text shows.
 # Matching a text takes one step for this many units of work. The units are the bytes of the text,
 # multiplied by the instructions of the pattern.
 _PATTERN_PER_STEP: Final = 100

@@ -35,8 +35,8 @@ PREFIX: Final = "$KV.runs."
 # A counted run that is older than this many seconds is looked up, because its start may have been
 # interrupted. A start that was not interrupted publishes its command in less time.
 LOST_S: Final = 30.0
-LOOK_S: Final = 1.0  # the least number of seconds between two look-ups of one user's runs
-LOOKED_UP: Final = 20  # the greatest number of runs in one look-up
+LOOK_S: Final = 1.0  # The least number of seconds between two look-ups of one user's runs.
+LOOKED_UP: Final = 20  # The greatest number of runs in one look-up.
 RETRY_AFTER_S: Final = 5
 
 Status = Literal["starting", "queued", "running"]

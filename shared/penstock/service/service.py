@@ -51,8 +51,8 @@ class Service(ABC):
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Settings]] = Settings
-    operations: ClassVar[Sequence[Operation]] = ()  # the declarations of the service's routes
-    # whether the service repairs streams that have lost their end
+    operations: ClassVar[Sequence[Operation]] = ()  # The declarations of the service's routes.
+    # Whether the service repairs streams that have lost their end.
     repairs_streams: ClassVar[bool] = False
 
     def __init__(self, context: Context) -> None:

@@ -14,8 +14,8 @@ from penstock.web.server import Server
 
 log = logging.getLogger(__name__)
 
-LATE_S = 1.0  # seconds after the grace time in which a drain may still end without being cancelled
-STOP_S = 15.0  # the seconds that one service may take to stop
+LATE_S = 1.0  # Seconds after the grace time in which a drain may still end without being cancelled.
+STOP_S = 15.0  # The seconds that one service may take to stop.
 
 
 async def drain(

@@ -12,8 +12,8 @@ from faststream.nats import JStream, NatsBroker, PullSub
 from penstock.bus import Msg, NatsError
 from penstock.subscribe.account import Account
 
-POLL_S: Final = 1.0  # seconds that a request for one event waits at the server
-PAUSE_S: Final = 1.0  # seconds that a subscriber waits after a failed request
+POLL_S: Final = 1.0  # Seconds that a request for one event waits at the server.
+PAUSE_S: Final = 1.0  # Seconds that a subscriber waits after a failed request.
 
 
 class EventBroker(NatsBroker):

@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 
 # seconds that a process waits at its end until the collector has taken the last spans
 STOP_S: Final = 3.0
-SAY_AGAIN_S: Final = 600.0  # seconds between two warnings about a collector that comes and goes
-_QUEUE_SIZE: Final = 2048  # the default of the SDK for OTEL_BSP_MAX_QUEUE_SIZE
-# seconds that a test connection may take, which shows why the collector takes no spans
+SAY_AGAIN_S: Final = 600.0  # Seconds between two warnings about a collector that comes and goes.
+_QUEUE_SIZE: Final = 2048  # The default of the SDK for OTEL_BSP_MAX_QUEUE_SIZE.
+# Seconds that a test connection may take, which shows why the collector takes no spans.
 _PROBE_S: Final = 1.0
 _KINDS: Final = {
     "internal": SpanKind.INTERNAL,
@@ -97,11 +97,11 @@ class _Reporting(SpanExporter):
         self._lock = threading.Lock()
         # the number of spans given to the SDK's queue, without the spans that the queue dropped
         self._queued = 0
-        self._taken = 0  # the number of spans that the exporter has taken from the queue
-        self._done = 0  # the number of spans that were exported or that the collector refused
-        self._lost = 0  # the number of spans that were lost since the collector last took spans
-        self._is_said = False  # whether these losses are in the log
-        self._said_at = -SAY_AGAIN_S  # when a loss was last logged, on the monotonic clock
+        self._taken = 0  # The number of spans that the exporter has taken from the queue.
+        self._done = 0  # The number of spans that were exported or that the collector refused.
+        self._lost = 0  # The number of spans that were lost since the collector last took spans.
+        self._is_said = False  # Whether these losses are in the log.
+        self._said_at = -SAY_AGAIN_S  # When a loss was last logged, on the monotonic clock.
 
     @property
     def unfinished(self) -> int:

@@ -86,8 +86,8 @@ class Operation:
     body: Schema | None = None
     body_types: tuple[str, ...] = (JSON,)  # the media types that the body may have
     body_required: bool = True
-    example: Any = None  # an example of the body
-    websocket: bool = False  # whether the operation is a WebSocket; OpenAPI shows it as a GET
+    example: Any = None  # An example of the body.
+    websocket: bool = False  # Whether the operation is a WebSocket; OpenAPI shows it as a GET.
     # Maps names of parameters that `path` does not contain to their values. The handler gets these
     # as path parameters.
     given: Mapping[str, str] = field(default_factory=dict)

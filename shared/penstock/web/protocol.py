@@ -85,9 +85,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
-    _completed = False  # whether the last read contained the end of a request
-    _framing_bytes = 0  # the bytes of framing so far, minus the framing that the body's bytes allow
-    _left_s = 0.0  # the seconds that were left for the body at the time `_looked_at`
+    _completed = False  # Whether the last read contained the end of a request.
+    # The bytes of framing so far, minus the framing that the body's bytes allow.
+    _framing_bytes = 0
+    _left_s = 0.0  # The seconds that were left for the body at the time `_looked_at`.
     _looked_at = 0.0
     _deadline: asyncio.TimerHandle | None = None
 

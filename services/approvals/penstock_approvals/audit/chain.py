@@ -69,8 +69,8 @@ class Link:
 
     n: int
     hash: str
-    record: Record  # without its hash
-    mac: str | None = None  # the signature of an anchor, if a key is set
+    record: Record  # Without its hash.
+    mac: str | None = None  # The signature of an anchor, if a key is set.
 
     @property
     def key(self) -> str:

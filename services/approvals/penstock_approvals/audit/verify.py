@@ -84,8 +84,8 @@ class Verifier:
             only: the id of the only run whose records are verified; None for all runs.
         """
         self.records = 0
-        self.newer = 0  # the number of records after the last anchor
-        self.losses: list[str] = []  # texts about the losses of AUDIT that the anchors name
+        self.newer = 0  # The number of records after the last anchor.
+        self.losses: list[str] = []  # Texts about the losses of AUDIT that the anchors name.
         self._keys = keys
         self._wanted = anchor
         self._only = only

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from penstock_approvals.links.visible import visible
 
-LONG: Final = 600  # a text with more characters is folded, but the page has the whole text
-MAX_DEPTH: Final = 30  # values that are nested more deeply are written as JSON
+LONG: Final = 600  # A text with more characters is folded, but the page has the whole text.
+MAX_DEPTH: Final = 30  # Values that are nested more deeply are written as JSON.
 MAX_CHARS: Final = 1_000_000
 
 

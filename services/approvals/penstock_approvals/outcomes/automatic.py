@@ -24,10 +24,10 @@ CANCEL_REASON: Final = "approval_expired"
 class Consequence(StrEnum):
     """What happens to the run when the deadline has passed."""
 
-    REJECT = "reject"  # the run continues, with all items rejected
-    APPROVE = "approve"  # the run continues, with all items approved
-    CANCEL = "cancel"  # the run is cancelled, because an item cannot be rejected
-    LEAVE = "leave"  # the run stays paused until somebody cancels it
+    REJECT = "reject"  # The run continues, with all items rejected.
+    APPROVE = "approve"  # The run continues, with all items approved.
+    CANCEL = "cancel"  # The run is cancelled, because an item cannot be rejected.
+    LEAVE = "leave"  # The run stays paused until somebody cancels it.
 
 
 def consequence(record: ApprovalRecord) -> Consequence:

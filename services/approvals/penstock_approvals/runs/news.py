@@ -15,7 +15,7 @@ from penstock.bus.subjects import command
 from penstock.bus.write import objects
 from penstock_approvals.runs.announcements import Event
 
-WORKFLOWS: Final = "workflows"  # the target of commands to workflows' runs
+WORKFLOWS: Final = "workflows"  # The target of commands to workflows' runs.
 # Maps the type of an approval's event to the kind of news that `workflows` gets.
 _NEWS: Final[Mapping[str, ApprovalChange]] = {
     "lifecycle.paused": "asked",

@@ -77,11 +77,12 @@ class View:
     """
 
     def __init__(self) -> None:
-        self._open: _Text | None = None  # the text whose line has not ended yet
-        self._held: dict[str, _Text] = {}  # texts that wait until the open line ends, by their keys
-        self._shown: set[object] = set()  # ids of messages whose text was shown
-        self._has_spoken = False  # whether a text of the followed run itself was shown
-        self._latest = ""  # the text that was shown last
+        self._open: _Text | None = None  # The text whose line has not ended yet.
+        # Texts that wait until the open line ends, by their keys.
+        self._held: dict[str, _Text] = {}
+        self._shown: set[object] = set()  # Ids of messages whose text was shown.
+        self._has_spoken = False  # Whether a text of the followed run itself was shown.
+        self._latest = ""  # The text that was shown last.
 
     def render(self, event: Mapping[str, Any]) -> list[Piece]:
         """Return the pieces that this event adds to the terminal."""
@@ -263,8 +264,8 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "lifecycle.failed": _failed,
     "lifecycle.cancelled": _cancelled,
     "llm.message_started": _nothing,
-    "llm.message_completed": _nothing,  # its text was streamed
-    "llm.tool_args": _nothing,  # the call has the complete arguments
+    "llm.message_completed": _nothing,  # Its text was streamed.
+    "llm.tool_args": _nothing,  # The call has the complete arguments.
     "llm.tool_call": _tool_call,
     "llm.tool_progress": _tool_progress,
     "llm.tool_result": _tool_result,
@@ -279,9 +280,9 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "workflow.step_started": _step("step"),
     "workflow.step_completed": _step("done:"),
     "workflow.step_failed": _step("failed:"),
-    "workflow.transition": _nothing,  # the start of the next step follows
-    "workflow.completed": _nothing,  # the run's own end follows
-    "workflow.failed": _nothing,  # the run's own end follows, with the same error
+    "workflow.transition": _nothing,  # The start of the next step follows.
+    "workflow.completed": _nothing,  # The run's own end follows.
+    "workflow.failed": _nothing,  # The run's own end follows, with the same error.
     "retrieval.started": lambda d: (f"→ search: {short(d['query'])}", "cyan"),
     "retrieval.result": lambda d: (f"← {len(d['documents'])} documents", "green"),
     "approval.requested": _requested,

@@ -15,8 +15,8 @@ from penstock_cli.terminal.approvals import Item
 from penstock_cli.terminal.open_steps import line, open_steps
 from penstock_cli.terminal.output import MORE, Output, command
 
-WAITS = 4  # the exit code if the run waits for an approval that this command has not answered
-INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
+WAITS = 4  # The exit code if the run waits for an approval that this command has not answered.
+INTERRUPTED = 130  # The exit code that shells use for Ctrl-C.
 EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
 _ENDED = frozenset({"completed", "failed", "cancelled"})
 _APPROVAL_TIMEOUT_S = 10.0

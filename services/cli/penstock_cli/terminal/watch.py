@@ -26,9 +26,9 @@ _BATCH: Final = 20
 class Step(Enum):
     """The next step after an answer."""
 
-    DONE = auto()  # the decision or vote was sent; ask about the next approval
-    AGAIN = auto()  # ask about the same approval again
-    SKIP = auto()  # do not ask about the approval again until it changes
+    DONE = auto()  # The decision or vote was sent; ask about the next approval.
+    AGAIN = auto()  # Ask about the same approval again.
+    SKIP = auto()  # Do not ask about the approval again until it changes.
     QUIT = auto()
 
 

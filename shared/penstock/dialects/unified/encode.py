@@ -50,7 +50,7 @@ class _Message:
 class UnifiedEncoder:
     """Encodes the events of one run (see `penstock.dialects.base.Encoder`)."""
 
-    _agent: str = ""  # the run's agent, as the agent of events without a source
+    _agent: str = ""  # The run's agent, as the agent of events without a source.
     # Maps a canonical message id to the open message.
     _open: dict[str, _Message] = field(default_factory=dict)
     # Maps a canonical message id to the number of messages that have begun under this id.

@@ -117,7 +117,7 @@ class Auth:
                     warned_of = identity.expires_at
                     warn(left_s)
                 if left_s > self._warning_s:
-                    left_s -= self._warning_s  # wake up when the warning is due
+                    left_s -= self._warning_s  # Wake up when the warning is due.
             # No sleep is longer than `_look_again_s`, because the wall clock may be changed during
             # the sleep. A longer sleep would then end long after the expiry.
             await asyncio.sleep(min(left_s, self._look_again_s))

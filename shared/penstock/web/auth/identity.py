@@ -34,9 +34,9 @@ class Identity:
     scopes: frozenset[str]
     kind: Kind
     expires_at: float | None = None
-    grant: Grant | None = None  # the limits of a stream token
-    session: str = ""  # a hash of the credential; CSRF tokens are bound to this hash
-    # given by the issuer of the JWT or by the maker of the service token
+    grant: Grant | None = None  # The limits of a stream token.
+    session: str = ""  # A hash of the credential; CSRF tokens are bound to this hash.
+    # Given by the issuer of the JWT or by the maker of the service token.
     roles: frozenset[str] = frozenset()
     service: ServiceGrant | None = None  # the limits of a service token
 

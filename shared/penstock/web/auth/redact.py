@@ -23,8 +23,8 @@ _SECRETS: Final = tuple(
         r"([?&](?:token|access_token)=)[^\s&#\"'\\]+",
         r"(\b(?:__Host-)?penstock_(?:token|csrf)=)[^\s;\"'\\]+",
         r"()\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*",
-        r"()\bp(?:st|sv|ln)_[A-Za-z0-9_-]{20,}",  # tokens, and the secrets of one-time links
-        r"(\binput_value=).*?(?=, input_type=)",  # errors of pydantic repeat the refused value
+        r"()\bp(?:st|sv|ln)_[A-Za-z0-9_-]{20,}",  # Tokens, and the secrets of one-time links.
+        r"(\binput_value=).*?(?=, input_type=)",  # Errors of pydantic repeat the refused value.
     )
 )
 

@@ -27,8 +27,8 @@ PREFIX: Final = "psv_"
 # all users. `administer` is missing, so a service token cannot make tokens.
 RIGHTS: Final = frozenset({"start", "read", "raw", "decide", "automate"})
 MAX_TOKENS: Final = 1000
-USED_EVERY_S: Final = 60.0  # seconds between two updates of a token's `last_used_at`
-# the first part of each key, before a dot; keys of stream tokens have no dot
+USED_EVERY_S: Final = 60.0  # Seconds between two updates of a token's `last_used_at`.
+# The first part of each key, before a dot; keys of stream tokens have no dot.
 _KEYS: Final = "service"
 _ID_CHARS: Final = 32
 _TOKEN = re.compile(r"psv_[A-Za-z0-9_-]{43}")

@@ -26,8 +26,8 @@ from penstock.web.read_scheduler import ReadScheduler
 
 PREFIX: Final = "pst_"
 MAX_PER_USER: Final = 100
-FIRST: Final = (float("-inf"), "")  # the place before all tokens
-USED_EVERY_S: Final = 60.0  # seconds between two updates of a token's `last_used_at`
+FIRST: Final = (float("-inf"), "")  # The place before all tokens.
+USED_EVERY_S: Final = 60.0  # Seconds between two updates of a token's `last_used_at`.
 _ID_CHARS: Final = 32
 _TOKEN = re.compile(r"pst_[A-Za-z0-9_-]{43}")
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -95,8 +95,8 @@ class StreamToken:
     subjects: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()  # `Grant` describes this field
-    last_used_at: float | None = None  # updated at most every `USED_EVERY_S` seconds
+    users: tuple[str, ...] = ()  # `Grant` describes this field.
+    last_used_at: float | None = None  # Updated at most every `USED_EVERY_S` seconds.
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,23 +72,23 @@ class AnswerFact:
 class Facts:
     """All facts. A fact is None if the user did not say where the command can find the fact."""
 
-    refusal: str = ""  # why NATS cannot be used; all facts from NATS are then missing
-    stored_bytes: int = 0  # the bytes that the account has stored
-    # the greatest number of bytes that the account may store; -1 means no limit
+    refusal: str = ""  # Why NATS cannot be used; all facts from NATS are then missing.
+    stored_bytes: int = 0  # The bytes that the account has stored.
+    # The greatest number of bytes that the account may store; -1 means no limit.
     max_stored_bytes: int = -1
-    clock_ahead_s: float = 0.0  # how far this machine's clock is ahead of NATS's clock
-    schema: int = 0  # the schema of this version of `penstock`
+    clock_ahead_s: float = 0.0  # How far this machine's clock is ahead of NATS's clock.
+    schema: int = 0  # The schema of this version of `penstock`.
     shards: int = 1
     streams: Sequence[StreamFact] = ()
     consumers: Sequence[ConsumerFact] = ()
     partitions: Sequence[PartitionFact] = ()
     dead_letters: int = 0
-    users: Sequence[AnswerFact] | None = None  # whether the services' users can log in
-    # whether the permissions of the services' users agree with the table of permissions
+    users: Sequence[AnswerFact] | None = None  # Whether the services' users can log in.
+    # Whether the permissions of the services' users agree with the table of permissions.
     permissions: Sequence[AnswerFact] | None = None
-    files: Sequence[AnswerFact] | None = None  # whether the files of passwords are right
-    auth: Sequence[AnswerFact] | None = None  # whether the keys that check tokens can be used
+    files: Sequence[AnswerFact] | None = None  # Whether the files of passwords are right.
+    auth: Sequence[AnswerFact] | None = None  # Whether the keys that check tokens can be used.
     agents: Sequence[AnswerFact] | None = None
     probes: Sequence[AnswerFact] | None = None
-    values: Sequence[str] | None = None  # the problems of the chart's values
-    wanted: Wanted | None = None  # what the chart's values say about the streams
+    values: Sequence[str] | None = None  # The problems of the chart's values.
+    wanted: Wanted | None = None  # What the chart's values say about the streams.

@@ -72,7 +72,7 @@ class AdkDecoder:
         self._speakers: dict[Place, Speaker] = {}
         self._here: tuple[Place, Speaker] | None = None  # the place of the last event
         self._pending_error: failures.PendingError | None = None
-        self._unreadable = False  # this leg had a frame that is not an event
+        self._unreadable = False  # This leg had a frame that is not an event.
         # The place and the token counts of the last final event, if that event had a message; else
         # None.
         self._text_usage: tuple[Place, Json] | None = None

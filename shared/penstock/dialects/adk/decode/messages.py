@@ -39,8 +39,8 @@ class Speaker:
         # True if a partial event had a finishReason. The next event of this answer is then the
         # final event.
         self.at_end = False
-        self.warned: str | None = None  # the finishReason that a warning reported
-        # why the open message is incomplete (see `cut_off`); None for a complete message
+        self.warned: str | None = None  # The finishReason that a warning reported.
+        # Why the open message is incomplete (see `cut_off`); None for a complete message.
         self.cut: JsonObject | None = None
         # the calls with incomplete arguments, each as {id, upstream_id, name}
         self.streamed_calls: list[JsonObject] = []

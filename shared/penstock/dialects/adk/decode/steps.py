@@ -91,12 +91,13 @@ class Steps:
         self._first: str | None = None  # the first author
         self._transferred: set[str] = set()
         self._turns: dict[str, int] = {}
-        self._seen: set[str] = set()  # the paths of the nodes whose steps have begun
-        # pairs of a step and the label of the route that the step chose, until the next node begins
+        self._seen: set[str] = set()  # The paths of the nodes whose steps have begun.
+        # Pairs of a step and the label of the route that the step chose, until the next node
+        # begins.
         self._routes: list[tuple[str, str]] = []
         self._open: dict[str, Step] = {}
-        self._last: dict[str, str] = {}  # maps a step to the inner step that ended last
-        self._is_announced = False  # whether workflow.started was emitted
+        self._last: dict[str, str] = {}  # Maps a step to the inner step that ended last.
+        self._is_announced = False  # Whether workflow.started was emitted.
 
     def transferred(self, author: str) -> None:
         """Notes that a transfer, not a workflow, moved control to this agent."""

@@ -94,8 +94,8 @@ class AdkEncoder:
     _agent: str = ""  # the run's agent, as the author of events without a source
     _messages: dict[str, _OpenText] = field(default_factory=dict)
     _thoughts: dict[str, _OpenText] = field(default_factory=dict)
-    _texts: list[str] = field(default_factory=list)  # the texts of all complete messages
-    # the calls that wait for a decision
+    _texts: list[str] = field(default_factory=list)  # The texts of all complete messages.
+    # The calls that wait for a decision.
     _waiting: dict[str, JsonObject] = field(default_factory=dict)
     _approvals: OpenApprovals = field(default_factory=OpenApprovals)
     # maps a call's id to the item's id that the client gets instead

@@ -86,10 +86,10 @@ class Run:
     dispatched: bool = False  # whether dispatch.worker was emitted
     finished: bool = False
     message: Message | None = None
-    spoke: bool = False  # whether a message has begun in any leg
-    last_text: str = ""  # the text of the last complete message
-    reasoning_id: str | None = None  # the open train of thought
-    # whether ReasoningStarted came; if so, tool calls do not end the thoughts
+    spoke: bool = False  # Whether a message has begun in any leg.
+    last_text: str = ""  # The text of the last complete message.
+    reasoning_id: str | None = None  # The open train of thought.
+    # Whether ReasoningStarted came; if so, tool calls do not end the thoughts.
     announced: bool = False
     # all thoughts, because ReasoningStep repeats them
     thoughts: list[str] = field(default_factory=list)

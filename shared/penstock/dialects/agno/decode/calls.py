@@ -28,7 +28,7 @@ class Call:
     kind: str | None = None  # the kind of the pause item that asks about the call
     decision: str | None = None
     value: Json = None  # the answer
-    # the fields that a person fills in, with the values that the model gave
+    # The fields that a person fills in, with the values that the model gave.
     fields: JsonObject | None = None
 
     def approved_args(self) -> JsonObject:

@@ -58,9 +58,9 @@ class AgnoDecoder:
     def __init__(self, agent: AgentFacts) -> None:
         self._agent = agent
         self._leg = 0
-        self._over = False  # whether a terminal event was emitted; if so, no more events follow
-        self._waits = False  # whether this leg ended in a pause
-        self._resumed = False  # whether this leg has emitted lifecycle.resumed
+        self._over = False  # Whether a terminal event was emitted; if so, no more events follow.
+        self._waits = False  # Whether this leg ended in a pause.
+        self._resumed = False  # Whether this leg has emitted lifecycle.resumed.
         self._steps = Steps()
         self._agents = Agents(agent, self._steps)
         self._messages = Messages(self._agents)

@@ -60,9 +60,9 @@ OMITTED: Final[Mapping[str, str]] = {
 class _Speaker:
     """Keeps the text and citations that one run has sent in this response."""
 
-    spoke: bool = False  # whether text was sent in this response
-    in_turn: bool = False  # whether RunContent was sent since the last result of a tool
-    # the source and subrun of an inner run's frames
+    spoke: bool = False  # Whether text was sent in this response.
+    in_turn: bool = False  # Whether RunContent was sent since the last result of a tool.
+    # The source and subrun of an inner run's frames.
     sender: JsonObject = field(default_factory=dict)
     citations: JsonObject = field(default_factory=lambda: pauses.citations(None))
 
@@ -106,8 +106,8 @@ class AgnoEncoder:
     _address: Address = field(init=False)
     _started_s: float = 0
     _first_text_s: float | None = None
-    _spoke: bool = False  # whether the outer run has sent text in any response
-    _thoughts: list[str] = field(default_factory=list)  # the thoughts of the outer run
+    _spoke: bool = False  # Whether the outer run has sent text in any response.
+    _thoughts: list[str] = field(default_factory=list)  # The thoughts of the outer run.
     # Maps an inner run's id to the run's state in this response. The id of the outer run is "".
     _speakers: dict[str, _Speaker] = field(default_factory=dict)
     _streamed: set[str] = field(default_factory=set)  # the open messages that were sent in pieces

@@ -52,8 +52,8 @@ class AguiDecoder:
 
     def __init__(self, agent: AgentFacts) -> None:
         self._drop = agent.drop
-        self._over = False  # whether a terminal event was emitted; if so, no more events follow
-        self._waits = False  # whether this leg ended in a pause
+        self._over = False  # Whether a terminal event was emitted; if so, no more events follow.
+        self._waits = False  # Whether this leg ended in a pause.
         self._thread_id = ""
         self._usage: JsonObject = {}
         self._models: list[JsonObject] = []  # the token counts of each model

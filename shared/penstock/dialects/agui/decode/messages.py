@@ -28,7 +28,7 @@ class _Message:
     role: str
     start: AguiFrame
     parts: list[str] = field(default_factory=list)
-    begun: bool = False  # whether llm.message_started was emitted
+    begun: bool = False  # Whether llm.message_started was emitted.
     # The id of the previous message, if the text so far is equal to the previous message's complete
     # text.
     echo_of: str | None = None
@@ -59,8 +59,8 @@ class Messages:
         # an ended message that repeats the previous message, and the event that ended it; see
         # `release`
         self._echo: tuple[_Message, AguiFrame] | None = None
-        self._last: tuple[str, str] | None = None  # the id and text of the previous message
-        self.summary = ""  # the text of the agent's last complete message
+        self._last: tuple[str, str] | None = None  # The id and text of the previous message.
+        self.summary = ""  # The text of the agent's last complete message.
 
     def open(self, leg: int) -> None:
         """Begins a leg."""

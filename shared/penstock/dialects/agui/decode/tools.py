@@ -28,11 +28,11 @@ class Call:
     metadata: JsonObject | None = None
     parts: list[str] = field(default_factory=list)
     args: JsonObject = field(default_factory=dict)
-    asked: bool = False  # whether llm.tool_call was emitted
-    # whether the agent sent text after the call, and so does not wait for the result
+    asked: bool = False  # Whether llm.tool_call was emitted.
+    # Whether the agent sent text after the call, and so does not wait for the result.
     passed: bool = False
-    kind: str | None = None  # the kind of the pause item that asks about the call
-    refusal: str | None = None  # the note of the rejection; None if the call is not rejected
+    kind: str | None = None  # The kind of the pause item that asks about the call.
+    refusal: str | None = None  # The note of the rejection; None if the call is not rejected.
 
     @property
     def body(self) -> AguiFrame:
@@ -49,9 +49,9 @@ class Tools:
         self._client_tools = client_tools
         self._leg = 0
         self._ids = Ids()
-        self._open: dict[str, Call] = {}  # maps an upstream id to the open call
-        self._answered: set[str] = set()  # the upstream ids of calls that have a result
-        self._fresh: list[Call] = []  # the calls that were announced after the agent's last text
+        self._open: dict[str, Call] = {}  # Maps an upstream id to the open call.
+        self._answered: set[str] = set()  # The upstream ids of calls that have a result.
+        self._fresh: list[Call] = []  # The calls that were announced after the agent's last text.
         # The upstream ids of calls whose arguments a person may edit in the answer.
         self._editable: set[str] = set()
         # Maps an upstream id to the approved arguments; to None if the arguments are unknown.

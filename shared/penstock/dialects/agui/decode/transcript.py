@@ -23,9 +23,9 @@ class Transcript:
         self.begun: set[str] = set()
         self._messages: list[JsonObject] = []
         self._by_id: dict[str, JsonObject] = {}
-        self._calls: dict[str, JsonObject] = {}  # maps a call's id to the call
-        self._answered: set[str] = set()  # the ids of calls that have a result
-        self._writing: set[str] = set()  # the ids of calls with incomplete arguments
+        self._calls: dict[str, JsonObject] = {}  # Maps a call's id to the call.
+        self._answered: set[str] = set()  # The ids of calls that have a result.
+        self._writing: set[str] = set()  # The ids of calls with incomplete arguments.
         # The pieces of texts that still grow. Each key has the id of the object to which the text
         # belongs, and the text's key in this object. Pieces arrive often and the messages are read
         # seldom, so the pieces are only joined in `messages`.

@@ -15,8 +15,8 @@ class Message:
     """An open message. `text` is kept only in a profile of complete messages."""
 
     role: str
-    owner: str | None  # the inner run of the message
-    sent: bool = False  # whether a piece of the text was sent
+    owner: str | None  # The inner run of the message.
+    sent: bool = False  # Whether a piece of the text was sent.
     text: list[str] = field(default_factory=list)
     started: JsonObject = field(default_factory=dict)
 

@@ -35,8 +35,8 @@ class Memory:
     # the text's key in this object. Pieces arrive often and the messages are read seldom, so the
     # pieces are only joined in `messages`.
     _pieces: dict[tuple[int, str], tuple[JsonObject, list[str]]] = field(default_factory=dict)
-    run: JsonObject | None = None  # the last RUN_STARTED
-    end: JsonObject | None = None  # RUN_FINISHED or RUN_ERROR of this run
+    run: JsonObject | None = None  # The last RUN_STARTED.
+    end: JsonObject | None = None  # RUN_FINISHED or RUN_ERROR of this run.
     _state: SharedState = field(default_factory=SharedState)
     # maps a message id to the content of the activity
     _contents: dict[str, Document] = field(default_factory=dict)
