@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 AT_ONCE = 64  # the number of commands of one kind that are handled at the same time
 # Seconds of "no responders" after which a silent connector counts as dead (see `Peers`). With the
 # requests before, a connector counts as dead after 2 s. If the connector is alive after all, the
-# runs are lost whose server cannot be reattached to. A cut connection is restored after 0.1 to 0.5
-# s for each NATS server that is tried. So 2 s are enough for at least four attempts.
+# runs of servers without reattachment are lost. A cut connection is restored after 0.1 to 0.5 s for
+# each NATS server that is tried. So 2 s are enough for at least four attempts.
 CONFIRM_S = 1.5
 SHARE_S = 1.0  # seconds between two searches for starts that wait at other connectors
 _PODS = "$KV.leases.pod."
@@ -113,7 +113,7 @@ class ConnectorService(Service):
             self._take_up_commands()  # an earlier process may have left commands
 
     async def drain(self, grace_s: float) -> None:
-        """Take no commands but cancels; hand over the legs that lose nothing, and let other legs
+        """Take only cancels; hand over the legs that can move without a loss, and let other legs
         end."""
         await self._take_no_more()
         await self._commands.handover.drain(grace_s)

@@ -1,4 +1,4 @@
-"""Moves on or ends the runs that no command moves on any more.
+"""Continues or ends the runs that no command continues any more.
 
 The command of such a run is a dead letter, or the watchdog has found that the run is stuck.
 """
@@ -78,7 +78,7 @@ class DeadLetters:
 
 
 class AbandonedRuns:
-    """Moves on or ends the runs that the watchdog finds (see `succession/watchdog.py`).
+    """Continues or ends the runs that the watchdog finds (see `succession/watchdog.py`).
 
     All methods raise BusError, and they raise Retry if another connector works on the run.
     """

@@ -102,8 +102,8 @@ class Context:
         return has_lost_data(raw) and (was_claimed or has_lost_data(bucket))
 
     async def _asked_at(self, order: Order) -> str | None:
-        """Return when the command was stored; if COMMANDS has lost the command, when its decision
-        was taken.
+        """Return the time at which the command was stored. If COMMANDS has lost the command, return
+        the time of its decision.
 
         The result is None if neither time is known.
         """

@@ -67,9 +67,9 @@ class Exchange(asyncio.BufferedProtocol):
         self._state = State.HEAD
         self._error: httpx.HTTPError | None = None
         self._parser = httptools.HttpResponseParser(self)
-        # The danger of a lenient parser is that it may take two responses on one connection for
-        # one. On this connection there is only one response. With a strict parser, servers would
-        # fail whose responses httpx could read.
+        # The parser is lenient, because a strict parser would refuse the responses of some servers
+        # that httpx can read. A lenient parser may take two responses on one connection for one
+        # response, but this connection has only one.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True,
             lenient_chunked_length=True,

@@ -1,10 +1,10 @@
 """Decides when the bytes that legs have read are written, for all legs of a process.
 
 If the connector wakes for each message, a message costs 350 µs; if it handles many messages at
-once, each costs 140 µs. The broker, the normalizer and the edge save as much. So in a busy process
-the bytes wait for up to 5 ms, and all legs write in the same turn of the loop. Then the connection
-to NATS has one write, and all bytes that one leg has read are one source frame. In a quiet process
-no bytes wait.
+once, each costs 140 µs. The broker, the normalizer and the edge each save about the same. So in a
+busy process the bytes wait for up to 5 ms, and all legs write in the same turn of the loop. Then
+the connection to NATS has one write, and all bytes that one leg has read are one source frame. In a
+quiet process no bytes wait.
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ class LegHistory:
     progress: Progress = field(default_factory=Progress)
     opened: bool = False  # whether the leg's `open` was found
     claimed_to_call: bool = False
-    # Two times of NATS, RFC 3339. `_begun_at` is the time of the leg's first byte, or of its first
-    # frame while there is no byte. `_taken_at` is the time of the new holder's `claim`.
+    # Two times of NATS, RFC 3339. `_begun_at` is the time of the leg's first byte; before the first
+    # byte, it is the time of the leg's first frame. `_taken_at` is the time of the new holder's
+    # `claim`.
     _begun_at: str = ""
     _taken_at: str = ""
     _open: bytes = b""  # the parts of the `open` that were found so far

@@ -1,4 +1,4 @@
-"""Opens a leg: does the writes that must come before the call of the agent server.
+"""Opens a leg: makes the writes that must come before the request to the agent server.
 
 The writes have a fixed order, because a connector may die between any two of them. A connector may
 also be suspended between two writes until its lease has expired. `tests/connector/model` checks

@@ -59,7 +59,7 @@ class SessionQueue:
     ) -> Joined:
         """Put the leg into the queue; return its place, and the agent server's id of the session.
 
-        For a new session, this id is `thread_id`, for this leg and all later legs. With
+        A new session gets the id `thread_id`, which this leg and all later legs use. With
         `lists_open_runs`, the record also lists the runs that may wait for a decision, which
         `others` returns later.
         """
@@ -70,9 +70,9 @@ class SessionQueue:
             if record.thread_id == "":
                 record.thread_id = thread_id
             if mine not in record.queue:
-                # Two connectors may join in another order than that of their commands, so the
-                # waiting legs are sorted. The first leg may be running already, so this leg stays
-                # first.
+                # Two connectors may join in an order that differs from the order of their commands,
+                # so the waiting legs are sorted by command. The first leg may be running already,
+                # so this leg stays first.
                 waiting = sorted([*record.queue[1:], mine], key=lambda turn: turn.sequence)
                 record.queue = [*record.queue[:1], *waiting]
             if lists_open_runs:

@@ -94,7 +94,8 @@ class Handover:
     # Handing over this connector's legs
 
     async def drain(self, grace_s: float) -> None:
-        """Hand over the legs that lose nothing by it; let the others end within `grace_s`."""
+        """Hand over the legs that can move without a loss; let the other legs end within
+        `grace_s`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         offered: set[str] = set()

@@ -125,8 +125,8 @@ class Takeover:
             #    for one leg, and the earlier holder could still write frames.
             claim = await writer.write("claim", orjson.dumps({"calls": False}), leg=order.leg)
         except FenceConflict:
-            # This connector does not hold the leg, and the record would make other connectors look
-            # for it.
+            # This connector does not hold the leg, and its record would make other connectors look
+            # for the leg.
             await stores.leg_records.delete(run_id)
             return False
         # 3. The place in the queue, after the `claim`, because only the leg's holder may take the
@@ -135,11 +135,11 @@ class Takeover:
         mine = order.queued_leg(pod)
         await with_retries(lambda: stores.sessions.take_over(order.session, mine))
         if (approval_id := order.approval_id) is not None:
-            # 4. The claim of the sending. If it still named the dead connector, this connector
-            #    could not record the result of the sending.
+            # 4. The claim of the sending. If the claim still named the dead connector, this
+            # connector could not record the result of the sending.
             await with_retries(lambda: stores.sendings.record(approval_id, "claimed", holder))
-        # 5. The deletion of the earlier holders' records, last: a successor finds by them which
-        #    steps are missing.
+        # 5. The deletion of the earlier holders' records. This step is the last one, because a
+        # successor finds by these records which steps are missing.
         await with_retries(lambda: self._opener.delete_records_of_others(run_id, order.leg))
         history.taken(await with_retries(lambda: stores.runs.stored_at(run_id, claim)))
         await self._runner.run(

@@ -134,8 +134,8 @@ class AdkUpstream:
         last event of the session is the server's record that it aborted this invocation. With this
         record, a tool call that was running has an error as its result, so no tool runs again.
         Servers of 1.x, and servers that were killed, write no such record, and would run the tool
-        again. A leg that carries a decision is not continued, because it was never tried how a
-        server then behaves.
+        again. A leg that carries a decision is not continued, because the behaviour of a server in
+        this case was never tested.
 
         Raises:
             httpx.HTTPError: the server cannot be reached.
@@ -238,8 +238,8 @@ _SNAKE: Mapping[str, str] = {
 
 
 def _in_session(text: str, session: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Return the client's body and its bytes; other session ids are replaced by those of
-    `session`."""
+    """Return the client's body and its bytes, with the session ids of `session` in place of all
+    others."""
     body: dict[str, Any] = orjson.loads(text)
     named = {_SNAKE.get(name, name): value for name, value in body.items()}
     if {name: named.get(name) for name in session} == session:

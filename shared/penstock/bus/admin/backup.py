@@ -2,8 +2,9 @@
 
 The streams are copied one after another while services write, so each copy is of another moment.
 `in_order` gives the order in which no copy refers to something that an earlier copy lacks and that
-the services cannot make again: EVENTS is older than RAW, from which events are made again, and the
-records of what went to agent servers are newer than the commands.
+the services cannot make again. The copy of EVENTS is older than the copy of RAW, because the
+normalizer can make events again from RAW. The copies of the records of what was sent to agent
+servers are newer than the copy of the commands.
 """
 
 from __future__ import annotations

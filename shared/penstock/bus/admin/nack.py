@@ -76,7 +76,7 @@ def spec(configuration: Configuration) -> dict[str, Any]:
     # NACK's control loop keeps messages for a year where a stream has no age.
     made: dict[str, Any] = {"maxAge": _duration(0)}
     if configuration.get("allow_msg_schedules"):
-        # NATS sets this itself, unless a client is pedantic, as the control loop is.
+        # NATS sets this field itself, except for pedantic clients such as NACK's control loop.
         made["allowRollup"] = True
     for field, value in configuration.items():
         if not value:

@@ -293,7 +293,8 @@ USERS: Final = (
         _reads(JOURNAL, EVENTS, RAW, SCHEDULES, COMMANDS),
         _buckets("runs", "sessions", "aliases", "idempotency", "leases", "tokens", "workflows"),
         _keys("runs.*", "aliases.*", "sessions.*", "idempotency.*"),
-        # It reads the bucket of definitions by direct gets, and is the only one that writes it.
+        # The service workflows reads the bucket of definitions by direct gets. No other service
+        # writes to this bucket.
         _keys("workflows.v.*.>", "workflows.latest.*"),
         [*_buckets("listens"), *_keys("listens.>", "leases.workflows.consumers")],
         _TOKENS,
@@ -352,7 +353,7 @@ def with_shards(user: User, shards: int) -> User:
 
 
 def _in_shard(subject: str, shard: int) -> str:
-    """Return the subject by which a shard is used as shard 0 is by `subject`."""
+    """Return the subject that has in this shard the use that `subject` has in shard 0."""
     tokens = subject.split(".")
     if tokens[0] in ("raw", *CATEGORIES):
         return to_shard(shard, subject)

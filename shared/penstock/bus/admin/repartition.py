@@ -44,7 +44,7 @@ async def partitions(bus: HasJetStream, shard: int = 0) -> int:
 
 
 async def at_least(bus: Buckets, count: int, shard: int = 0) -> int:
-    """Let the normalizers divide `count` partitions or more; return the number that they divide.
+    """Let the normalizers share `count` partitions or more; return how many partitions they share.
 
     Raises:
         BusError: the bucket of leases cannot be read or written.

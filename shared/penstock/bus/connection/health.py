@@ -75,7 +75,7 @@ _ADVICE: Mapping[str, str] = {
 
 
 def advice_on(trouble: str, user: str | None) -> str:
-    """Return advice about a refusal that no retry can change; empty for any other trouble."""
+    """Return advice about a refusal that no retry can change; empty for any other refusal."""
     for words, advice in _ADVICE.items():
         if words in trouble.lower():
             return advice.format(user=f"the user {user}" if user else "a client without a user")

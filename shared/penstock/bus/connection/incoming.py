@@ -41,7 +41,8 @@ class Incoming:
         return self.block[_PREFIX_BYTES : _PREFIX_BYTES + 1] == b" "
 
     def field(self, name: str) -> str:
-        """Return one header; empty if it is not there. The other headers are not parsed."""
+        """Return the value of one header; empty without this header. The other headers are not
+        parsed."""
         begin = self.block.find(b"\r\n%b:" % name.encode())
         if begin < 0:
             return ""
@@ -86,8 +87,8 @@ class Headers(Mapping[str, str]):
     def __init__(self, block: bytes) -> None:
         self._block = block
         self._all: dict[str, str] | None = None
-        # The header that was read last. A follower reads the same one for each message twice: when
-        # it comes, and when the next one comes.
+        # The header that was read last. A follower reads one header of each message twice: when the
+        # message arrives, and when the next message arrives.
         self._name = self._value = ""
 
     def __getitem__(self, name: str) -> str:

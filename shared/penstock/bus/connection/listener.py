@@ -55,7 +55,8 @@ class Listener:
         return self._subject
 
     def stop(self) -> None:
-        """End the subscription. No message is delivered any more, also of those that have come."""
+        """End the subscription. No further message is delivered, not even a message that has
+        already arrived."""
         self._end(self._id)
 
     async def _drain(self) -> None:

@@ -176,7 +176,7 @@ class Connection(Client):
 
         While there is no connection, messages are kept for the next connection, up to 2 MiB in all.
         So the acknowledgement of a message that was processed meanwhile is not lost. A sender that
-        must know whether its message was sent calls `standing` first.
+        must know whether its message was sent calls `wait_usable` first.
 
         Raises:
             NatsError: the message cannot be sent; nothing was sent.

@@ -89,11 +89,12 @@ class Fetching:
         return bool(self._fetched)
 
     async def ack(self, delivery: Delivery) -> None:
-        """Tell the server that the message is done. Without an answer it is delivered again."""
+        """Acknowledge the message. The server delivers it again if the acknowledgement is lost."""
         await self._answer(delivery, b"+ACK")
 
     async def ack_and_wait(self, delivery: Delivery) -> None:
-        """Like `ack`, and wait until the server has it, so that the message may be deleted.
+        """Acknowledge the message, and wait until the server knows this: the message may then be
+        deleted.
 
         Raises:
             BusError: it is unknown whether the server has it.

@@ -163,7 +163,7 @@ class Follow:
         Raises:
             BusUnavailable: the server did not take the subscription.
         """
-        self._loop = asyncio.get_running_loop()  # kept: to get it is a system call in Python 3.11
+        self._loop = asyncio.get_running_loop()  # kept: Python 3.11 gets it by a system call
         self._listener = await self._bus.jetstream.listen(
             self._followed.live, self._on_live, is_patient=True
         )

@@ -122,7 +122,7 @@ class PullLoop:
 
     async def run(self) -> None:
         """Pull until cancelled, or until `use.work` raises anything but a BusError."""
-        self._loop = asyncio.get_running_loop()  # kept: to get it is a system call in Python 3.11
+        self._loop = asyncio.get_running_loop()  # kept: Python 3.11 gets it by a system call
         stop = self._jetstream.on_reconnect(self.restart)
         failures = 0
         try:

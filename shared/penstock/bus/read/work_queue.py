@@ -294,7 +294,8 @@ class WorkQueue:
                 await self._pause(AGAIN_S)
 
     async def _verdict(self, delivery: Delivery) -> bytes:
-        """Handle a message; return the answer for the server: done, again, or never again."""
+        """Handle a message; return the answer to the server: done, deliver again, or never deliver
+        again."""
         stored = delivery.stored
         if self._max_unfinished is not None and stored.delivered > self._max_unfinished:
             await self._on_poison(stored, NeverFinished(stored.delivered - 1))

@@ -31,10 +31,11 @@ from penstock.bus.write.objects import unwrap
 
 log = logging.getLogger(__name__)
 
-BATCH: Final = 50  # messages of one read; the process takes over a batch in one go, in 1.5 ms
-# A process that reads a whole bucket after its start rests between two batches as long as a batch
-# took, so that other requests get half of its time; at most so many seconds. With batches of 200,
-# and all indexes of a process at once, the requests of others took 38 ms instead of 4.
+BATCH: Final = 50  # messages of one read; the process handles a batch in one go, in 1.5 ms
+# The longest rest, in seconds, between two batches. A process that reads a whole bucket after its
+# start rests between two batches for as long as the last batch took, so that other requests get
+# half of the process's time. With batches of 200 messages, and with all indexes reading at once,
+# other requests took 38 ms instead of 4 ms.
 MAX_REST_S: Final = 0.02
 TICK_S: Final = 2.0  # seconds between two reads of the bucket by `run`
 LOOK_S: Final = 30.0  # seconds between two checks of the stream's first and last sequence by `run`
@@ -114,8 +115,8 @@ class BucketIndex:
         self._lock = asyncio.Lock()
         self._begun = 0  # the number of the last catch-up
         self._done = 0  # the number of the last catch-up that succeeded
-        # NATS has lost messages of this bucket, so rows and `_next` are of messages that no longer
-        # exist.
+        # NATS has lost messages of this bucket, so rows and `_next` may refer to messages that no
+        # longer exist.
         self._stale = False
         self._looked_s = time.monotonic()
         self._created = ""  # when the stream was made
@@ -188,9 +189,10 @@ class BucketIndex:
         return found
 
     async def _turn(self, arrived: int) -> None:
-        """Catch up, unless another caller has begun a catch-up after number `arrived` and ended it.
+        """Catch up, unless another caller has already begun and completed a catch-up after number
+        `arrived`.
 
-        Many requests that wait at the same time so need one read.
+        So many requests that wait at the same time need only one read.
         """
         async with self._lock:
             if self._done > arrived:

@@ -14,7 +14,7 @@ SLICE: Final = 20_000  # rows that one statement looks through, in 2 ms at most
 
 
 def number_of(text: str) -> int:
-    """Return a number of 64 bits for a foreign id, which rows have instead of the id.
+    """Return the number of 64 bits that the rows contain in place of a foreign id.
 
     With numbers, all rows are small and of one size. The numbers differ in every process. Two
     ids may have the same number, so a list compares the ids themselves in the values that it reads.

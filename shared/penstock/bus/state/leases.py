@@ -60,7 +60,7 @@ class Lease:
         False while this process does not hold its lease. Also False for half a TTL after this lease
         was taken or was renewed late: the bus may have been away for all processes, and the other
         processes may be about to renew their leases. Also False for one TTL after a jump of NATS's
-        clock, because the jump may have expired all leases at once. Call `Clock.look` first.
+        clock, because the jump may have expired all leases at once. Call `Clock.refresh` first.
         """
         steady = time.monotonic() >= self._steady_since + self._ttl_s / 2
         return self.held and steady and self._bus.clock.steady_for(self._ttl_s)

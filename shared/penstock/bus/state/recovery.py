@@ -30,11 +30,11 @@ from penstock.bus.state.losses import numbered
 
 log = logging.getLogger(__name__)
 
-LOOK_TIMEOUT_S = 1.0  # how long a check after a reconnect waits for a stream's leader
-NOTE_S = 2.0  # how often a repairing process records how far the streams reach
-LEARN_S = 5.0  # how often a process that does not repair streams looks for losses
-ORDER_S = 0.25  # between two checks while a stream is being repaired
-ORDER_WAIT_S = 5.0  # how long a start waits for a repair
+LOOK_TIMEOUT_S = 1.0  # seconds that a check after a reconnect waits for a stream's leader
+NOTE_S = 2.0  # seconds between two records of how far the streams reach, by a repairing process
+LEARN_S = 5.0  # seconds between two searches for losses, by a process that does not repair
+ORDER_S = 0.25  # seconds between two checks while a stream is being repaired
+ORDER_WAIT_S = 5.0  # seconds that a start waits for a repair
 
 
 class Phase(Enum):

@@ -26,7 +26,8 @@ async def schedule(
 
     `subject` names the scheduled message, so a repeated call schedules nothing and returns False
     while the first message waits. The time is rounded up to whole seconds; a time in the past means
-    at once. `target` must be a subject of SCHEDULES. `due_ttl_s` is that of `reschedule`.
+    at once. `target` must be a subject of SCHEDULES. `due_ttl_s` has the same meaning as in
+    `reschedule`.
 
     Raises:
         BusUnavailable, StreamFull, MessageTooLarge: nothing was scheduled.
@@ -52,8 +53,8 @@ async def reschedule(
 
     A subject has one scheduled message: the server drops the earlier one. `last` is 0 for a subject
     without a message. `due_ttl_s`: the server publishes the scheduled message at its due time, and
-    deletes the published message after this many seconds; None for never. The other arguments are
-    those of `schedule`.
+    deletes the published message after this many seconds; None for never. The other arguments have
+    the same meaning as in `schedule`.
 
     Raises:
         FenceConflict: the subject's message has another sequence; nothing was scheduled.
