@@ -82,8 +82,8 @@ async def serve(
         reachable = insecure or auth_config.asks
         # A kubelet uses the pod's address, and a metrics scraper may use any host name. So every
         # host name is allowed if the API's port requires authentication. Without authentication,
-        # the process is for this machine only, and only configured host names are allowed.
-        # Otherwise a web page could read the probes by DNS rebinding.
+        # only configured host names are allowed, so that no web page can read the probes by DNS
+        # rebinding.
         names = ("*",) if auth_config.asks else auth_config.hosts
         probes = Server(
             probe_routes(probed),

@@ -92,10 +92,11 @@ class Restated:
     The following rules give each id a name. If an id is in `own`, the last occurrence of the id
     belongs to this run and gets the qualifier of this run. All other occurrences belong to earlier
     runs or to the client. These occurrences get the names that the id has in `known`, in the same
-    order. If an id has more occurrences than known names, each further occurrence gets its number
-    as the qualifier, as in `000000000001.m1`. An id that Penstock has not made may look as if it
-    had a qualifier. Such an id gets the number 0 as its qualifier, because `own_messages` would
-    otherwise remove the beginning of the id.
+    order. If an id has more occurrences than known names, the first occurrence keeps the id, and
+    each other occurrence gets its number as the qualifier, as in `000000000001.m1`. An id that
+    Penstock has not made may look as if it had a qualifier. The first occurrence of such an id gets
+    the number 0 as the qualifier, because `own_messages` would otherwise remove the beginning of
+    the id.
     """
 
     def __init__(
