@@ -42,8 +42,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # The thresholds of Python's garbage collector. The first is the number of new objects after which
-# the young objects are collected. The second is the number of such collections before older objects
-# are collected, too. The third is the same for all objects.
+# the young objects are collected. The second is the number of these collections after which older
+# objects are collected, too. The third is the number of those collections after which all objects
+# are collected.
 COLLECT_AFTER = (20_000, 20, 10)
 CANCEL_S = 2.0  # seconds that a task may take to end after it was cancelled
 

@@ -16,8 +16,8 @@ class NotEditable(ValueError):
 
 
 def check_edit(asked: Mapping[str, Any], edited: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    """Raise NotEditable if an argument was changed that must not be changed, or if a changed
-    argument has another JSON type.
+    """Raise NotEditable if the decision changes an argument that must not be changed, or changes
+    the JSON type of an argument.
 
     `allowed` has paths such as `args.memo`. A path also allows all values below it, and `args.*`
     allows all arguments.

@@ -9,7 +9,8 @@ _ENDS: Final = frozenset({"step_completed", "step_failed"})
 
 
 def open_steps(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the data of `workflow.step_started` of each step that has not ended.
+    """For each step that has not ended, return the data of the step's event
+    `workflow.step_started`.
 
     If a step was tried several times, the result has the data of the last attempt. The result
     leaves out a step that contains other open steps, such as a `for_each` with open items.

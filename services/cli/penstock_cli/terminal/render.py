@@ -121,8 +121,10 @@ class View:
         return pieces
 
     def _needs_summary(self, summary: str | None) -> bool:
-        """Return whether a run's summary must be shown, because no text of the run shows the
-        same."""
+        """Return whether a run's summary must be shown.
+
+        The summary is not shown if a text of the run has shown it already.
+        """
         return bool(
             summary and not self._has_spoken and clean(summary).strip() != self._latest.strip()
         )

@@ -18,9 +18,9 @@ from penstock_cli.operations.doctor.facts import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The result of reading the chart's values: their problems.
+    """What was found in the chart's values.
 
-    If there are none, `wanted` has the settings of streams.
+    `problems` has the mistakes. If there are none, `wanted` has the settings of the streams.
     """
 
     wrong: list[str]

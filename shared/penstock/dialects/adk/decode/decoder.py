@@ -192,7 +192,7 @@ class AdkDecoder:
     def _move(self, place: Place, raw: AdkEvent, out: list[Draft]) -> Speaker:
         """Returns the speaker of a new place.
 
-        Closes the speakers at all places that cannot run at the same time as the new place.
+        Closes each other speaker whose place cannot be active at the same time as the new place.
 
         Raises:
             LimitReached: Too many agents speak at once.

@@ -167,7 +167,7 @@ class AguiEncoder:
 
     @property
     def place(self) -> Place:
-        """The place of an event that has no time: its thread id and run id."""
+        """The thread id and run id of the current leg, as the place of an event without a time."""
         return Place(self._thread_id, self._run_id, None)
 
     def reopened(self) -> Iterator[Emitted]:
