@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -13,6 +13,7 @@ from alerts.prometheus import Line
 
 _COLUMNS, _WIDTH, _HEIGHT = 3, 420, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 24, 62
+_BARS_LEFT, _BARS_RIGHT, _ROW = 130, 700, 16  # of the picture of alerts
 _MOST_NAMES: Final = 9
 _COLOURS = (
     *("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#7f7f7f", "#8c564b"),
@@ -52,6 +53,43 @@ def draw(panels: Sequence[Panel], bands: Sequence[Band], begin: float, end: floa
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'font-family="sans-serif" font-size="10">\n'
         f'<rect width="{width}" height="{height}" fill="white"/>\n'
+        + "\n".join(drawn)
+        + "\n</svg>\n"
+    )
+
+
+def draw_alerts(
+    fired: Mapping[str, tuple[float, float]], causes: Mapping[str, str], end: float
+) -> str:
+    """Return a picture of the first and the last firing of each alert, beside its fault.
+
+    Times are in seconds since the begin of the run.
+    """
+    ordered = sorted(fired.items(), key=lambda each: each[1])
+    bottom = 10 + _ROW * len(ordered)
+
+    def x(at_s: float) -> float:
+        return _BARS_LEFT + at_s / end * (_BARS_RIGHT - _BARS_LEFT)
+
+    drawn = [
+        f'<path d="M{x(minute * 60):.0f} 6V{bottom}" stroke="#ddd"/>'
+        f'<text x="{x(minute * 60):.0f}" y="{bottom + 16}" text-anchor="middle">{minute} min</text>'
+        for minute in range(int(end / 60) + 1)
+    ]
+    for number, (alert, (first, last)) in enumerate(ordered):
+        y = 10 + _ROW * number
+        drawn.append(
+            f'<text x="{_BARS_LEFT - 8}" y="{y + 9}" text-anchor="end">'
+            f"{escape(alert.removeprefix('Penstock'))}</text>"
+            f'<rect x="{x(first):.0f}" y="{y}" width="{max(2.0, x(last) - x(first)):.0f}" '
+            f'height="11" fill="#d62728" opacity="0.75"/>'
+            f'<text x="{_BARS_RIGHT + 12}" y="{y + 9}" fill="#555">'
+            f"{escape(causes.get(alert, ''))}</text>"
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 {bottom + 26}" '
+        f'font-family="sans-serif" font-size="11">\n'
+        f'<rect width="1000" height="{bottom + 26}" fill="white"/>\n'
         + "\n".join(drawn)
         + "\n</svg>\n"
     )

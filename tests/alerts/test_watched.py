@@ -22,7 +22,7 @@ import yaml
 from alerts.faults import FAULTS, NOT_PROVOKED, Fault
 from alerts.hurried import LABEL, hurried
 from alerts.load import Load, loaded
-from alerts.pictures import Band, Panel, draw
+from alerts.pictures import Band, Panel, draw, draw_alerts
 from alerts.prometheus import Line, Prometheus, program
 from alerts.queries import DASHBOARDS, RULES, rules
 from support.drive.repository import ROOT
@@ -38,6 +38,7 @@ RESOLVED_S: Final = 180.0
 MAY_BE_EMPTY: Final[Mapping[str, str]] = {
     "penstock-overview: Refused by a limit A": "no user reaches a limit",
     "penstock-overview: Refused by a limit B": "no edge is full",
+    "penstock-bus: Refusals of NATS, reconnects A": "a server that is away may refuse nothing",
     "penstock-bus: Streams, of their limit A": "streams have limits only where they are set",
 }
 
@@ -79,6 +80,12 @@ async def test_every_query_has_data_and_the_alerts_of_real_faults_fire_and_resol
     for name, (first, last) in sorted(seen.items(), key=lambda each: each[1]):
         print(f"  {name:28} fired {first - begin:4.0f} s to {last - begin:4.0f} s")
     print(f"  without data: {empty}")
+    causes: dict[str, str] = {}
+    for fault in faults:
+        for alert in fault.alerts:
+            causes[alert] = f"{causes[alert]}; {fault.name}" if alert in causes else fault.name
+    bars = {name: (first - begin, last - begin) for name, (first, last) in seen.items()}
+    (PLOTS / "alerts.svg").write_text(draw_alerts(bars, causes, end - begin))
 
     assert all(rule["health"] == "ok" for rule in health), [
         (rule["name"], rule["lastError"]) for rule in health if rule["health"] != "ok"

@@ -11,8 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Message
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -33,7 +35,7 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import DETAIL, Problem
-from penstock.web.router import Table
+from penstock.web.router import Router, Table
 from penstock.web.server import Server
 from support.fakes.guarded_server import MemoryStore, StoreAway
 from support.fakes.issuer import SECRET, token
@@ -170,6 +172,41 @@ async def test_refusals_have_the_declared_shape() -> None:
     assert (method.status_code, method.headers["allow"]) == (405, "GET, HEAD")
     assert raised.json() == {"detail": "cats"}
     assert other.headers["content-type"] == "application/problem+json"
+
+
+async def test_ten_thousand_users_with_paths_of_their_own_make_a_handful_of_series() -> None:
+    """The requests go to the router without a socket, which would take most of the time."""
+    config = AuthConfig(**AuthSettings(jwt_secret=SECRET).model_dump())
+    surface = Careless()
+    router = Router(routes_of(surface), Auth(config, StreamTokens(MemoryStore(), StoreAway)))
+    statuses: Counter[int] = Counter()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses[message["status"]] += 1
+
+    def series() -> int:
+        return sum(len(family.samples) for family in REGISTRY.collect())
+
+    async def ask(user: int) -> None:
+        bearer = token(sub=f"user-{user}", scope="read raw")
+        scope = {
+            **{"type": "http", "method": "GET", "query_string": b"", "root_path": ""},
+            "path": f"/both/run-{user}" if user % 2 else f"/nowhere/agent-{user}",
+            "headers": [(b"host", b"localhost"), (b"authorization", f"Bearer {bearer}".encode())],
+        }
+        await router(scope, receive, send)
+
+    await ask(0)
+    await ask(1)
+    before = series()
+    for user in range(10_000):
+        await ask(user)
+    assert statuses == {200: 5_001, 404: 5_001}
+    assert series() == before
 
 
 async def test_requests_are_counted_by_what_is_declared_and_not_by_what_clients_choose() -> None:

@@ -15,9 +15,10 @@ from penstock.service.service import Service
 
 log = logging.getLogger(__name__)
 
+OBJECTS = "OBJ_payloads"  # the stream of the object store, which holds large payloads
 COMMON = (
     *(streams.COMMANDS, streams.SCHEDULES, streams.DELIVERIES, streams.DEADLETTERS),
-    *(streams.AUDIT, streams.JOURNAL),
+    *(streams.AUDIT, streams.JOURNAL, OBJECTS),
 )
 MEASURE_S = 15.0  # seconds between two measurements
 
