@@ -20,7 +20,7 @@ from penstock_cli.operations.doctor.facts import Wanted
 class Values:
     """What was found in the chart's values.
 
-    `problems` has the mistakes. If there are none, `wanted` has the settings of the streams.
+    `wrong` has the mistakes. If there are none, `wanted` has the settings of the streams.
     """
 
     wrong: list[str]
