@@ -9,7 +9,13 @@ import pytest
 from penstock.settings import AguiAgent
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
-from penstock_connector.legs.leg_span import headers_of, span_of
+from penstock_connector.legs.leg_span import (
+    MAX_MILESTONES,
+    Milestones,
+    headers_of,
+    span_of,
+    with_milestone,
+)
 from penstock_connector.legs.outcome import RELEASED, TAKEN_OVER, Outcome, ended, lost
 from penstock_connector.upstreams.base import Call
 from support.fakes.recorder import recording
@@ -72,3 +78,12 @@ def test_while_tracing_is_off_the_agent_server_gets_the_clients_context() -> Non
     assert headers["authorization"] == "Bearer x"
     assert headers["accept"] == "text/event-stream"
     assert "traceparent" not in headers_of(AGENT, reattaching, None)
+
+
+def test_milestones_are_kept_only_while_tracing_is_on_and_are_bounded() -> None:
+    milestones: Milestones = ()
+    assert with_milestone(milestones, "request sent") == ()
+    with recording():
+        for _ in range(MAX_MILESTONES + 5):
+            milestones = with_milestone(milestones, "reattached")
+    assert len(milestones) == MAX_MILESTONES

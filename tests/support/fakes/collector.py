@@ -26,6 +26,7 @@ class Exported:
     attributes: dict[str, Any]
     is_error: bool
     links: tuple[str, ...]  # the ids of traces and spans: `<trace>-<span>`
+    events: tuple[str, ...]  # the names, in their order
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Collector:
                         links=tuple(
                             f"{link.trace_id.hex()}-{link.span_id.hex()}" for link in span.links
                         ),
+                        events=tuple(event.name for event in span.events),
                     )
                     for span in of_scope.spans
                 ]

@@ -31,7 +31,7 @@ from penstock.bus import FenceConflict, HistoryLost, RawWriter
 from penstock.settings import ServerAgent
 from penstock.starts import NotAccepted
 from penstock_connector.legs.history import LegHistory
-from penstock_connector.legs.leg_span import headers_of
+from penstock_connector.legs.leg_span import Milestones, headers_of, with_milestone
 from penstock_connector.legs.outcome import TAKEN_OVER, Outcome, ended, lost
 from penstock_connector.legs.progress import Progress
 from penstock_connector.legs.response import (
@@ -121,6 +121,7 @@ class Leg:
     _written_at: float = field(default_factory=time.monotonic)
     # when the request was sent; None after the first bytes of the answer
     _asked_at: float | None = None
+    milestones: Milestones = ()  # for the leg's span
 
     def __post_init__(self) -> None:
         if self.history is not None:
@@ -359,6 +360,8 @@ class Leg:
             content=call.content,
         )
         self._asked_at = time.monotonic() if not reattached else None
+        reached = "reattached" if reattached else "request sent"
+        self.milestones = with_milestone(self.milestones, reached)
         try:
             response = await client.send(request, stream=True)
         except httpx.HTTPError as error:
@@ -459,6 +462,7 @@ class Leg:
     async def _store(self, chunk: bytes, received: str) -> None:
         if self._asked_at is not None:
             waited_s, self._asked_at = time.monotonic() - self._asked_at, None
+            self.milestones = with_milestone(self.milestones, "first bytes")
             telemetry.FIRST_BYTES_SECONDS.labels(telemetry.agent_label(self.agent.id)).observe(
                 waited_s
             )

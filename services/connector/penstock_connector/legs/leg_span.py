@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from penstock.settings import ServerAgent
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
 from penstock_connector.legs.outcome import Outcome
 from penstock_connector.upstreams.base import Call
+
+# What a leg has reached, such as the first bytes of the answer, each with its time in nanoseconds
+# since 1970.
+Milestones = tuple[tuple[str, int], ...]
+MAX_MILESTONES: Final = 32  # a leg may reattach any number of times
+
+
+def with_milestone(milestones: Milestones, reached: str) -> Milestones:
+    """Return the milestones with one that is reached now; unchanged while tracing is off."""
+    if not spans.is_on() or len(milestones) >= MAX_MILESTONES:
+        return milestones
+    return (*milestones, (reached, time.time_ns()))
 
 
 def headers_of(agent: ServerAgent, call: Call, opening: Call | None) -> dict[str, str]:
@@ -31,6 +44,7 @@ def span_of(
     traceparent: str | None,
     outcome: Outcome,
     began_ns: int,
+    milestones: Milestones = (),
 ) -> Span | None:
     """Return the span of a leg that ends now; None if the run has no trace.
 
@@ -59,4 +73,5 @@ def span_of(
             "penstock.protocol": agent.protocol,
         },
         error=outcome.label if outcome.kind == "lost" else None,
+        events=milestones,
     )

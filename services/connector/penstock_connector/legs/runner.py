@@ -201,6 +201,7 @@ class LegRunner:
                         traceparent=leg.call.traceparent if leg.call is not None else None,
                         outcome=outcome,
                         began_ns=began_ns - round(spent_s * 1e9),
+                        milestones=leg.milestones,
                     )
                 )
             self._diagnosis.after(leg.run_id, leg.agent, leg.called_url, outcome)
