@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import runpy
@@ -144,7 +145,12 @@ def _run(
     log: Path | None,
     errors: Path | None,
 ) -> None:
-    """Run the program in the forked process."""
+    """Run the program in the forked process.
+
+    The garbage collector skips the imported modules. Otherwise its first full collection would
+    write to all their objects, and the kernel would copy their memory: 0.1 s of CPU.
+    """
+    gc.freeze()
     _end_with_parent()
     for descriptor, path in ((1, log), (2, errors)):
         if path is not None:
