@@ -7,8 +7,9 @@ server, and the test closes and opens it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 _READ_BYTES = 64 * 1024
@@ -32,7 +33,7 @@ class Cutter:
 
     async def serve(self) -> asyncio.Server:
         """Listen on a free port."""
-        server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
+        server = await asyncio.start_server(_closing(self._on_connection), "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return server
 
@@ -50,9 +51,12 @@ class Cutter:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         assert self._target.hostname is not None
-        upstream_reader, upstream_writer = await asyncio.open_connection(
-            self._target.hostname, self._target.port
-        )
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection(
+                self._target.hostname, self._target.port
+            )
+        except OSError:
+            return  # the target does not run, or runs no more
         task = asyncio.current_task()
         assert task is not None
         self._standing[task] = upstream_writer
@@ -100,7 +104,7 @@ class Gate:
 
     async def serve(self, port: int = 0) -> None:
         """Listen, on a free port if the gate has none."""
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", port)
+        self._server = await asyncio.start_server(_closing(self._on_connection), "127.0.0.1", port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def open(self) -> None:
@@ -163,6 +167,25 @@ class Gate:
                 await self._passes.wait()
                 writer.write(data)
                 await writer.drain()
+
+
+def _closing(
+    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+    """Return a callback of a server that closes each connection when its handler has ended.
+
+    A handler that is cancelled before its first step closes nothing by itself. The warning about
+    the open connection would make a later test fail.
+    """
+    tasks: set[asyncio.Task[None]] = set()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(handle(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(lambda _: writer.close())
+
+    return connected
 
 
 async def _copy(
