@@ -32,7 +32,9 @@ from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-EXAMPLES: Final = 10  # examples of each operation, with authentication and without
+# Requests for each operation, with authentication and without; in the long form, MANY.
+EXAMPLES: Final = 4
+MANY: Final = 50
 CHECKS: Final = [
     not_a_server_error,
     status_code_conformance,
@@ -169,12 +171,10 @@ async def names(penstock: Secured, operation: Operation) -> dict[str, str]:
     return {"token_id": "none"} | known
 
 
-@pytest.mark.parametrize("operation", operations(), ids=lambda each: each.label)
-@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-async def test_whatever_is_sent_the_answer_is_declared_and_no_5xx(
+async def check(
     penstock: Secured, operation: Operation, names: dict[str, str], data: st.DataObject
 ) -> None:
+    """Send one made-up request, and check its answer."""
     case = data.draw(cases(operation))
     good = orjson.dumps(row_of(operation).body).decode()
     for name, value in names.items():
@@ -188,6 +188,28 @@ async def test_whatever_is_sent_the_answer_is_declared_and_no_5xx(
         "accept": data.draw(st.sampled_from(ACCEPTED)),
     }
     case.validate_response(await ask(penstock.http, case, headers), checks=CHECKS)
+
+
+each_operation = pytest.mark.parametrize("operation", operations(), ids=lambda each: each.label)
+
+
+@each_operation
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+async def test_whatever_is_sent_the_answer_is_declared_and_no_5xx(
+    penstock: Secured, operation: Operation, names: dict[str, str], data: st.DataObject
+) -> None:
+    await check(penstock, operation, names, data)
+
+
+@pytest.mark.chaos
+@each_operation
+@settings(max_examples=MANY, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+async def test_whatever_else_is_sent_the_answer_is_declared_and_no_5xx(
+    penstock: Secured, operation: Operation, names: dict[str, str], data: st.DataObject
+) -> None:
+    await check(penstock, operation, names, data)
 
 
 @pytest.mark.parametrize("penstock", ["asked"], indirect=True, scope="module")

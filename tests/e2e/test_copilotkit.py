@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,12 +66,20 @@ class Program:
 
 
 class World:
-    """Penstock with one edge, and the folder in which Node finds the packages."""
+    """Penstock with one edge, and the folder in which Node finds the packages.
+
+    A program of Node takes about a second of CPU to start, so all tests share one client, and one
+    runtime until a test restarts it. Each test has a thread of its own.
+    """
+
+    client: Program
+    runtime: Program
 
     def __init__(self, penstock: Deployment, folder: Path) -> None:
         self.penstock = penstock
         self._folder = folder
         self._port = free_port()  # of the runtime, also after a restart
+        self._running = AsyncExitStack()  # the runtime
 
     @asynccontextmanager
     async def program(self, name: str, *arguments: str) -> AsyncIterator[Program]:
@@ -92,27 +100,35 @@ class World:
             await process.wait()
             await reading
 
+    async def start_runtime(self) -> None:
+        program = self.program("runtime.mjs", self.penstock.edge(), str(self._port))
+        runtime = await self._running.enter_async_context(program)
+
+        async def listens() -> bool:
+            assert runtime.process.returncode is None, runtime.lines
+            return any(line.startswith("http://") for line in runtime.lines)
+
+        await eventually(listens, 30, "the runtime listens")
+        self.runtime = runtime
+
+    async def restart_runtime(self) -> None:
+        """Kill the runtime, and start another one at its address."""
+        await self._running.aclose()
+        await self.start_runtime()
+
+    def new_client(self) -> AbstractAsyncContextManager[Program]:
+        """Start a client. A test that restarts the runtime in a run needs one for itself.
+
+        A client whose connection is cut ends, because it is no browser.
+        """
+        return self.program("client.mjs", f"http://127.0.0.1:{self._port}/api/copilotkit")
+
     @asynccontextmanager
-    async def runtime(self) -> AsyncIterator[Program]:
-        async with self.program("runtime.mjs", self.penstock.edge(), str(self._port)) as runtime:
-
-            async def listens() -> bool:
-                assert runtime.process.returncode is None, runtime.lines
-                return any(line.startswith("http://") for line in runtime.lines)
-
-            await eventually(listens, 30, "the runtime listens")
-            yield runtime
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Program]:
-        url = f"http://127.0.0.1:{self._port}/api/copilotkit"
-        async with self.program("client.mjs", url) as client:
-            yield client
-
-    async def run_of(self, thread: str) -> dict[str, Any]:
-        url = f"{self.penstock.edge()}/v1/runs"
-        listed = await self.penstock.http.get(url, params={"session_id": thread})
-        return dict(listed.json()["runs"][0])
+    async def started(self) -> AsyncIterator[World]:
+        """Run the runtime and the client."""
+        async with self._running, self.new_client() as self.client:
+            await self.start_runtime()
+            yield self
 
     async def has_status(self, thread: str, status: str) -> None:
         async def reached() -> bool:
@@ -146,15 +162,17 @@ async def world(
         {"id": "assistant", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"},
         {"id": "vana", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
     ]
-    async with deployment(nats_server.url, folder / "penstock", agents) as penstock:
-        yield World(penstock, folder)
+    async with (
+        deployment(nats_server.url, folder / "penstock", agents) as penstock,
+        World(penstock, folder).started() as world,
+    ):
+        yield world
 
 
 @pytest.fixture
-async def client(world: World) -> AsyncIterator[Program]:
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(world.runtime())
-        yield await stack.enter_async_context(world.client())
+def client(world: World) -> Program:
+    assert world.runtime.process.returncode is None, "the test before has ended the runtime"
+    return world.client
 
 
 def said(answer: dict[str, Any]) -> str:
@@ -182,19 +200,18 @@ async def test_a_thread_without_a_run_is_empty(client: Program) -> None:
 
 
 async def test_an_interrupt_is_shown_after_a_restart_of_the_runtime_and_can_be_approved(
-    world: World,
+    world: World, client: Program
 ) -> None:
     thread = "interrupt"
-    async with world.runtime(), world.client() as client:
-        asked = await client.do("run", thread, text="confirm A note")
-        assert len(asked["interrupts"]) == 1
-    async with world.runtime(), world.client() as client:
-        shown = await client.do("connect", thread)
-        assert shown["interrupts"] == asked["interrupts"]
-        assert shown["messages"][0]["role"] == "user"
-        done = await client.do("approve", thread)
-        assert (done["error"], done["interrupts"]) == (None, [])
-        assert done["events"][-1] == "RUN_FINISHED"
+    asked = await client.do("run", thread, text="confirm A note")
+    assert len(asked["interrupts"]) == 1
+    await world.restart_runtime()
+    shown = await client.do("connect", thread, fresh=True)
+    assert shown["interrupts"] == asked["interrupts"]
+    assert shown["messages"][0]["role"] == "user"
+    done = await client.do("approve", thread)
+    assert (done["error"], done["interrupts"]) == (None, [])
+    assert done["events"][-1] == "RUN_FINISHED"
     await world.has_status(thread, "completed")
 
 
@@ -209,55 +226,59 @@ async def test_a_run_that_is_stopped_is_cancelled(world: World, client: Program)
     assert following["events"][-1] == "RUN_FINISHED"
 
 
-async def test_a_stop_after_a_restart_of_the_runtime_cancels_the_run(world: World) -> None:
+async def test_a_stop_after_a_restart_of_the_runtime_cancels_the_run(
+    world: World, client: Program
+) -> None:
     thread = "stopped-later"
-    async with world.runtime(), world.client() as client:
-        client.begin("run", thread, text="slow")
+    async with world.new_client() as earlier:
+        earlier.begin("run", thread, text="slow")
         await world.has_status(thread, "running")
-    async with world.runtime(), world.client() as client:
-        number = client.begin("connect", thread)
-        await asyncio.sleep(1)
-        await client.do("stop", thread)
-        await client.answer(number)
+    await world.restart_runtime()
+    number = client.begin("connect", thread, fresh=True)
+    await asyncio.sleep(1)
+    await client.do("stop", thread)
+    await client.answer(number)
     await world.has_status(thread, "cancelled")
 
 
-async def test_a_restart_of_the_runtime_in_the_middle_of_a_run_loses_nothing(world: World) -> None:
+async def test_a_restart_of_the_runtime_in_the_middle_of_a_run_loses_nothing(
+    world: World, client: Program
+) -> None:
     thread = "restarted"
-    async with world.runtime(), world.client() as client:
-        client.begin("run", thread, text="slowtool")
+    async with world.new_client() as earlier:
+        earlier.begin("run", thread, text="slowtool")
         await world.has_status(thread, "running")
-    async with world.runtime(), world.client() as client:
-        shown = await client.do("connect", thread)
-        assert shown["events"][-1] == "RUN_FINISHED"
-        later = await client.do("connect", thread, fresh=True)
+    await world.restart_runtime()
+    shown = await client.do("connect", thread, fresh=True)
+    assert shown["events"][-1] == "RUN_FINISHED"
+    later = await client.do("connect", thread, fresh=True)
     assert said(shown)
     assert shown["messages"] == later["messages"]
 
 
 async def test_an_edge_that_is_killed_in_the_middle_of_a_run_loses_and_repeats_nothing(
-    world: World,
+    world: World, client: Program
 ) -> None:
     thread = "edge-killed"
-    async with world.runtime() as runtime, world.client() as client:
-        number = client.begin("run", thread, text="slowtool")
-        await world.has_status(thread, "running")
-        await asyncio.sleep(0.5)
-        await world.kill_edge()
-        answer = await client.answer(number)
-        assert (answer["error"], answer["events"][-1]) == (None, "RUN_FINISHED")
-        assert answer["events"].count("RUN_STARTED") == 1
-        again = await client.do("connect", thread, fresh=True)
-        assert said(answer) == said(again)
-        assert runtime.process.returncode is None, "the runtime's process has ended"
+    number = client.begin("run", thread, text="slowtool")
+    await world.has_status(thread, "running")
+    await asyncio.sleep(0.5)
+    await world.kill_edge()
+    answer = await client.answer(number)
+    assert (answer["error"], answer["events"][-1]) == (None, "RUN_FINISHED")
+    assert answer["events"].count("RUN_STARTED") == 1
+    again = await client.do("connect", thread, fresh=True)
+    assert said(answer) == said(again)
+    assert world.runtime.process.returncode is None, "the runtime's process has ended"
 
 
-async def test_an_error_of_penstock_ends_the_run_and_not_the_runtime(world: World) -> None:
-    async with world.runtime() as runtime, world.client() as client:
-        refused = await client.do("run", "t" * 600, text="text")  # the thread's id is too long
-        assert refused["events"] == ["RUN_ERROR"]
-        assert (await client.do("run", "after-an-error", text="text"))["error"] is None
-        assert runtime.process.returncode is None
+async def test_an_error_of_penstock_ends_the_run_and_not_the_runtime(
+    world: World, client: Program
+) -> None:
+    refused = await client.do("run", "t" * 600, text="text")  # the thread's id is too long
+    assert refused["events"] == ["RUN_ERROR"]
+    assert (await client.do("run", "after-an-error", text="text"))["error"] is None
+    assert world.runtime.process.returncode is None
 
 
 def test_the_types_of_the_runner_fit_the_runtime(tmp_path: Path) -> None:

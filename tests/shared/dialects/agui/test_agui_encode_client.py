@@ -109,15 +109,11 @@ def test_the_chunking_changes_nothing(clients: dict[str, Client], chunk_bytes: i
         assert client.check(body, input=INPUT, chunk_bytes=chunk_bytes) == seen(client, body), name
 
 
-@each_audience
-@pytest.mark.timeout(180)
-def test_a_client_that_joins_after_any_event_ends_with_the_same_state_as_one_that_stayed(
-    clients: dict[str, Client], audience: Audience
-) -> None:
-    client = clients[audience.client]
+def check_joins(client: Client, audience: Audience, first: int, step: int) -> None:
+    """Let a client join every recorded run after event `first`, and after every `step` more."""
     for name, events in recorded().items():
         stayed = seen(client, wire(frames(audience, events)))
-        for cut in range(1, len(events) + 1):
+        for cut in range(first, len(events) + 1, step):
             encoder = audience.encoder()
             told = prelude(encoder, events[:cut])
             told += [frame for event in events[cut:] for frame in encoder.feed(event)]
@@ -128,6 +124,25 @@ def test_a_client_that_joins_after_any_event_ends_with_the_same_state_as_one_tha
             # After an error, the client that stayed also has interrupts that were already answered.
             if stayed.terminals[-1] != "error":
                 assert joined.pendingInterrupts == stayed.pendingInterrupts, (name, cut)
+
+
+@each_audience
+@pytest.mark.timeout(180)
+def test_a_client_that_joins_after_any_event_ends_with_the_same_state_as_one_that_stayed(
+    clients: dict[str, Client], audience: Audience
+) -> None:
+    """Of each profile, one client joins after the odd events, and the other after the even ones."""
+    first = 1 + list(VERSIONS).index(audience.client)
+    check_joins(clients[audience.client], audience, first, step=2)
+
+
+@pytest.mark.chaos
+@each_audience
+@pytest.mark.timeout(600)
+def test_both_clients_that_join_after_any_event_end_with_the_same_state_as_ones_that_stayed(
+    clients: dict[str, Client], audience: Audience
+) -> None:
+    check_joins(clients[audience.client], audience, 1, step=1)
 
 
 def test_several_runs_of_a_thread_are_one_stream_and_ids_that_repeat_stay_apart(
