@@ -26,7 +26,7 @@ class Exported:
     attributes: dict[str, Any]
     is_error: bool
     links: tuple[str, ...]  # the ids of traces and spans: `<trace>-<span>`
-    events: tuple[str, ...]  # the names, in their order
+    events: tuple[tuple[str, int], ...]  # names and times, in their order
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Collector:
                         links=tuple(
                             f"{link.trace_id.hex()}-{link.span_id.hex()}" for link in span.links
                         ),
-                        events=tuple(event.name for event in span.events),
+                        events=tuple((event.name, event.time_unix_nano) for event in span.events),
                     )
                     for span in of_scope.spans
                 ]
