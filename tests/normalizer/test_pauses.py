@@ -83,14 +83,14 @@ async def test_a_slow_normalizer_does_not_store_again_a_pause_that_expires(
 
     async def late(self: Bucket, *args: Any) -> int | None:
         monkeypatch.undo()
-        await pauses.keep(fold(run_id, 3))
+        await pauses.store(fold(run_id, 3))
         await pauses.expire(run_id)
         return await update(self, *args)
 
     async with connected(nats_server.url) as bus:
         pauses = Pauses(bus, kept_s=60)
         monkeypatch.setattr(Bucket, "update", late)
-        await pauses.keep(fold(run_id, 3))
+        await pauses.store(fold(run_id, 3))
         kept = await bus.tail("KV_pauses", f"$KV.pauses.{run_id}")
     assert kept is not None
     assert kept.headers.get("Nats-TTL") == "60s"
@@ -104,12 +104,12 @@ async def test_a_pause_that_is_written_meanwhile_expires_all_the_same(
 
     async def late(self: Bucket, *args: Any) -> int | None:
         monkeypatch.undo()
-        await pauses.keep(fold(run_id, 4))
+        await pauses.store(fold(run_id, 4))
         return await update(self, *args)
 
     async with connected(nats_server.url) as bus:
         pauses = Pauses(bus, kept_s=60)
-        await pauses.keep(fold(run_id, 3))
+        await pauses.store(fold(run_id, 3))
         monkeypatch.setattr(Bucket, "update", late)
         await pauses.expire(run_id)
         kept = await bus.tail("KV_pauses", f"$KV.pauses.{run_id}")
@@ -121,7 +121,7 @@ async def test_a_pause_replaces_one_that_has_lost_its_object(nats_server: NatsSe
     run_id = new_run_id()
     async with connected(nats_server.url) as bus:
         await bus.bucket("pauses").put(run_id, b'{"penstock_object":"that-is-gone"}')
-        await Pauses(bus, kept_s=60).keep(fold(run_id, 3))
+        await Pauses(bus, kept_s=60).store(fold(run_id, 3))
         kept = await bus.bucket("pauses").get(run_id)
     assert kept is not None
     assert orjson.loads(kept.value)["approval_id"] == f"{run_id}-1"

@@ -93,7 +93,7 @@ async def test_a_large_value_is_stored_once_and_removed_with_its_journal(bus: Bu
     await journals.append(run_id, EMPTY, [started(run_id)])
     small, large = b'"small"', b'"' + b"x" * (2 * MAX_MESSAGE_BYTES) + b'"'
     for digest, payload in (("aa", small), ("bb", large), ("bb", large)):
-        await journals.keep_value(run_id, digest, payload)
+        await journals.store_value(run_id, digest, payload)
     assert [await journals.value(run_id, digest) for digest in ("aa", "bb")] == [small, large]
     # The values do not count as records.
     assert (await journals.read(run_id))[1].records == 1

@@ -210,7 +210,7 @@ async def test_old_runs_age_out_of_the_rows(own_bus: Bus) -> None:
     made = [await put(own_bus, "alice") for _ in range(5)]
     await listed.index.caught_up()
     await own_bus.api("STREAM.PURGE.KV_runs", {"keep": 2})
-    await listed.index._look()
+    await listed.index._check_stream()
     assert listed.rows.rows("SELECT count(*) FROM runs") == [(2,)]
     assert await pages(listed, {"alice"}, 10) == [made[:2:-1]]
 

@@ -39,7 +39,7 @@ class Unheard(Source):
     def patterns(self) -> Collection[str]:
         return ()
 
-    async def keep(self, stored: Stored) -> bool:
+    async def accepts(self, stored: Stored) -> bool:
         return True
 
     async def stop(self) -> None:

@@ -60,7 +60,7 @@ class RuleSecrets:
                 raise _invalid_secret(str(error)) from None
         secret = body.secret or (new_secret() if name == "secrets" else new_token())
         changed = _with_secrets(rule, body.of, name, [secret, *present])
-        record = await self._rules.keep(rule, changed)
+        record = await self._rules.replace_secrets(rule, changed)
         return await self._rules.written(record, {} if body.secret else {body.of: secret})
 
     @serves(
@@ -87,7 +87,9 @@ class RuleSecrets:
         name, present = _secrets(rule.record.rule, of)
         record = rule.record
         if len(present) == PREVIOUS:
-            record = await self._rules.keep(rule, _with_secrets(rule, of, name, present[:1]))
+            record = await self._rules.replace_secrets(
+                rule, _with_secrets(rule, of, name, present[:1])
+            )
         return await self._rules.written(record, {})
 
 

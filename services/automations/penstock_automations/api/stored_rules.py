@@ -114,7 +114,7 @@ class StoredRules:
         except Conflict as error:
             raise Problem(409, refusal) from error
 
-    async def keep(self, rule: CompiledRule, changed: Rule) -> RuleRecord:
+    async def replace_secrets(self, rule: CompiledRule, changed: Rule) -> RuleRecord:
         """Store a rule with other secrets; its owner and rights stay the same."""
         text = f"the rule {rule.id} was changed at the same time: try again"
         record = rule.record

@@ -25,7 +25,7 @@ from penstock.bus.write.fence import tail
 from penstock_automations.jobs.job import Job
 
 WRITER: Final = "automations"
-# The header by which `_look` finds an event that was written before.
+# The header by which `_read_frames` finds an event that was written before.
 DELIVERY: Final = "Penstock-Delivery"
 _LOCKS = 64
 LAGS_S = 0.05
@@ -94,7 +94,7 @@ class Announcements:
             known = self._take(timeline.run_id)
             while True:
                 if known is None or timeline.raw < known.after:
-                    known = await self._look(timeline)
+                    known = await self._read_frames(timeline)
                 if key in known.keys:
                     self._keep(timeline.run_id, known)
                     return False
@@ -146,7 +146,7 @@ class Announcements:
         known.last = found[-1].sequence
         return known
 
-    async def _look(self, timeline: Timeline) -> _Frames:
+    async def _read_frames(self, timeline: Timeline) -> _Frames:
         """Read this service's frames of the run after the position `raw`."""
         stream, pattern = raw_for(timeline.run_id), raw_stored(timeline.run_id, WRITER)
         while True:

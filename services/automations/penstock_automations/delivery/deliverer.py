@@ -184,7 +184,7 @@ class Deliverer:
             # An earlier process has made this attempt, and ended before it finished the other
             # steps.
             if record.replay == job.replay:
-                await self._settle(job, stored, record)
+                await self._complete(job, stored, record)
             return
         if record is None or record.replay != job.replay:
             record = self._new_record(job, record)
@@ -302,7 +302,7 @@ class Deliverer:
             )
         elif job.attempt > 1:
             log.info("%s: %s: attempt %d was delivered", job.about, job.on_behalf, job.attempt)
-        await self._settle_new(job, stored, record)
+        await self._complete_new(job, stored, record)
         if meant.outcome == "gone" and not isinstance(job.source, CallSource):
             await self._persist(lambda: self._store.pause(job.rule, meant.text, "penstock"))
 
@@ -336,7 +336,7 @@ class Deliverer:
         )
         record.status, record.ended_at = "failed", self._bus.clock.time()
         record.made = max(record.made, job.attempt - 1)
-        await self._settle_new(job, stored, record)
+        await self._complete_new(job, stored, record)
         if spans.is_on():
             occurrence = await self._persist(lambda: self._occurrence(job))
             if occurrence is not None:
@@ -352,7 +352,7 @@ class Deliverer:
                 return await self._handle_attempt(job, stored, record, attempted)
         await self._fail(job, stored, record, code, text)
 
-    async def _settle_new(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
+    async def _complete_new(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
         while not await self._persist(partial(self._records.put, job, record)):
             # This process did not answer in time, so the server has delivered the job to another
             # process. The record that the other process has written is kept.
@@ -361,9 +361,9 @@ class Deliverer:
                 record = found
                 break
             record.follows(found)
-        await self._settle(job, stored, record)
+        await self._complete(job, stored, record)
 
-    async def _settle(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
+    async def _complete(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
         """Do the steps that follow from the record. Every step may be repeated."""
         if record.status == "waiting":
             following = replace(job, attempt=record.made).next_attempt()
@@ -412,7 +412,7 @@ class Deliverer:
         timeline = _timeline(job, record)
         type_, data = outcome(job, record)
         if timeline is None:
-            # a failure that becomes a dead letter is logged by `_settle`
+            # a failure that becomes a dead letter is logged by `_complete`
             if record.status != "failed" or not job.can_be_repeated:
                 log.info("%s: %s: %s: %s", job.about, job.on_behalf, type_, data["result"])
             return True

@@ -157,7 +157,7 @@ class Schedules:
         first try expects no scheduled message. If another process has scheduled one already, the
         fence refuses the first try, and the next try reads the message.
         """
-        pending = await self._look(rule_id) if handled is None else None
+        pending = await self._read_scheduled(rule_id) if handled is None else None
         while True:
             rule = self._rules.get(rule_id)
             if rule is None:
@@ -176,12 +176,12 @@ class Schedules:
                         due_ttl_s=DUE_TTL_S,
                     )
                 except FenceConflict:
-                    pending = await self._look(rule_id)
+                    pending = await self._read_scheduled(rule_id)
                     continue
             self._known[rule_id] = (rule.revision, wanted)
             return
 
-    async def _look(self, rule_id: str) -> Stored | None:
+    async def _read_scheduled(self, rule_id: str) -> Stored | None:
         """Read the rule's scheduled message, then refresh the rules, and return the message.
 
         If the rules were read first, a process with an earlier version of the rule could replace

@@ -43,7 +43,7 @@ class Diagnosis:
         if reached is None or now_s < self._looked_at_s.get(agent.id, -AGAIN_S) + AGAIN_S:
             return
         self._looked_at_s[agent.id] = now_s
-        task = asyncio.create_task(self._look(run_id, agent, url, outcome, reached))
+        task = asyncio.create_task(self._check_server(run_id, agent, url, outcome, reached))
         self._looking.add(task)
         task.add_done_callback(self._looking.discard)
 
@@ -54,7 +54,7 @@ class Diagnosis:
         if self._looking:
             await asyncio.wait(self._looking)
 
-    async def _look(
+    async def _check_server(
         self, run_id: str, agent: ServerAgent, url: str, outcome: Outcome, reached: bool
     ) -> None:
         advice = "start it, or set `url` to its address as seen from here"

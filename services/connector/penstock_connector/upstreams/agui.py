@@ -79,7 +79,7 @@ class AguiUpstream:
         else:
             body = _run_input(agent, command, await self._threads.thread(session))
             content = orjson.dumps(body)
-        await self._threads.keep_request(command.run_id, body)
+        await self._threads.store_request(command.run_id, body)
         own = _Own(command.run_id, session, body.get("runId"), body, 1)
         return _call(agent, content, own)
 
@@ -182,7 +182,7 @@ class AguiUpstream:
         goes_on = {**own.body, "runId": own.upstream_id, "messages": messages}
         if received.state.value is not None:
             goes_on["state"] = received.state.value
-        await self._threads.keep_request(own.run_id, goes_on)
+        await self._threads.store_request(own.run_id, goes_on)
         await self._threads.add(own.session, settled(messages), goes_on.get("state"))
 
 

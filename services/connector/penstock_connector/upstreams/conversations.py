@@ -57,7 +57,7 @@ class Threads:
         kept = await self._get(f"run.{run_id}")
         return _Request.validate_json(kept) if kept else {}
 
-    async def keep_request(self, run_id: str, body: dict[str, Any]) -> None:
+    async def store_request(self, run_id: str, body: dict[str, Any]) -> None:
         """Store the run's request, before the server is called and when a leg has ended."""
         await self._put(f"run.{run_id}", _Request.dump_json(body))
 

@@ -25,7 +25,7 @@ from penstock_edge.views.positions import StreamSequence
 
 # The feed reads this number of the newest messages when it opens, and keeps the messages for new
 # listeners. A replica may lack the newest messages. The feed notices such a gap, but a replay does
-# not. So a replay reads only messages that are older than the messages of the feed.
+# not notice it. So a replay reads only messages that are older than the messages of the feed.
 RECENT: Final = 500
 RECENT_BYTES: Final = 4 * 1024 * 1024
 # The limits of the remembered messages within `Feed.keep`, while a reader catches up with the feed.

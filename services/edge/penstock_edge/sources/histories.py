@@ -28,7 +28,7 @@ def history_of(
     stream, pattern = view.followed.stream, view.followed.pattern
     if source is None:
         return History(bus, stream, lambda: (pattern,), start, turn=turn)
-    return History(bus, stream, source.patterns, start, source.keep, turn)
+    return History(bus, stream, source.patterns, start, source.accepts, turn)
 
 
 async def newest_of(bus: Bus, view: View, start: int) -> int:

@@ -92,9 +92,9 @@ class ManyEncoding(Encoding):
 
 
 class FilteredSource(Source, ABC):
-    """Delivers the messages of the feed that `keep` accepts.
+    """Delivers the messages of the feed that `accepts` selects.
 
-    `keep` is asynchronous, because it may have to read records in KV.
+    `accepts` is asynchronous, because it may have to read records in KV.
     """
 
     session_id: str | None = None
@@ -116,7 +116,7 @@ class FilteredSource(Source, ABC):
         """Return the patterns of the stored messages that are delivered."""
 
     @abstractmethod
-    async def keep(self, stored: Stored) -> bool:
+    async def accepts(self, stored: Stored) -> bool:
         """Return whether the source delivers this message."""
 
     @abstractmethod
@@ -147,7 +147,7 @@ class FilteredSource(Source, ABC):
             self._working = None  # an exception in the task would keep this object in memory
 
     def receive(self, batch: list[Stored]) -> None:
-        """Take messages from the feed; `keep` decides later which of them are delivered."""
+        """Take messages from the feed; `accepts` decides later which of them are delivered."""
         self._received += batch
         self._wake.set()
 
@@ -161,7 +161,7 @@ class FilteredSource(Source, ABC):
             await self._wake.wait()
             self._wake.clear()
             received, self._received = self._received, []
-            if kept := [stored for stored in received if await self.keep(stored)]:
+            if kept := [stored for stored in received if await self.accepts(stored)]:
                 self._deliver(kept)
 
 
@@ -191,7 +191,7 @@ class TypesSource(FilteredSource):
         """Return a pattern for each type, over all runs."""
         return self._patterns
 
-    async def keep(self, stored: Stored) -> bool:
+    async def accepts(self, stored: Stored) -> bool:
         """Return whether the message's run belongs to one of the owners."""
         if self._owners is None:
             return True
@@ -224,7 +224,7 @@ class SessionSource(FilteredSource):
         """Return a pattern for each run of the session that is known now."""
         return self._patterns
 
-    async def keep(self, stored: Stored) -> bool:
+    async def accepts(self, stored: Stored) -> bool:
         """Return whether the message's run belongs to the session."""
         run_id = subjects.run_id_of(stored.subject)
         if run_id not in self._runs:
@@ -239,7 +239,7 @@ class SessionSource(FilteredSource):
         workflow's steps have started. A step's run may be in another session, but the client has
         the cursors of its events.
         """
-        if await self.keep(stored):
+        if await self.accepts(stored):
             return True
         above = await ancestors_of(self._bus, subjects.run_id_of(stored.subject))
         return any(self._session.has(record) for record in above)

@@ -68,7 +68,7 @@ class EventsOfRun(Source):
         """Return the pattern of the run's events."""
         return self._patterns
 
-    async def keep(self, stored: Stored) -> bool:
+    async def accepts(self, stored: Stored) -> bool:
         """Return True, because all messages under the patterns belong to this run."""
         return True
 
@@ -113,7 +113,7 @@ class FramesUntilEnd(Source):
         """Return the pattern of the run's source frames."""
         return (subjects.raw_stored(self._run_id, UPSTREAM),)
 
-    async def keep(self, stored: Stored) -> bool:
+    async def accepts(self, stored: Stored) -> bool:
         """Return True, because all messages under the patterns belong to this run."""
         return True
 

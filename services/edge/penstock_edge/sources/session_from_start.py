@@ -43,7 +43,7 @@ class SessionFromStart(Source):
         self._live.on_failure = self.on_failure
         live_from = await self._live.start()
         history = History(
-            self._bus, self._stream, self._live.patterns, 1, self._live.keep, self._turn
+            self._bus, self._stream, self._live.patterns, 1, self._live.accepts, self._turn
         )
         while batch := await history.before(live_from):
             self._deliver(batch)
@@ -56,9 +56,9 @@ class SessionFromStart(Source):
         """Return a pattern for each run of the session that is known now."""
         return self._live.patterns()
 
-    async def keep(self, stored: Stored) -> bool:
+    async def accepts(self, stored: Stored) -> bool:
         """Return whether the message's run belongs to the session."""
-        return await self._live.keep(stored)
+        return await self._live.accepts(stored)
 
     async def has_cursor(self, stored: Stored) -> bool:
         """Return whether a client of the session may have the cursor of this message."""

@@ -62,7 +62,7 @@ class TreeSource(Source, Watcher):
         """Return the patterns of the runs whose events are read now."""
         return self._members.patterns()
 
-    async def keep(self, stored: Stored) -> bool:
+    async def accepts(self, stored: Stored) -> bool:
         """Return True, because the readers of stored events know the tree's runs by themselves."""
         return True
 

@@ -141,7 +141,7 @@ class Client:
                 self._finish(End.COMPLETE)
             elif self.end is not None:
                 self._phase = None
-                return self._farewell() or None
+                return self._last_bytes() or None
             elif isinstance(phase, Replay):
                 found = self._notice() or await self._replayed(phase)
             else:
@@ -308,8 +308,8 @@ class Client:
             return
         write = self.driver.write if self.driver is not None else None
         if self._phase is IN_SYNC and write is not None:
-            # The keep-alive is written without leaving the group: the way out of the group and back
-            # would need a task.
+            # The client stays in the group while it writes the keep-alive, because a client that
+            # leaves the group needs a task until it joins the group again.
             self._wrote_at = now
             try:
                 write(http_chunk(keep_alive))
@@ -327,21 +327,21 @@ class Client:
         return self._was_last or (self._end_after is not None and self._next > self._end_after)
 
     def _end_with(self, end: End) -> None:
-        """End the stream; the driver first writes `_farewell`. Do nothing if the stream has
+        """End the stream; the driver first writes `_last_bytes`. Do nothing if the stream has
         ended."""
         self.end = self.end or end
         self.wake()
 
     def _finish(self, end: End) -> None:
-        """End the stream at once, without `_farewell`."""
+        """End the stream at once, without `_last_bytes`."""
         self.end = self.end or end
         self._phase = None
 
-    def _farewell(self) -> bytes:
+    def _last_bytes(self) -> bytes:
         """Return the last bytes of a stream that ends before the run does.
 
         If the client is asked to reconnect, the bytes contain the delay before the reconnection. If
-        it is not, the bytes are the frames of `interruption`.
+        the client is not asked, the bytes are the frames of `interruption`.
         """
         if self.end in (End.AGED, End.DRAINED):
             return self.hub.view.framing.reconnect(retry_ms())
@@ -389,9 +389,9 @@ class Client:
         if self._is_keep_alive_due:
             self._is_keep_alive_due = False
             return self.hub.view.framing.keep_alive
-        return self._live_marker() if self._is_live_unmarked() else b""
+        return self._live_marker() if self._is_live_marker_due() else b""
 
-    def _is_live_unmarked(self) -> bool:
+    def _is_live_marker_due(self) -> bool:
         """Return whether the live marker must be written alone, without an item before or after it.
 
         Usually `_own_part` writes the live marker before or after an item. But if the newest

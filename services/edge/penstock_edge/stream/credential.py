@@ -57,7 +57,7 @@ class _Expiry:
         self._expires_at = expires_at
         self._end: Callable[[], object] | None = end
         self._timer: asyncio.TimerHandle | None = None
-        self._look()
+        self._check()
 
     def stop(self) -> None:
         self._end = None
@@ -65,12 +65,12 @@ class _Expiry:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         left_s = self._expires_at - time.time()
         if left_s > 0:
             # The wall clock may be changed during a wait. So no wait is longer than `LOOK_AGAIN_S`.
             wait_s = min(left_s, LOOK_AGAIN_S)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._check)
         elif self._end is not None:
             end = self._end
             self.stop()

@@ -132,7 +132,7 @@ class Direct(Driver):
             if client.end is not End.SLOW or self._protocol.stream is not self:
                 client.leave()
                 raise
-            await self._say_dropped(in_frame)
+            await self._write_dropped(in_frame)
         except Exception:
             extra = run_of(client.hub.view.run_id)
             log.exception("a stream ends, because its bytes cannot be written", extra=extra)
@@ -169,7 +169,7 @@ class Direct(Driver):
             protocol.on_response_complete()
         client.leave()
 
-    async def _say_dropped(self, in_frame: bool) -> None:
+    async def _write_dropped(self, in_frame: bool) -> None:
         """Write the reason why the stream ends, and close the connection.
 
         Nothing is written if the last write ended inside a frame, or if the connection does not

@@ -40,8 +40,8 @@ class Flushable(Protocol):
     def flush(self) -> int:
         """Encode the new messages and write them; return the number of writes.
 
-        A hub with more writes than `SLICE` does only a part of them, and calls `Flushes.again`. The
-        method must not raise an exception.
+        A hub with more writes than `SLICE` does only a part of them, and calls
+        `Flushes.flush_soon`. The method must not raise an exception.
         """
         ...
 
@@ -79,13 +79,13 @@ class Flushes:
         A caller must not add a hub again before the hub is flushed.
         """
         if hub.flush_at <= self.time():
-            self.again(hub)
+            self.flush_soon(hub)
             return
         heapq.heappush(self._waiting, (hub.flush_at, next(self._count), hub))
         if self._timer is None or hub.flush_at < self._timer_at:
             self._set_timer()
 
-    def again(self, hub: Flushable) -> None:
+    def flush_soon(self, hub: Flushable) -> None:
         """Flush the hub in the next turn of the loop."""
         self._due.append(hub)
         if not self._is_scheduled:
@@ -147,6 +147,6 @@ class Flushes:
         self._timer = None
         waiting, until = self._waiting, self.time() + EARLY_S
         while waiting and waiting[0][0] <= until:
-            self.again(heapq.heappop(waiting)[2])
+            self.flush_soon(heapq.heappop(waiting)[2])
         if waiting:
             self._set_timer()

@@ -305,7 +305,7 @@ class Hub:
     def _measure(self, received: str, writes: int) -> None:
         """Measure the added latency of an event, if this flush has written it to clients in sync.
 
-        A client that is not in sync may read the past, whose latency would say nothing.
+        A client that is not in sync may read old events, whose age is no added latency.
         """
         self._sampled = None
         if writes:
@@ -320,7 +320,7 @@ class Hub:
     def _flush_again(self) -> None:
         if not self._is_queued:
             self._is_queued = True
-            self._flushes.again(self)
+            self._flushes.flush_soon(self)
 
     def _take_arrivals(self) -> None:
         batch = self._arrivals.take()

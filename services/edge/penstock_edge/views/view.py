@@ -39,11 +39,11 @@ class Source(Protocol):
 
         Clients use these patterns to replay the messages that were stored before the first message
         that the source delivers. Before `start`, some patterns may be missing. A pattern may also
-        match messages that the source does not deliver; `keep` refuses them.
+        match messages that the source does not deliver; `accepts` refuses them.
         """
         ...
 
-    async def keep(self, stored: Stored) -> bool:
+    async def accepts(self, stored: Stored) -> bool:
         """Return whether the source delivers this message, which matches a pattern."""
         ...
 

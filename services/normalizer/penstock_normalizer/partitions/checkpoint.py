@@ -63,7 +63,7 @@ class Checkpoint:
             self._take_history(entry)
         elif not self.position:
             # No normalizer has worked on this partition before, so the partition has lost no data.
-            self._history.settle(self._bus.continuity.all)
+            self._history.record_losses(self._bus.continuity.all)
         losses = self._history.unsettled(self._bus.continuity.all)
         back = self._history.go_back(loss for loss in losses if loss.stream == self._events)
         if back is not None and back < self.position:
@@ -79,9 +79,9 @@ class Checkpoint:
             self.position, self._revision = back, revision
         return losses
 
-    async def settle(self, losses: list[Loss], done_up_to: int) -> None:
+    async def record_losses(self, losses: list[Loss], done_up_to: int) -> None:
         """Record that the partition has handled these losses. Raises BusError."""
-        self._history.settle(losses)
+        self._history.record_losses(losses)
         await self._remember(done_up_to)
 
     async def write(self, done_up_to: int) -> None:

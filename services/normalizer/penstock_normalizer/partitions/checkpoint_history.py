@@ -46,7 +46,7 @@ class CheckpointHistory:
         """Return the losses that the partition has not handled yet."""
         return [loss for loss in losses if _name(loss) not in self.settled]
 
-    def settle(self, losses: Iterable[Loss]) -> None:
+    def record_losses(self, losses: Iterable[Loss]) -> None:
         """Record that the partition has handled these losses."""
         self.settled += [_name(loss) for loss in losses]
 

@@ -133,7 +133,7 @@ class Partition:
                 while last is not None and self._done_up_to < last.sequence:
                     await asyncio.sleep(self._settings.checkpoint_s)
                 await lost_data.repair_runs(self._bus, self._shard, self._number, losses)
-                await self._checkpoint.settle(losses, self._done_up_to)
+                await self._checkpoint.record_losses(losses, self._done_up_to)
                 return
             except BusError as error:
                 log.warning(

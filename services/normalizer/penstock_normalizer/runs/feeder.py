@@ -148,7 +148,7 @@ class Feeder:
             )
             await self._give_up(stored, fold.error)
         if fold.pending is not None and ready.last_raw_sequence == stored.sequence:
-            await self._output.keep_pause(fold)
+            await self._output.store_pause(fold)
 
 
 def _writer(stored: Stored) -> str:

@@ -46,7 +46,7 @@ class Pauses:
             record = await objects.unwrap(self._bus, entry.value)
             fold.restore(PauseRecord.model_validate_json(record).fold)
 
-    async def keep(self, fold: RunFold) -> None:
+    async def store(self, fold: RunFold) -> None:
         """Store the run's pause; if the bus does not answer, wait.
 
         Raises MessageTooLarge, and ValueError if an earlier pause cannot be parsed.
@@ -64,7 +64,7 @@ class Pauses:
                 log.warning("run %s: its pause is not stored yet: %s", fold.run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
 
-    async def keep_workflow(self, fold: RunFold) -> None:
+    async def store_workflow(self, fold: RunFold) -> None:
         """Store the state of a workflow's run after its events; if the bus does not answer, wait.
 
         A workflow may wait at any time, for longer than its frames and events are kept. So each new

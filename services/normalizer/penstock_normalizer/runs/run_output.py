@@ -26,12 +26,12 @@ class RunOutput:
         self._pauses = pauses
         self.events = RunEvents(bus, run_id)
 
-    async def keep_pause(self, fold: RunFold) -> None:
+    async def store_pause(self, fold: RunFold) -> None:
         """Store the paused run's state; call this before the request for the approval is published.
 
         Raises MessageTooLarge.
         """
-        await self._pauses.keep(fold)
+        await self._pauses.store(fold)
 
     async def publish(
         self, fold: RunFold, ready: ReadyEvents, *, overrule_record: bool = False
@@ -60,7 +60,7 @@ class RunOutput:
                 self._run_id, fold, events, self.events.first, overrule=overrule_record
             )
         if fold.is_workflow and not fold.ended:
-            await self._pauses.keep_workflow(fold)
+            await self._pauses.store_workflow(fold)
         self.observe(ready)
         ready.clear()
 

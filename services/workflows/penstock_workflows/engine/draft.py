@@ -68,7 +68,7 @@ class Draft:
         self.records.append(record)
         fold(self.state, record)
 
-    def keep(self, output: Json) -> tuple[Json, JsonObject | None, int]:
+    def stored_output(self, output: Json) -> tuple[Json, JsonObject | None, int]:
         """Return an output, its reference and its size for a record; a large one is stored.
 
         Raises:

@@ -56,7 +56,7 @@ def end_step(
     Raises:
         NotStorable: the output cannot be stored as JSON; nothing has changed.
     """
-    inline, ref, size = draft.keep(output)
+    inline, ref, size = draft.stored_output(output)
     draft.write(
         records.Ended(draft.at, key[0], "completed", key[1], inline, ref, size, None, child, usage)
     )
@@ -95,7 +95,7 @@ def fail_step(
 ) -> None:
     """End a step, or an item, with an error: `on_failure` decides if the run continues."""
     try:
-        inline, ref, size = draft.keep(output) if output is not None else (None, None, 0)
+        inline, ref, size = draft.stored_output(output) if output is not None else (None, None, 0)
     except NotStorable:
         inline, ref, size = None, None, 0  # the item failed, so its output is not kept
     draft.write(records.Ended(draft.at, key[0], "failed", key[1], inline, ref, size, error, child))

@@ -146,7 +146,7 @@ class Decisions:
 
     async def _append(self, run: RunInMemory, decision: Decision) -> None:
         for value in decision.stored:
-            await self._journals.keep_value(run.run_id, value.digest, value.payload)
+            await self._journals.store_value(run.run_id, value.digest, value.payload)
         # From here on the records may be stored while their effects are not done.
         run.owes_effects = True
         assert decision.state is not None

@@ -89,7 +89,7 @@ class Journals:
             await asyncio.sleep(direct.LAG_S)
         raise missing or Incomplete(subject)
 
-    async def keep_value(self, run_id: str, digest: str, payload: bytes) -> None:
+    async def store_value(self, run_id: str, digest: str, payload: bytes) -> None:
         """Store a large value of a run. A repeated call changes nothing.
 
         Raises:

@@ -63,7 +63,7 @@ class StreamIdentity:
         if not unseen:
             self._found()  # a process that remembers no streams has nothing to compare
         while unseen:
-            looks = [asyncio.create_task(self._look(name, gone)) for name in sorted(unseen)]
+            looks = [asyncio.create_task(self._created_at(name, gone)) for name in sorted(unseen)]
             try:
                 answers = dict(zip(sorted(unseen), await asyncio.gather(*looks), strict=True))
             finally:
@@ -82,7 +82,7 @@ class StreamIdentity:
             if unseen:
                 await asyncio.sleep(LOOK_AGAIN_S if gone else ASK_AGAIN_S)
 
-    async def _look(self, name: str, gone: bool) -> str | None:
+    async def _created_at(self, name: str, gone: bool) -> str | None:
         """Return a stream's time of creation; None without such a stream, empty without an answer.
 
         Calls `found` when the stream is the same, unless the last comparison found a missing or new

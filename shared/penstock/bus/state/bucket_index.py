@@ -141,7 +141,7 @@ class BucketIndex:
             try:
                 await self._turn(self._begun)
                 if time.monotonic() - self._looked_s > LOOK_S:
-                    await self._look()
+                    await self._check_stream()
             except BusError as error:
                 log.debug("the index of KV %s is read again later: %s", self._name, error)
             await asyncio.sleep(TICK_S)
@@ -207,7 +207,7 @@ class BucketIndex:
 
     async def _catch_up(self) -> None:
         if self._must_look:
-            await self._look()
+            await self._check_stream()
         if self._stale:
             self._rows.clear()
             self._next = 1
@@ -242,7 +242,7 @@ class BucketIndex:
         at = stored.headers.get(STORED_AT, "")
         return Change(key, value, stored.sequence, at)
 
-    async def _look(self) -> None:
+    async def _check_stream(self) -> None:
         """Drop the rows of values that have aged out, and notice a stream that has become shorter.
 
         Raises:

@@ -141,12 +141,12 @@ class Continuity:
         Raises:
             BusError: the bucket `checkpoints` cannot be read or written.
         """
-        look = await self._look()
+        look = await self._snapshot()
         behind = look.behind
         if behind:
             # A newly elected leader may not have applied all of its messages yet.
             await asyncio.sleep(AGAIN_S)
-            before, look = look, await self._look()
+            before, look = look, await self._snapshot()
             behind = look.behind
             still = {
                 stream: known
@@ -158,7 +158,7 @@ class Continuity:
             elif still:
                 for stream, known in sorted(still.items()):
                     await self._repair(look, stream, known)
-                look = await self._look()
+                look = await self._snapshot()
                 behind = look.behind
         self._learn(look)
         self._looked = None if behind else look
@@ -180,7 +180,7 @@ class Continuity:
         """Return the highest sequence of the stream that this process has seen; 0 without one."""
         return max(self._known.get(stream, 0), self._bus.publisher.stored.get(stream, 0))
 
-    async def _look(self) -> Snapshot:
+    async def _snapshot(self) -> Snapshot:
         # Read the known sequences first, then the streams' ends. Other processes write meanwhile:
         # in the other order, a known sequence could be newer than the end, and a complete stream
         # would look too short.

@@ -165,9 +165,9 @@ class Recovery:
 
     def _begin_settling(self) -> None:
         self._phase = Phase.SETTLING
-        self._settling = asyncio.create_task(self._settle())
+        self._settling = asyncio.create_task(self._wait_complete())
 
-    async def _settle(self) -> None:
+    async def _wait_complete(self) -> None:
         """Wait until no stream lacks its end; then stop holding requests back."""
         until = time.monotonic() + ORDER_WAIT_S
         passing = PASSES.set(True)

@@ -305,7 +305,7 @@ async def test_a_stream_that_has_become_shorter_is_read_anew(
         await index.caught_up()
         index._next = 100  # as after a power failure in which the stream has lost messages
         rows.found["lost"] = (b"", 99)
-        await index._look()
+        await index._check_stream()
         await bus.bucket("rules").put(keys[1], b"x")
         await index.caught_up()
         assert rows.values.keys() == set(keys[:2])

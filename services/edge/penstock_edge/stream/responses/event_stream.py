@@ -99,14 +99,14 @@ class EventStream:
             # the cancellation is undone, and the task continues.
             if task := asyncio.current_task():
                 task.uncancel()
-            await self._say_dropped(send, in_frame)
+            await self._write_dropped(send, in_frame)
 
     async def _write(self, send: Send, body: bytes) -> None:
         self._client.begin_write()
         await send({"type": "http.response.body", "body": body, "more_body": True})
         self._client.wrote()
 
-    async def _say_dropped(self, send: Send, in_frame: bool) -> None:
+    async def _write_dropped(self, send: Send, in_frame: bool) -> None:
         """Write the reason why the stream ends.
 
         Nothing is written if the last write ended inside a frame, or if the connection does not

@@ -73,7 +73,7 @@ class WaitingStream:
             leaving.cancel()
             self._streams.discard(self)
         if stream is None:
-            await self._say_end(receive, send)
+            await self._write_end(receive, send)
             return
 
         async def send_body(message: Message) -> None:
@@ -116,7 +116,7 @@ class WaitingStream:
         wait_s = min(LOOK_AGAIN_S, period_s)
         while self._end is None:
             self._moved.clear()
-            if (stream := await self._look()) is not None:
+            if (stream := await self._try_begin()) is not None:
                 return stream
             if self._end is None:
                 await self._wait_for_notice(wait_s)
@@ -133,7 +133,7 @@ class WaitingStream:
         except TimeoutError:
             return
 
-    async def _look(self) -> EventStream | None:
+    async def _try_begin(self) -> EventStream | None:
         try:
             return await self._begun()
         except BusError as error:
@@ -141,7 +141,7 @@ class WaitingStream:
             log.warning("waiting for %s: %s", self._notices, error, extra=extra)
             return None
 
-    async def _say_end(self, receive: Receive, send: Send) -> None:
+    async def _write_end(self, receive: Receive, send: Send) -> None:
         body = b""
         if self._end is WaitEnd.MOVED:
             body = NAMED_SSE.reconnect(retry_ms())

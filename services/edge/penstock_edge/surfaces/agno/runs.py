@@ -203,7 +203,7 @@ class Runs:
             refusals=(404, 409, 410),
         )
     )
-    async def go_on(self, request: Request) -> ASGIApp:
+    async def continue_run(self, request: Request) -> ASGIApp:
         """Decide the items of a paused run; the response is the leg that the decision begins."""
         edge, who = self._edge, identity_of(request)
         agent = self._agent(request)

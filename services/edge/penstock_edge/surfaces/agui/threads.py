@@ -276,7 +276,7 @@ class Threads:
         turns = RunsInTurn(self._edge.agui.encoders(audience), keep)
         encoding = ThreadEncoding(turns, view.framing.event)
         turn = self._edge.turns.named(who)
-        history = History(bus, events_of(session.shard), source.patterns, 1, source.keep, turn)
+        history = History(bus, events_of(session.shard), source.patterns, 1, source.accepts, turn)
         while batch := await history.before(end):
             for stored in batch:
                 await encode(bus, view, encoding, stored)

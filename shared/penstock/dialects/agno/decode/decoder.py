@@ -295,7 +295,7 @@ class AgnoDecoder:
         if run.inner:
             workflow = self._workflow_completed(run, body, answer)
             return [*drafts, *workflow, *self._finish(run, "completed", result=body.get("content"))]
-        drafts += self._tools.settle(body)
+        drafts += self._tools.end_waiting(body)
         drafts += self._close_all("cancelled", _OUTER_ENDED)
         if state := body.get("session_state"):
             drafts.append(self._agents.draft(run, "state.snapshot", {"snapshot": state}))

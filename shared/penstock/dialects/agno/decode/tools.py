@@ -96,13 +96,13 @@ class Tools:
             if call.decision == "reject":
                 outcome = "expired" if decision.get("expired") else "rejected"
                 note = string(decision.get("note")) or outcome
-                drafts.append(self._settled(call, None, outcome, note))
+                drafts.append(self._result_draft(call, None, outcome, note))
             elif call.value is not None and answered_by_decision(call.kind, call.tool):
                 drafts.append(self._answered(call))
         self._waiting = {}
         return drafts
 
-    def settle(self, body: AgnoFrame) -> list[Draft]:
+    def end_waiting(self, body: AgnoFrame) -> list[Draft]:
         """Ends the calls that still wait when the run completes, because Agno sends no events for
         them.
 
@@ -119,12 +119,12 @@ class Tools:
                 run, failed = self._agents.by_key(call.run), tool.get("tool_call_error") is True
                 drafts += self._ended(run, tool, text(tool["result"]) if failed else None)
             elif call.decision is None:
-                drafts.append(self._settled(call, None, "expired", "the run ended undecided"))
+                drafts.append(self._result_draft(call, None, "expired", "the run ended undecided"))
             elif call.kind == "input" and call.value is not None:
                 drafts.append(self._answered(call))
             else:
                 error = "approved, but the upstream never ran it"
-                drafts.append(self._settled(call, None, "error", error))
+                drafts.append(self._result_draft(call, None, "error", error))
         return drafts
 
     def task(self, team: Run, member_id: str) -> str | None:
@@ -206,9 +206,9 @@ class Tools:
         return self._agents.draft(run, "llm.tool_call", data)
 
     def _answered(self, call: Call) -> Draft:
-        return self._settled(call, tool_value(call.value), "ok", None)
+        return self._result_draft(call, tool_value(call.value), "ok", None)
 
-    def _settled(self, call: Call, result: Json, outcome: str, error: str | None) -> Draft:
+    def _result_draft(self, call: Call, result: Json, outcome: str, error: str | None) -> Draft:
         self._calls.close(call)
         data = _result(call, result, outcome)
         if error is not None:

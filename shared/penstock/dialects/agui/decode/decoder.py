@@ -196,7 +196,7 @@ class AguiDecoder:
         return [*self._warned(kind), *self._complete(body)]
 
     def _complete(self, body: AguiFrame) -> Sequence[Draft]:
-        drafts = [*self._messages.close(), *self._tools.close(), *self._tools.settle()]
+        drafts = [*self._messages.close(), *self._tools.close(), *self._tools.end_rejected()]
         result = body.get("result")
         data = {
             "summary": self._messages.summary or text(result),

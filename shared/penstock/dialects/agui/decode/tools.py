@@ -219,13 +219,13 @@ class Tools:
         if decision.get("decision") == "reject":
             outcome = "expired" if decision.get("expired") else "rejected"
             value, error = None, string(decision.get("note")) or outcome
-        return self._settled(call, value, outcome, error)
+        return self._result_draft(call, value, outcome, error)
 
-    def settle(self) -> list[Draft]:
+    def end_rejected(self) -> list[Draft]:
         """Returns the results of rejected calls for which the upstream sent no result."""
         refused = [call for call in self._open.values() if call.refusal is not None]
         return [
-            self._settled(call, None, self._refused_as(call), call.refusal or "rejected")
+            self._result_draft(call, None, self._refused_as(call), call.refusal or "rejected")
             for call in refused
         ]
 
@@ -320,7 +320,7 @@ class Tools:
             self._agents.draft(call.body, "llm.tool_call", present(data) | (call.metadata or {}))
         ]
 
-    def _settled(self, call: Call, result: Json, outcome: str, error: str | None) -> Draft:
+    def _result_draft(self, call: Call, result: Json, outcome: str, error: str | None) -> Draft:
         self._close(call)
         data = {"tool": call.tool, "result": result, "tool_call_id": call.id, "outcome": outcome}
         if error is not None:
