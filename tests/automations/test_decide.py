@@ -23,6 +23,7 @@ from support.drive.pipeline import Event, Pipeline
 from support.drive.waiting import eventually
 from support.fakes.pauses import confirmation, continues, start_and_pause, user_input
 from support.fakes.policies import person, vote, written
+from support.fakes.recorder import recording
 from support.real.nats import NatsServer
 
 WITH_APPROVALS = (NormalizerService, ApprovalsService)
@@ -83,6 +84,24 @@ async def test_a_rule_decides_all_items_on_behalf_of_its_owner(
             return len(await continues(made.penstock, run_id)) == 1
 
         await eventually(sent, what="the run's continuation")
+
+
+async def test_the_approval_is_linked_to_the_delivery_that_decided_it(
+    nats_server: NatsServer,
+) -> None:
+    with recording() as recorder:
+        async with deciding(nats_server) as made:
+            await made.apply(rule_with("traced", APPROVE, ASKED))
+            run_id = await start_and_pause(made.penstock)
+            record = await decided(made.penstock, run_id)
+            await outcome_of(made, run_id)
+
+            async def delivered() -> str | None:
+                found = [each.context for each in recorder.spans if "delivery" in each.name]
+                return found[0] if found else None
+
+            context = await eventually(delivered, what="the span of the delivery")
+    assert [vote.traceparent for vote in record.votes] == [context]
 
 
 async def test_a_repeated_job_gets_the_answer_of_the_first_decision(

@@ -48,12 +48,18 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 @pytest.mark.parametrize(
     ("given", "kept"),
-    [(TRACE, True), (None, False), ("garbage", False), (TRACE.replace("4bf9", "XXXX"), False)],
+    [
+        ([TRACE], True),
+        ([], False),
+        (["garbage"], False),
+        ([TRACE.replace("4bf9", "XXXX")], False),
+        ([TRACE, TRACE], False),
+    ],
 )
 async def test_the_callers_trace_goes_with_the_run_or_one_begins(
-    edge: Client, bus: Bus, given: str | None, kept: bool
+    edge: Client, bus: Bus, given: list[str], kept: bool
 ) -> None:
-    headers = {"traceparent": given} if given else {}
+    headers = [("traceparent", each) for each in given]
     answer = await edge.post("/v1/runs", json=START, headers=headers)
     command = await command_of(bus, answer.json()["run_id"])
     assert (command["traceparent"] == TRACE) is kept
