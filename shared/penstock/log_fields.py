@@ -1,7 +1,7 @@
 """Adds the field `run_id` to each log line about a run, and `trace_id` if the run's trace is known.
 
 The run of a line is the first that is found of these: the value of `run %s` in the line's format,
-`extra=run_of(…)`, and the run that `bind` or `about` has set for the task. A process that has
+`extra=run_of(…)`, and the run that `bind` or `within_run` has set for the task. A process that has
 called `traced` for a run knows the run's trace.
 
 This module does no work for events. Log lines are rare, `traced` is called once for each run, and
@@ -49,7 +49,7 @@ def bind(run_id: str | None) -> None:
 
 
 @contextmanager
-def about(run_id: str) -> Iterator[None]:
+def within_run(run_id: str) -> Iterator[None]:
     """Set the run of this task within the context."""
     token = _run.set(run_id)
     try:

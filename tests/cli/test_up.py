@@ -341,11 +341,11 @@ def test_a_demo_with_a_key_wants_tokens_and_says_how_to_make_one(
     # A value that is already set must stay.
     monkeypatch.setenv("ENABLE_ADK_CANONICAL_STREAM", "false")
     up_module._switch_on_the_demo()
-    assert not AuthConfig(**AuthSettings().model_dump()).asks
+    assert not AuthConfig(**AuthSettings().model_dump()).requires_credentials
     monkeypatch.delenv(up_module.OPEN_TO_ALL)
     monkeypatch.setenv("PENSTOCK_AUTH_JWT_SECRET", "0123456789abcdef0123456789abcdef")
     up_module._switch_on_the_demo()
-    assert AuthConfig(**AuthSettings().model_dump()).asks
+    assert AuthConfig(**AuthSettings().model_dump()).requires_credentials
     assert os.environ["ENABLE_ADK_CANONICAL_STREAM"] == "false"
     command = up_module._how_to_get_a_token(Settings()).rsplit("$(", 1)[1].removesuffix(")")
     [_, *words] = shlex.split(command)  # the first word is the program's name, here pytest's

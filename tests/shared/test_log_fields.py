@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from penstock import log_fields
-from penstock.log_fields import about, approval_of, bind, run_of, traced
+from penstock.log_fields import approval_of, bind, run_of, traced, within_run
 from penstock.telemetry import LogFormat, configure_logging
 from penstock.web.auth import redact_logs
 
@@ -108,7 +108,7 @@ async def test_a_line_has_the_run_of_its_task_unless_it_names_another(lines: Lin
         log.info("the bus is away")
 
     await asyncio.gather(work(RUN), work("a-trigger"), work(OTHER))
-    with about(RUN):
+    with within_run(RUN):
         log.info("run %s: settled", OTHER)
         log.info("tried again")
     log.info("done")
@@ -131,7 +131,7 @@ def test_the_memory_of_traces_and_approvals_is_limited(
 def test_people_read_the_run_once(written: Callable[[LogFormat], io.StringIO]) -> None:
     output = written("text")
     traced(RUN, f"00-{TRACE}-00f067aa0ba902b7-01")
-    with about(RUN):
+    with within_run(RUN):
         log.info("run %s is named", RUN)
         log.info("the bus is away")
     named, other = output.getvalue().splitlines()

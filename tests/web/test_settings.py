@@ -16,7 +16,7 @@ URL = "https://issuer.example/jwks"
 
 def test_nothing_set_asks_nobody() -> None:
     config = AuthConfig(**AuthSettings().model_dump())
-    assert (config.configured, config.asks) == (False, False)
+    assert (config.configured, config.requires_credentials) == (False, False)
     assert config == AuthConfig()
 
 
@@ -45,14 +45,14 @@ def test_the_bypass_has_its_contracts_name(monkeypatch: pytest.MonkeyPatch, word
     monkeypatch.setenv("ALLOW_UNAUTHENTICATED_SSE", word)
     settings = Settings().auth
     assert settings.allow_unauthenticated_sse
-    assert not AuthConfig(**settings.model_dump()).asks
+    assert not AuthConfig(**settings.model_dump()).requires_credentials
 
 
 @pytest.mark.parametrize("word", ["false", "0", "", "no", "maybe", "off"])
 def test_anything_else_keeps_asking(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     monkeypatch.setenv("PENSTOCK_AUTH_JWT_SECRET", SECRET)
     monkeypatch.setenv("ALLOW_UNAUTHENTICATED_SSE", word)
-    assert AuthConfig(**Settings().auth.model_dump()).asks
+    assert AuthConfig(**Settings().auth.model_dump()).requires_credentials
 
 
 def test_the_algorithms_follow_from_the_kind_of_key() -> None:

@@ -26,7 +26,7 @@ from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity, decides_for, identity_of
 from penstock.web.auth.limits import take_stream
 from penstock.web.bodies import read_model
-from penstock.web.leaving import while_there
+from penstock.web.leaving import while_connected
 from penstock.web.operation import (
     FLAG,
     JSON,
@@ -201,7 +201,7 @@ class Api:
             query = Query.model_validate(dict(request.query_params))
         except ValidationError as error:
             raise invalid(error) from error
-        page = await while_there(request.receive, self._page(who, query))
+        page = await while_connected(request.receive, self._page(who, query))
         if page is None:
             return None
         records = [shown(record).model_dump(exclude_none=True) for record in page.approvals]

@@ -79,7 +79,9 @@ class AutomationsService(Service):
             self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
         )
         shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
-        starter = Starter(self.bus, self._open_runs, shards, callers_known=settings.auth.asks)
+        starter = Starter(
+            self.bus, self._open_runs, shards, callers_known=settings.auth.requires_credentials
+        )
         carriers: dict[ActionKind, Carrier] = {
             "webhook": webhooks,
             "run": RunCarrier(self.bus, context.config, starter),
@@ -129,7 +131,7 @@ class AutomationsService(Service):
         if (file := self._settings.rules) is not None:
             config = self.context.config
             await until_answered("the rules file", lambda: apply_file(file, self._store, config))
-        if AuthConfig(**self._settings.auth.model_dump()).asks:
+        if AuthConfig(**self._settings.auth.model_dump()).requires_credentials:
             await until_answered("pausing rules", lambda: pause_rules_of_nobody(self._store))
         await until_answered("reading the rules", self._rules.refresh)
         await self._begin_to_deliver()

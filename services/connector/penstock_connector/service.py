@@ -152,13 +152,13 @@ class ConnectorService(Service):
             await with_retries(lambda: dead_letters.end_run(run_id_of(stored.subject), error))
 
     async def _on_lease(self, stored: Stored) -> None:
-        self._peers.saw(stored)
+        self._peers.on_lease_message(stored)
         if not stored.payload:  # the lease has expired, or was given back
             self._commands.reaper.lease_ended(stored.subject.removeprefix(_PODS))
             self._may_reap.set()
 
     async def _on_gone(self, pod: str) -> None:
-        self._commands.reaper.fell_silent(pod)
+        self._commands.reaper.mark_silent(pod)
         self._may_reap.set()
         self._take_up_commands()
 

@@ -71,7 +71,9 @@ class Edge:
             config,
             settings,
             hubs=Hubs(bus, settings, turns),
-            starter=Starter(bus, open_runs, shards, callers_known=settings.auth.asks),
+            starter=Starter(
+                bus, open_runs, shards, callers_known=settings.auth.requires_credentials
+            ),
             canceller=Canceller(bus, settings.cancel_wait_s),
             many=many,
             trees=Trees(bus, many.feeds),

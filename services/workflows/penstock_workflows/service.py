@@ -60,7 +60,9 @@ class WorkflowsService(Service):
         self._open_runs = OpenRuns(
             self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
         )
-        starter = Starter(self.bus, self._open_runs, shards, callers_known=settings.auth.asks)
+        starter = Starter(
+            self.bus, self._open_runs, shards, callers_known=settings.auth.requires_credentials
+        )
         timers = Timers(self.bus, settings.journal_kept_s)
         children = Children(self.bus, context.config, starter)
         self._listens = Listens(self.bus, Owners(self.bus), settings.input_ack_wait_s)

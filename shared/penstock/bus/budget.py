@@ -67,7 +67,7 @@ class Gate:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._let_in()  # the caller may have been the first, and the next caller may fit
+                self._admit_waiting()  # the caller was perhaps the first, and the next may fit
             else:
                 self.leave(size_bytes)  # the caller was admitted and cancelled in the same step
             raise
@@ -85,12 +85,12 @@ class Gate:
     def leave(self, size_bytes: int) -> None:
         """Return the room for `size_bytes`, and admit the callers that have waited longest."""
         self.inside_bytes -= size_bytes
-        self._let_in()
+        self._admit_waiting()
 
     def _fits(self, size_bytes: int) -> bool:
         return not self.inside_bytes or self.inside_bytes + size_bytes <= self.limit_bytes
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         while self._waiting:
             size_bytes, turn = self._waiting[0]
             if not turn.cancelled():

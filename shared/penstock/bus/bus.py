@@ -221,7 +221,7 @@ class Bus:
     async def _reconnected(self) -> None:
         url = self.client.connected_url
         log.info("reconnected to NATS at %s", url.netloc.rpartition("@")[2] if url else "")
-        self._dialer.came_back()
+        self._dialer.record_reconnect()
         self.health.begin_anew()
         self._recovery.reconnected()
 
@@ -229,7 +229,7 @@ class Bus:
         if self.client.is_closed:
             self._recovery.stop()
         else:
-            self._dialer.went_away()
+            self._dialer.record_disconnect()
             self._recovery.disconnected()
             log.warning("disconnected from NATS; reconnecting")
         self.client.connection_lost()

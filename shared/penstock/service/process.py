@@ -80,12 +80,12 @@ async def serve(
     try:
         # Probes need no authentication. If the API's port requires authentication, the operator
         # wants other machines to reach this process. Then other machines may reach the probes, too.
-        reachable = insecure or auth_config.asks
+        reachable = insecure or auth_config.requires_credentials
         # A kubelet uses the pod's address, and a metrics scraper may use any host name. So every
         # host name is allowed if the API's port requires authentication. Without authentication,
         # only configured host names are allowed, so that no web page can read the probes by DNS
         # rebinding.
-        names = ("*",) if auth_config.asks else auth_config.hosts
+        names = ("*",) if auth_config.requires_credentials else auth_config.hosts
         probes = Server(
             probe_routes(probed),
             settings.host,

@@ -160,7 +160,7 @@ class AuthSettings(EnvironmentSettings):
     )
 
     @property
-    def asks(self) -> bool:
+    def requires_credentials(self) -> bool:
         """Whether callers must authenticate."""
         configured = self.jwt_secret is not None or self.jwks_url is not None
         return configured and not self.allow_unauthenticated_sse

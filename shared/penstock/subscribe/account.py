@@ -62,12 +62,12 @@ class Account:
         dialer = Dialer(self._settings, self.connection)
 
         async def lost() -> None:
-            dialer.went_away()
+            dialer.record_disconnect()
             if not self.connection.is_closed:
                 log.warning("%s", dialer.disconnect_reason)
 
         async def returned() -> None:
-            dialer.came_back()
+            dialer.record_reconnect()
             self._denied.clear()
             log.info("connected to NATS again")
 

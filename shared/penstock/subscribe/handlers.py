@@ -37,7 +37,7 @@ class Handler:
         """The function's name, for log lines."""
         return getattr(self.call, "__qualname__", repr(self.call))
 
-    def wants(self, subject: str) -> bool:
+    def matches(self, subject: str) -> bool:
         """Return whether the handler wants the event with this subject."""
         return any(subjects.covers(each, subject) for each in subjects.of_events(self.events))
 

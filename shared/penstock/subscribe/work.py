@@ -142,7 +142,7 @@ class Work:
             beat.cancel()
 
     async def _handle(self, delivery: Delivery) -> None:
-        wanting = [handler for handler in self._handlers if handler.wants(delivery.subject)]
+        wanting = [handler for handler in self._handlers if handler.matches(delivery.subject)]
         if not wanting:
             delivery.done()
             return

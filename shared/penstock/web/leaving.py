@@ -11,7 +11,7 @@ from starlette.types import Receive
 T = TypeVar("T")
 
 
-async def while_there(receive: Receive, answer: Coroutine[Any, Any, T]) -> T | None:
+async def while_connected(receive: Receive, answer: Coroutine[Any, Any, T]) -> T | None:
     """Return the result of `answer`.
 
     If the client disconnects first, cancel the work and return None.

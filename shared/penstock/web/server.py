@@ -125,17 +125,21 @@ class Server:
         addresses: bool = False,
     ) -> None:
         auth = auth or Auth(AuthConfig())
-        check_bind(host, asks=auth.asks, insecure=insecure)
+        check_bind(host, asks=auth.requires_credentials, insecure=insecure)
         self._host = host
         self._setting = setting
         self.port = port
         app = application(routes, auth)
-        guarded = app if auth.asks else HostCheck(app, auth.config.hosts, addresses=addresses)
+        guarded = (
+            app
+            if auth.requires_credentials
+            else HostCheck(app, auth.config.hosts, addresses=addresses)
+        )
         self._server = _Server(
             uvicorn.Config(
                 # SecurityHeaders wraps the whole app, so that answers to internal errors get the
                 # headers, too.
-                self._leading_away(
+                self._closing_connections(
                     body_read_before_error(
                         refusing_quietly(SecurityHeaders(keeping_segments(guarded)))
                     )
@@ -159,23 +163,23 @@ class Server:
             )
         )
         self._task: asyncio.Task[None] | None = None
-        self._letting_go = False
+        self._draining = False
         self._listener: socket.socket | None = None
 
-    def _leading_away(self, app: ASGIApp) -> ASGIApp:
-        async def leading_away(scope: Scope, receive: Receive, send: Send) -> None:
-            async def send_away(message: Message) -> None:
-                if self._letting_go and message["type"] == "http.response.start":
+    def _closing_connections(self, app: ASGIApp) -> ASGIApp:
+        async def closing_connections(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_with_close(message: Message) -> None:
+                if self._draining and message["type"] == "http.response.start":
                     kept = [each for each in message["headers"] if each[0] != b"connection"]
                     message["headers"] = [*kept, (b"connection", b"close")]
                 await send(message)
 
-            # Only requests during the drain get `send_away`. A request from before the drain gets
-            # `send` itself. Such a request may be an open stream, and each message of the stream
-            # would pass through `send_away` without need.
-            await app(scope, receive, send_away if self._letting_go else send)
+            # Only requests during the drain get `send_with_close`. A request from before the drain
+            # gets `send` itself. Such a request may be an open stream, and each message of the
+            # stream would pass through `send_with_close` without need.
+            await app(scope, receive, send_with_close if self._draining else send)
 
-        return leading_away
+        return closing_connections
 
     async def start(self) -> None:
         """Bind the address, and begin to serve.
@@ -226,7 +230,7 @@ class Server:
 
         Wait until no connection is open, but at most `grace_s` seconds.
         """
-        self._letting_go = True
+        self._draining = True
         over = asyncio.get_running_loop().time() + grace_s
         while self._is_answering() and asyncio.get_running_loop().time() < over:
             await asyncio.sleep(TICK_S)

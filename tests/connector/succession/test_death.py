@@ -151,13 +151,13 @@ async def test_a_connector_that_was_cut_off_for_a_moment_finds_its_runs_its_own(
     # The time is long enough that a busy machine does not exceed it.
     monkeypatch.setattr(connector_service, "CONFIRM_S", 30.0)
     missed = asyncio.Event()
-    fell_silent = Reaper.fell_silent
+    mark_silent = Reaper.mark_silent
 
     def noted(reaper: Reaper, pod: str) -> None:
-        fell_silent(reaper, pod)
+        mark_silent(reaper, pod)
         missed.set()
 
-    monkeypatch.setattr(Reaper, "fell_silent", noted)
+    monkeypatch.setattr(Reaper, "mark_silent", noted)
     held = Held(upstream)
     config = agents(upstream)
     gate = Gate(fresh_nats.port)

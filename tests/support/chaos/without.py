@@ -55,7 +55,7 @@ def _passing_over() -> None:
         pass
 
     _replace(SessionQueue, "_is_abandoned", is_abandoned)
-    _replace(Reaper, "fell_silent", nobody_answers)
+    _replace(Reaper, "mark_silent", nobody_answers)
     _replace(Reaper, "_settle", settle)
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from penstock.bus import Bus
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_model
-from penstock.web.leaving import while_there
+from penstock.web.leaving import while_connected
 from penstock.web.operation import (
     FLAG,
     OBJECT,
@@ -130,7 +130,7 @@ class Trials:
         if rule.record.rule.action.kind != "webhook":
             raise Problem(409, "only a webhook can be tested; a dry run shows what would match")
         tested = self._tested(identity_of(request).user_id, rule, type_)
-        return await while_there(request.receive, tested)
+        return await while_connected(request.receive, tested)
 
     @serves(
         operation(
@@ -154,7 +154,7 @@ class Trials:
         if rule.record.rule.trigger != "subjects":
             raise Problem(409, f"the rule has a {rule.record.rule.trigger}: it waits for no events")
         tried = self._tried(identity_of(request).user_id, rule, since, body.limit)
-        return await while_there(request.receive, tried)
+        return await while_connected(request.receive, tried)
 
     async def _tested(self, user_id: str, rule: CompiledRule, type_: str) -> Response:
         async with self._turns.of(user_id):

@@ -208,7 +208,7 @@ async def _show_addresses(
             f"Events on NATS: {nats.url}, user {SUBSCRIBER} (it may only read), "
             f"password in {credentials(options.data) / SUBSCRIBER}"
         )
-    asks = AuthConfig(**settings.auth.model_dump()).asks
+    asks = AuthConfig(**settings.auth.model_dump()).requires_credentials
     if asks:
         print(f"\nCallers are asked who they are. {_how_to_get_a_token(settings)}")
     if demos:

@@ -114,14 +114,14 @@ class Starts:
             BusError: the bus does not answer.
         """
         if (earlier := await self._order.before(stored)) is not None:
-            await self._let_begin(earlier, stored)
+            await self._wait_for_earlier(earlier, stored)
             raise Retry(0)
         try:
             await self._handle_in_turn(stored)
         finally:
             self._order.has_begun(stored)
 
-    async def _let_begin(self, earlier: Earlier, stored: Stored) -> None:
+    async def _wait_for_earlier(self, earlier: Earlier, stored: Stored) -> None:
         """Wait for an earlier start of the session; if the wait is too long, begin the earlier
         start here."""
         is_due = earlier.waited_s > (TAKE_UP_S if self._queue.is_free else TAKE_UP_ANYWAY_S)
@@ -131,7 +131,7 @@ class Starts:
         run_id = run_id_of(earlier.stored.subject)
         log.info("run %s: begun here, since %s follows it", run_id, stored.subject)
         try:
-            with log_fields.about(run_id):
+            with log_fields.within_run(run_id):
                 await self.handle(earlier.stored)
         except (BusError, Retry):
             await self._order.wait(stored, earlier)

@@ -82,7 +82,7 @@ class LegRegistry:
             raise Retry(1)
         self._exclusive.add(run_id)
         try:
-            with log_fields.about(run_id):
+            with log_fields.within_run(run_id):
                 yield
         finally:
             self._exclusive.remove(run_id)

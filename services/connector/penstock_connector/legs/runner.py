@@ -59,7 +59,7 @@ class LegRunner:
         self._bus = stores.bus
         self._orders = orders
         self._registry = registry
-        self._callers_known = settings.auth.asks
+        self._callers_known = settings.auth.requires_credentials
         self._diagnosis = Diagnosis(client)
         self._upstreams = upstreams(stores.bus)
         self._resources = Resources(

@@ -42,7 +42,7 @@ class Reaper:
         """Record that a connector's lease has expired or was given back."""
         self._dead.add(pod)
 
-    def fell_silent(self, pod: str) -> None:
+    def mark_silent(self, pod: str) -> None:
         """Record that a connector does not answer: it was killed, or has no connection now."""
         self._silent.add(pod)
 
@@ -55,7 +55,7 @@ class Reaper:
         connectors = self._stores.connectors
         while self._silent:
             pod = self._silent.pop()
-            await self._for_each_leg(pod, self._take_over_freely)
+            await self._for_each_leg(pod, self._take_over_without_loss)
         await self._find_dead()
         for pod in tuple(self._dead):
             if await connectors.is_alive(pod):
@@ -114,7 +114,7 @@ class Reaper:
         except Exception:  # one leg must not prevent the settlement of all other legs
             log.exception("run %s of the dead connector %s cannot be settled", run_id, pod)
 
-    async def _take_over_freely(self, pod: str, run_id: str) -> None:
+    async def _take_over_without_loss(self, pod: str, run_id: str) -> None:
         """Continue a leg if this loses no data, even if the leg's holder is still running."""
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == pod:

@@ -14,7 +14,7 @@ from penstock.bus.state.bucket_index import StillReading
 from penstock.log_fields import run_of
 from penstock.tracing import requests
 from penstock.web.auth.csrf import SAFE_METHODS
-from penstock.web.leaving import while_there
+from penstock.web.leaving import while_connected
 from penstock.web.operation import Handler
 from penstock.web.problems import Problem
 
@@ -36,7 +36,7 @@ def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
                 raise Problem(503, f"{bus.unavailable_reason}; try again")
             try:
                 if isinstance(request, Request) and request.method in SAFE_METHODS:
-                    return await while_there(request.receive, _answer(handler(request)))
+                    return await while_connected(request.receive, _answer(handler(request)))
                 return await handler(request)
             except ObjectGone as error:
                 raise Problem(410, str(error)) from error

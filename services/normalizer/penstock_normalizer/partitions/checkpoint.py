@@ -99,7 +99,7 @@ class Checkpoint:
         except BusError as error:
             log.warning("partition %d: its checkpoint is not written: %s", self._partition, error)
 
-    async def remember_now_and_then(self, done_up_to: int) -> None:
+    async def remember_periodically(self, done_up_to: int) -> None:
         """Add the checkpoint to the history, at most every `REMEMBER_S` seconds, if it is not there
         yet."""
         if time.monotonic() < self._remembered_at + REMEMBER_S:

@@ -177,9 +177,9 @@ class Partition:
             await asyncio.sleep(self._settings.checkpoint_s)
             if time.monotonic() > self._looked_at + LOOK_S:
                 await self._pass_over_other_partitions()
-            self._bus.continuity.knows(self._raw, self._seen)
+            self._bus.continuity.record_read(self._raw, self._seen)
             await self._checkpoint.write(self._done_up_to)
-            await self._checkpoint.remember_now_and_then(self._done_up_to)
+            await self._checkpoint.remember_periodically(self._done_up_to)
             self.runs.forget_idle()
 
     async def _pass_over_other_partitions(self) -> None:

@@ -173,7 +173,7 @@ async def update(
 
 
 @asynccontextmanager
-async def alone(bus: Buckets) -> AsyncIterator[Lease]:
+async def change_lease(bus: Buckets) -> AsyncIterator[Lease]:
     """Hold the lease that every change of streams needs.
 
     Raises:

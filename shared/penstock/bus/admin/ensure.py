@@ -184,7 +184,7 @@ async def _ensure(bus: Buckets, wanted: Configuration, found: Configuration | No
                 raise
         found = await expected(bus, wanted["name"])  # another version has just made the stream
     if schema_of(found) < streams.SCHEMA:
-        async with configurations.alone(bus):
+        async with configurations.change_lease(bus):
             found = await _upgrade(bus, wanted)
     _check(wanted, found)
     # A start never changes retention. Otherwise a service with wrong settings would delete messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.bus import streams
 from penstock.bus.admin.configuration import (
     Difference,
-    alone,
+    change_lease,
     configuration,
     declared,
     differences,
@@ -38,7 +38,7 @@ async def apply(bus: Buckets, retention: Retention) -> list[Difference]:
     Raises:
         BusError: the server refuses a change, or does not answer.
     """
-    async with alone(bus):
+    async with change_lease(bus):
         changes = await plan(bus, retention)
         for name in dict.fromkeys(change.stream for change in changes):
             found = await expected(bus, name)

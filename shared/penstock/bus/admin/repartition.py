@@ -13,7 +13,7 @@ from penstock.bus.admin.configuration import (
     LOOK_S,
     Configuration,
     Difference,
-    alone,
+    change_lease,
     expected,
     partitions_of,
     update,
@@ -70,7 +70,7 @@ async def repartition(bus: Buckets, count: int, timeout_s: float = 30.0) -> None
     Raises:
         BusError: a step failed or took longer than `timeout_s`. Call this function again.
     """
-    async with alone(bus) as lease:
+    async with change_lease(bus) as lease:
         for shard in range((await shards_of(bus)).made):
             await at_least(bus, count, shard)
             await _all_know(bus, group_of(shard), timeout_s)

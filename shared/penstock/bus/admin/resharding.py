@@ -13,7 +13,7 @@ from penstock.bus import shards, streams
 from penstock.bus.admin.configuration import (
     LOOK_S,
     Configuration,
-    alone,
+    change_lease,
     declared_shards,
     expected,
     partitions_of,
@@ -48,7 +48,7 @@ async def reshard(
     Raises:
         BusError: a step failed or took longer than `timeout_s`. Call this function again.
     """
-    async with alone(bus) as lease:
+    async with change_lease(bus) as lease:
         before = await shards_of(bus)
         count_of_parts = await partitions(bus)
         await ensure_all(bus, await _like_shard_0(bus, count))

@@ -129,13 +129,13 @@ class Dialer:
                 "the user to publish to $JS.API.>"
             ) from error
 
-    def went_away(self) -> None:
+    def record_disconnect(self) -> None:
         """Record that the connection was lost."""
         if self._link is not Link.DIALING:
             self._link = Link.AWAY
         self._away_since = self._away_since or time.monotonic()
 
-    def came_back(self) -> None:
+    def record_reconnect(self) -> None:
         """Record that the connection is up again."""
         self._link = Link.UP
         self._away_since = None

@@ -53,7 +53,7 @@ class StreamIdentity:
         """Remember a stream and its time of creation."""
         self._known[stream] = created
 
-    def knows(self, stream: str) -> bool:
+    def remembers(self, stream: str) -> bool:
         """Return whether the stream is remembered."""
         return stream in self._known
 

@@ -84,7 +84,7 @@ class Continuity:
         self._callbacks: set[Callable[[Loss], None]] = set()
         self._context = contextvars.copy_context()
 
-    def knows(self, stream: str, sequence: int) -> None:
+    def record_read(self, stream: str, sequence: int) -> None:
         """Record that the message of this sequence was read.
 
         Sequences that were acknowledged to this process need no such call.

@@ -157,7 +157,7 @@ class FairShare:
         return True
 
     async def _on_change(self, stored: Stored) -> None:
-        self._others.saw(stored)
+        self._others.on_lease_message(stored)
         # Most messages are renewals. An expired or deleted key comes with an empty value.
         if self._seen.get(stored.subject) != stored.payload:
             self._seen[stored.subject] = stored.payload

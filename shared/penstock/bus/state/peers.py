@@ -114,7 +114,7 @@ class Peers:
             if self._answering is None:
                 self._answering = await self._bus.jetstream.subscribe(alive(self._me), self._here)
 
-    def saw(self, stored: Stored) -> None:
+    def on_lease_message(self, stored: Stored) -> None:
         """Process a message of the bucket `leases`. Call this with every message of the bucket."""
         name = stored.subject.removeprefix(self._subject)
         if name == self._me or not stored.subject.startswith(self._subject):

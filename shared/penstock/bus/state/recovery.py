@@ -145,7 +145,7 @@ class Recovery:
     async def _know_new_shards(self) -> None:
         """Remember the streams of shards that were made after the start. Raises BusError."""
         for name in numbered(self._continuity.shards.made):
-            if not self._identity.knows(name) and (created := await self._created(name)):
+            if not self._identity.remembers(name) and (created := await self._created(name)):
                 self._identity.know(name, created)
 
     def _found(self) -> None:

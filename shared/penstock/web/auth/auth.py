@@ -74,9 +74,9 @@ class Auth:
             )
 
     @property
-    def asks(self) -> bool:
+    def requires_credentials(self) -> bool:
         """Whether callers must authenticate."""
-        return self.config.asks
+        return self.config.requires_credentials
 
     async def admit(
         self, scope: Scope, *, public: bool = False, stream_token: bool = False
@@ -132,7 +132,7 @@ class Auth:
             await self._verifier.close()
 
     async def _identify(self, scope: Scope, *, public: bool, stream_token: bool) -> Identity:
-        if not self.asks:
+        if not self.requires_credentials:
             return ANONYMOUS
         if public:
             return NOBODY

@@ -45,7 +45,7 @@ class AuthConfig:
         return self.jwt_secret is not None or self.jwks_url is not None
 
     @property
-    def asks(self) -> bool:
+    def requires_credentials(self) -> bool:
         """True if callers are authenticated. If this is False, every caller is `anonymous`."""
         return self.configured and not self.allow_unauthenticated_sse
 

@@ -265,7 +265,7 @@ async def test_a_newer_version_that_was_first_stays_first(
 ) -> None:
     """The newer version migrates the stream while this version waits for the migration lease."""
     async with of_release_0_1(fresh_nats) as old:
-        alone = configuration.alone
+        alone = configuration.change_lease
 
         @asynccontextmanager
         async def later(bus: Bus) -> AsyncIterator[Lease]:

@@ -86,7 +86,7 @@ async def asking(
     peers = Peers(bus, prefix, "asker", on_gone=into(gone), on_dead=into(dead), confirm_s=confirm_s)
 
     async def saw(stored: object) -> None:
-        peers.saw(stored)  # type: ignore[arg-type]
+        peers.on_lease_message(stored)  # type: ignore[arg-type]
 
     watch = Reader(bus, "KV_leases", f"$KV.leases.{prefix}>", 1, saw)
     tasks = [asyncio.create_task(watch.run()), asyncio.create_task(peers.run())]
