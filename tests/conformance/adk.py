@@ -8,7 +8,7 @@ _STARTS = "edge/run_sse::one_post_starts_and_streams"
 _HEAD = "edge/run_sse::the_head_is_exactly_the_documents_and_comes_before_the_first_frame"
 _HEADERS = "edge/run_sse::all_documented_request_headers_are_accepted"
 _FIELDS = "edge/run_sse::a_wrong_field_is_422_and_named"
-_REQUEST = "edge/run_sse::the_request_goes_on_byte_for_byte"
+_REQUEST = "edge/run_sse::the_request_is_passed_on_byte_for_byte"
 _BYTES = "edge/run_sse::the_answer_is_the_upstreams_bytes_and_nothing_else"
 _RECORDED = "edge/recorded::every_recorded_stream_of_adk_passes_byte_for_byte"
 _OFF = "edge/run_sse::switched_off_it_is_501_before_the_body_is_looked_at"
@@ -22,7 +22,7 @@ _GOLDENS = "dialects/adk_decode::a_recorded_run_gives_its_golden_drafts"
 _PAIR = "e2e/adk_surface::the_legacy_pair_tells_the_same_to_all"
 _POSTED = "edge/adk_legacy::the_post_answers_as_documented_and_starts_a_run"
 _THREE = "edge/adk_legacy::the_get_streams_the_three_types_each_with_its_id"
-_CURL = "cli/up::the_demo_answers_stops_and_goes_on"
+_CURL = "cli/up::the_demo_answers_stops_and_continues"
 _EVENTS = "conformance/examples::the_events_of_the_adk_document_mean_what_they_say"
 _WIRE = "conformance/examples::the_stream_of_the_adk_document_is_read_and_passes_unchanged"
 _WIRE_HTTP = "edge/recorded::the_documents_own_stream_passes_byte_for_byte"
@@ -148,7 +148,7 @@ DOCUMENT = Document(
             "AD25",
             "The request's bytes are forwarded unchanged",
             _REQUEST,
-            "connector/adk_adapter::a_body_goes_on_byte_for_byte",
+            "connector/adk_adapter::a_body_is_passed_on_byte_for_byte",
         ),
         holds("AD26", "Start and stream need one connection and no GET request", _STARTS),
         holds("AD27", "The body is not changed: it has the upstream's bytes", _BYTES, _RECORDED),
@@ -262,7 +262,7 @@ DOCUMENT = Document(
             "AD48",
             "actions.transfer_to_agent is {target, reason}",
             _TRANSFER,
-            "dialects/adk_decode::a_transfer_is_told_by_its_action_alone",
+            "dialects/adk_decode::a_transfer_is_recognized_by_its_action_alone",
             note="Real servers write transferToAgent; Penstock reads both.",
         ),
         holds(
@@ -351,7 +351,7 @@ DOCUMENT = Document(
             "AD62",
             "X-CSRF-Token is checked on POST",
             "web/cookies::an_unsafe_request_by_cookie_needs_one",
-            "web/cookies::with_the_token_and_its_cookie_it_goes_on",
+            "web/cookies::with_the_token_and_its_cookie_it_continues",
             "web/cookies::a_bearer_needs_none",
             note="It is checked if the credential is a cookie; GET /v1/csrf returns the token.",
         ),

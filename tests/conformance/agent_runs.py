@@ -16,14 +16,14 @@ _REAL_STATE = (
 )
 _REAL_STEPS = "conformance/real_path::a_servers_own_steps_router_and_worker_pass_as_they_are"
 _SHAPE = "dialects/agui_encode_runs::every_recorded_run_has_the_documents_shape"
-_TOOL = "dialects/agui_encode_runs::a_tool_call_is_told_as_documented"
+_TOOL = "dialects/agui_encode_runs::a_tool_call_is_sent_as_documented"
 _STATUS = "dialects/agui_encode_runs::a_tools_status_is_one_of_three"
 _TOOL_ERROR = "dialects/agui_encode_runs::a_tool_that_fails_has_its_error_as_text"
-_END = "dialects/agui_encode_runs::the_end_of_a_message_is_told_as_documented"
+_END = "dialects/agui_encode_runs::the_end_of_a_message_is_sent_as_documented"
 _TOLD = "dialects/agui_encode_runs::what_an_upstream_tells_of_its_answer_comes_through"
 _FAILED = "dialects/agui_encode_runs::a_message_that_failed_says_why"
-_WORDS = "dialects/agui_encode_runs::a_word_that_the_document_does_not_have_is_not_said"
-_WHOLE = "dialects/agui_encode_runs::every_answer_of_a_recorded_run_is_told_whole"
+_WORDS = "dialects/agui_encode_runs::a_word_that_the_document_does_not_have_is_not_emitted"
+_WHOLE = "dialects/agui_encode_runs::every_answer_of_a_recorded_run_is_sent_whole"
 _ONE_PIECE = (
     "dialects/agui_encode_runs::the_whole_answer_comes_in_one_piece_directly_before_its_end"
 )
@@ -34,7 +34,7 @@ _STEP = "dialects/agui_encode_runs::a_plain_run_has_one_worker_step_around_it"
 _COUNTERS = "dialects/agui_encode_runs::no_counter_leaves_where_a_protocol_puts_it"
 _OWN_DATA = "dialects/agui_encode_runs::data_of_the_agent_keeps_its_keys_whatever_they_are_called"
 _CUT_OFF = "dialects/agui_encode_runs::an_answer_that_was_cut_off_is_no_success"
-_SNAPSHOTS = "dialects/agui_encode_runs::snapshots_of_state_and_messages_are_told"
+_SNAPSHOTS = "dialects/agui_encode_runs::snapshots_of_state_and_messages_are_sent"
 _PAUSED = (
     "dialects/agui_encode_runs::a_pause_ends_the_step_and_the_run_and_a_decision_begins_both_again"
 )
@@ -57,7 +57,7 @@ DOCUMENT = Document(
             _WIRE,
             _REAL,
             "edge/session_events::a_session_whose_id_has_slashes_is_found_by_every_path",
-            "cli/up::the_demo_answers_stops_and_goes_on",
+            "cli/up::the_demo_answers_stops_and_continues",
         ),
         holds(
             "AR2",
@@ -102,7 +102,7 @@ DOCUMENT = Document(
             _STEP,
             _SHAPE,
             "dialects/agui_encode_runs::an_upstreams_own_router_and_worker_pass_as_they_are",
-            "dialects/agui_encode_runs::what_is_said_outside_an_upstreams_own_steps_is_the_workers",
+            "dialects/agui_encode_runs::events_outside_an_upstreams_own_steps_are_the_workers",
             note="An upstream's own steps with these names are kept. All other events are in a "
             "step `worker`.",
         ),
@@ -128,7 +128,7 @@ DOCUMENT = Document(
             _REAL_DATA,
             _TOOL,
             _OWN_DATA,
-            "dialects/agui_encode_runs::the_arguments_are_told_once_however_they_came",
+            "dialects/agui_encode_runs::the_arguments_are_sent_once_however_they_came",
             note="It also has `delta`, for AG-UI clients.",
         ),
         holds("AR15", "TOOL_CALL_END has the documented fields", _REAL_CALL, _TOOL),
@@ -293,7 +293,7 @@ DOCUMENT = Document(
             "The stream after RUN_FINISHED is defined",
             "edge/threads::a_thread_stays_open_and_tells_the_runs_that_are_started_later",
             "e2e/browser::an_eventsource_that_waits_for_a_thread_sees_both_of_its_runs",
-            "edge/threads::a_thread_that_goes_on_is_followed_until_nothing_is_under_way",
+            "edge/threads::a_thread_that_continues_is_followed_until_nothing_is_under_way",
             _CUT,
             note="The stream stays open with keep-alives, and later runs of the thread follow. "
             "With `until=idle`, the stream ends when no run is active or queued; a client "

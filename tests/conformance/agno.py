@@ -8,7 +8,7 @@ _EVENTS = "conformance/examples::the_events_of_the_agno_document_mean_what_they_
 _FRAMES = "conformance/examples::a_sequence_of_the_agno_document_is_told_to_the_end"
 _GOLDENS = "dialects/agno_recordings::a_recorded_stream_gives_its_golden_drafts"
 _LAST_PIECE = "dialects/agno_decode::the_empty_last_piece_is_no_delta_and_its_citations_are_kept"
-_FAILED_CALL = "dialects/agno_decode::a_failed_call_is_told_twice_and_said_once"
+_FAILED_CALL = "dialects/agno_decode::a_failed_call_that_is_reported_twice_is_emitted_once"
 _PAUSE = "dialects/agno_pauses::a_pause_announces_its_calls_and_then_waits_once"
 _APPROVED = "e2e/real_servers::an_approved_tool_of_agno_runs_exactly_once"
 _REJECTED = "e2e/real_servers::a_rejected_tool_of_agno_never_runs"
@@ -29,7 +29,7 @@ _REAL_DECISION = "e2e/agno_surface::a_tool_runs_once_when_it_is_confirmed_and_ne
 _REAL_UNFIT = "e2e/agno_surface::what_does_not_fit_the_pause_reaches_no_upstream"
 _CLIENT_READS = "e2e/agno_surface::agnos_client_reads_a_stream"
 _CLIENT_DECIDES = "e2e/agno_surface::agnos_client_decides"
-_OUR_FIELDS = "edge/agno_runs::fields_that_the_configuration_names_go_on_and_no_others"
+_OUR_FIELDS = "edge/agno_runs::only_fields_that_the_configuration_names_are_passed_on"
 
 DOCUMENT = Document(
     name="agno-events.md",
@@ -62,7 +62,7 @@ DOCUMENT = Document(
             "AG4",
             "RunContentCompleted ends the message",
             _LAST_PIECE,
-            "dialects/agno_decode::the_end_of_a_message_that_never_began_is_not_said",
+            "dialects/agno_decode::the_end_of_a_message_that_never_began_is_not_emitted",
         ),
         holds("AG5", "ToolCallStarted with its tool becomes llm.tool_call", _EVENTS, _REAL_TOOL),
         holds(
@@ -82,7 +82,7 @@ DOCUMENT = Document(
         holds(
             "AG9",
             "RunContinued becomes lifecycle.resumed",
-            "dialects/agno_pauses::going_on_is_said_once_a_leg",
+            "dialects/agno_pauses::a_continued_run_is_announced_once_a_leg",
             _APPROVED,
         ),
         holds(
@@ -187,7 +187,7 @@ DOCUMENT = Document(
         holds(
             "AG25",
             "The form field session_id is used",
-            "edge/agno_runs::session_and_user_go_on_as_given",
+            "edge/agno_runs::session_and_user_are_passed_on_as_given",
             _ENCODED,
         ),
         holds(
@@ -198,7 +198,7 @@ DOCUMENT = Document(
         holds(
             "AG27",
             "The form field user_id may be any string or missing",
-            "edge/agno_runs::session_and_user_go_on_as_given",
+            "edge/agno_runs::session_and_user_are_passed_on_as_given",
             "edge/agno_runs::no_session_is_a_new_one_and_no_user_is_the_caller",
         ),
         holds(
@@ -298,7 +298,7 @@ DOCUMENT = Document(
             "A second continue gets a 200 with RunError",
             "The response is a 409: there is one decision, and the tool runs once.",
             "edge/agno_continue::a_second_continue_is_409_and_sends_nothing",
-            "e2e/agno_surface::of_three_continues_at_once_one_goes_on",
+            "e2e/agno_surface::of_three_continues_at_once_one_is_carried_out",
         ),
         holds(
             "AG48",
@@ -406,13 +406,13 @@ DOCUMENT = Document(
             "dialects/agno_encode::a_pause_has_the_tools_and_their_requirements",
         ),
         example("RunCompleted", _EVENTS, "dialects/agno_encode::a_completed_run_has_its_figures"),
-        example("Start run", _BYTES, _OUR_FIELDS, "cli/up::the_demo_answers_stops_and_goes_on"),
+        example("Start run", _BYTES, _OUR_FIELDS, "cli/up::the_demo_answers_stops_and_continues"),
         example("Continue run (after pause)", _CONTINUE, _CLIENT_DECIDES),
         example("Cancel run", _CANCEL, "e2e/agno_surface::agnos_client_cancels"),
         example("Fuzz testing: input validation", _NO_MESSAGE, _MESSAGE),
         example(
             "Fuzz testing: user and session",
-            "edge/agno_runs::session_and_user_go_on_as_given",
+            "edge/agno_runs::session_and_user_are_passed_on_as_given",
             "edge/agno_runs::no_session_is_a_new_one_and_no_user_is_the_caller",
         ),
         example(

@@ -21,7 +21,7 @@ _STREAM = "events/envelope::the_documents_example_comes_out_byte_for_byte"
 _REAL = "e2e/real_servers::the_executions_contract_from_a_real_agent"
 _REAL_TOOL = "e2e/real_servers::a_tool_is_called_once_and_its_result_is_a_value"
 # The demo answers the document's request with the document's own events.
-_DEMO = "cli/up::the_demo_answers_stops_and_goes_on"
+_DEMO = "cli/up::the_demo_answers_stops_and_continues"
 _TRIGGER = "edge/executions::the_documents_own_request_streams_whatever_it_accepts"
 _CANCELLED = "edge/executions::a_cancel_answers_success_once_the_run_is_cancelled"
 _TOO_LATE = "edge/executions::the_cancel_of_a_finished_run_is_the_documents_failure"
@@ -132,7 +132,7 @@ DOCUMENT = Document(
             _REAL_SOURCES,
             _DATA,
             "dialects/adk_decode::thoughts_are_streamed_once_and_end_before_the_answer",
-            "dialects/agno_decode::of_the_cumulative_text_of_a_step_only_the_new_part_is_said",
+            "dialects/agno_decode::of_the_cumulative_text_of_a_step_only_the_new_part_is_emitted",
             note="thought is a delta. The last one of a reasoning message may be empty.",
         ),
         holds(
@@ -159,7 +159,7 @@ DOCUMENT = Document(
             _DEMO,
             _REAL_DISPATCH,
             _DATA,
-            "dialects/agno_decode::a_team_that_is_given_work_is_told_by_a_custom_event_of_that_name",
+            "dialects/agno_decode::a_team_that_is_given_work_is_announced_by_a_custom_event_of_that_name",
             "dialects/agui_decode::a_custom_event_named_like_ours_is_ours_and_any_other_is_kept",
             note="Steps of Penstock's workflows dispatch teams. No agent server has such an event; "
             "an agent can send it as a custom event named `dispatch.team`.",

@@ -33,12 +33,12 @@ _SAME = "edge/socket::messages_are_the_data_of_the_sse_frames"
 _MATRIX = "e2e/matrix::a_run_is_whole_in_order_and_ends_once_in_every_dialect"
 _WORKFLOW = "e2e/real_servers::a_workflow_tells_its_steps"
 # The demo's code review has the payloads of the document's examples.
-_OWN = "cli/up::the_demo_answers_stops_and_goes_on"
+_OWN = "cli/up::the_demo_answers_stops_and_continues"
 _GRAPH = "dialects/adk_decode::a_graph_gives_steps_a_transition_and_its_result"
 _GOLDEN = "dialects/unified_encode::a_recorded_run_gives_its_golden_frames"
 _CANCELLED = "dialects/unified_encode::a_cancelled_run_is_interrupted_and_then_ended"
 _FAILED = "dialects/unified_encode::a_failed_run_has_its_error_and_then_its_end"
-_OPENED = "dialects/unified_encode::an_open_message_is_ended_with_what_was_said_before_the_error"
+_OPENED = "dialects/unified_encode::an_open_message_is_ended_with_what_was_emitted_before_the_error"
 
 _HEADINGS = (
     "session_started",
@@ -81,7 +81,7 @@ DOCUMENT = Document(
             "UN2",
             "event_id is a unique UUID and stays the same in a replay",
             _FRAMES,
-            "dialects/unified_encode::whoever_comes_back_gets_exactly_the_rest",
+            "dialects/unified_encode::a_reconnecting_client_gets_exactly_the_rest",
             "dialects/unified_encode::the_messages_of_two_runs_of_a_session_have_different_ids",
             _CUT,
             note="It is a UUID of version 5, made from the run, the sequence and the frame's "
@@ -312,7 +312,7 @@ DOCUMENT = Document(
         holds(
             "UN37",
             "A message that a client sends over the WebSocket is not read",
-            "edge/socket::whoever_sends_something_is_told_that_nothing_is_read",
+            "edge/socket::a_websocket_client_that_sends_something_gets_an_error",
             note="The connection closes with 1003 or 1009.",
         ),
         holds(
@@ -368,7 +368,7 @@ DOCUMENT = Document(
             "UN45",
             "Every operation is traced",
             _COMPLETE,
-            "dialects/unified_encode::every_canonical_type_is_told_or_listed_as_untold",
+            "dialects/unified_encode::every_canonical_type_is_sent_or_listed_as_omitted",
             _MATRIX,
             note="The catalogue lists the events that have no type here. The canonical stream has "
             "all events.",
@@ -406,7 +406,7 @@ DOCUMENT = Document(
             "UN51",
             "A client can read an unknown session",
             "edge/session_events::the_stream_stays_open_for_runs_to_come_and_carries_the_epilogue",
-            "edge/session_events::who_comes_back_to_an_idle_session_is_told_not_to_come_again",
+            "edge/session_events::a_client_that_reconnects_to_an_idle_session_gets_204",
             note="The stream waits for the session's first run. With `until=idle`, the response is"
             " a 204.",
         ),
