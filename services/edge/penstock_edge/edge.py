@@ -1,4 +1,4 @@
-"""Makes the parts of one edge, such as its hubs, which the handlers of all surfaces share."""
+"""Makes the parts of one edge, such as its hubs. The handlers of all surfaces share these parts."""
 
 from __future__ import annotations
 

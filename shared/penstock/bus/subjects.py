@@ -270,7 +270,8 @@ def is_in_partition(run_id: str, shard: int, partition: int, partitions: int) ->
 
 
 def key_of(*foreign: str | None) -> str:
-    """Return a KV key for foreign ids: the SHA-256 hex of their JSON list, which is unambiguous."""
+    """Return a KV key for foreign ids: the SHA-256 hex of the JSON list of these ids. Different ids
+    always have different JSON lists."""
     return hashlib.sha256(json.dumps(foreign).encode()).hexdigest()
 
 

@@ -39,7 +39,7 @@ class AdkServer:
 
 
 def agent_os(answer: Answer, base: str) -> AgentOs | None:
-    """Return the AgentOS that gave this answer to `GET /config`; None if it is another server."""
+    """Return the AgentOS that gave this answer to `GET /config`; None if another server gave it."""
     config = answer.json
     if not answer.is_success or not isinstance(config, dict):
         return None
@@ -56,8 +56,8 @@ def agent_os(answer: Answer, base: str) -> AgentOs | None:
 
 
 def adk_server(answer: Answer, base: str) -> AdkServer | None:
-    """Return the ADK server that gave this answer to `GET /list-apps`; None if it is another
-    server."""
+    """Return the ADK server that gave this answer to `GET /list-apps`; None if another server gave
+    it."""
     apps = answer.json
     if not answer.is_success or not isinstance(apps, list):
         return None

@@ -26,7 +26,7 @@ ENDING_S: Final = 1.0  # seconds between two checks whether a cancelled leg has 
 
 
 class Reply(Enum):
-    """The answer to the request `control.<run>`, which the run's holder gets."""
+    """The answer of the run's holder to the request `control.<run>`."""
 
     ACCEPTED = "accepted"
     NO_ANSWER = "no_answer"  # the holder did not answer in time; it may be suspended

@@ -48,7 +48,7 @@ class Receiver(Protocol):
         ...
 
 
-# All connections share this buffer, which is possible because the bytes are parsed before the next
+# All connections share this buffer. They can share it because the bytes are parsed before the next
 # read. A buffer for each connection would take 640 MB for 10,000 legs. A plain `asyncio.Protocol`
 # would get `bytes` of any size, so one read could exceed the limit of a leg by 256 KiB.
 _BUFFER: Final = memoryview(bytearray(64 * 1024))

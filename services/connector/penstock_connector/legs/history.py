@@ -16,8 +16,8 @@ from penstock_connector.legs.progress import Progress, Watcher
 class LegHistory:
     """Takes a leg's source frames in their order, and reconstructs the progress of the leg.
 
-    After the last frame, `progress` is the same as it was in the leg's earlier holder. `watcher` is
-    the adapter's `watch`.
+    After the last frame, `progress` equals the progress that the leg's earlier holder had.
+    `watcher` is the adapter's `watch`.
     """
 
     leg: int

@@ -55,8 +55,8 @@ log = logging.getLogger(__name__)
 REATTACH_TRIES: Final = 5
 # seconds before a try, multiplied by the number of tries in a row without a new event
 REATTACH_S: Final = 0.5
-# Seconds after this connector's last write in which the leg certainly belongs to it. The fence has
-# accepted the write, and a takeover takes longer than this time.
+# For this many seconds after a write of this connector, the leg certainly belongs to this
+# connector. The fence has accepted the write, and a takeover takes longer than this time.
 FRESH_S: Final = 0.5
 WAS_CUT: Final = "the connection was cut"
 HISTORY_LOST: Final = (

@@ -27,7 +27,7 @@ def with_milestone(milestones: Milestones, reached: str) -> Milestones:
 def headers_of(agent: ServerAgent, call: Call, opening: Call | None) -> dict[str, str]:
     """Return the headers of a request to an agent server.
 
-    `opening`: the call that opened the leg, which has the leg's trace context.
+    `opening` is the call that opened the leg; this call has the leg's trace context.
     """
     traceparent = opening.traceparent if opening is not None else None
     traced = {"traceparent": traceparent} if traceparent is not None else {}
@@ -48,7 +48,7 @@ def span_of(
 ) -> Span | None:
     """Return the span of a leg that ends now; None if the run has no trace.
 
-    `traceparent` is the context of the leg itself, which it has only if its request was made.
+    `traceparent` is the trace context of the leg; it is None if the leg's request was not made.
 
     Another connector records the span of a leg that it has taken over, so the result is None for
     the connector that has lost the leg.

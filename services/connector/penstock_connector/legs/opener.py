@@ -95,8 +95,9 @@ class LegOpener:
             #    That connector then needs its place in the queue and its record.
             await with_retries(lambda: self._clear_predecessors(order))
         if time.monotonic() - recorded_at_s > FRESH_S:
-            # 5. If the writes took long, another connector may have considered this one dead, and
-            #    may have deleted the record of the leg, which was not open yet. So the record is
+            # 5. If the writes took long, another connector may have considered this connector dead.
+            # It may then have deleted the record of the leg, because the leg was not open yet. So
+            # the record is
             #    written again.
             await with_retries(lambda: stores.leg_records.put(run_id, order.record))
         if agent is None:

@@ -60,8 +60,8 @@ class SessionQueue:
         """Put the leg into the queue; return its place, and the agent server's id of the session.
 
         A new session gets the id `thread_id`, which this leg and all later legs use. With
-        `lists_open_runs`, the record also lists the runs that may wait for a decision, which
-        `others` returns later.
+        `lists_open_runs`, the record also lists the runs that may wait for a decision; `others`
+        returns these runs later.
         """
 
         def change(record: SessionRecord) -> None:

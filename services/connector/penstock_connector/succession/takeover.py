@@ -92,12 +92,12 @@ class Takeover:
     ) -> bool:
         """Continue an open leg that no connector holds, or end it.
 
-        `last` is the run's last source frame. `why` is the reason of the takeover, which is written
-        when the leg ends. Return True if this connector now holds the leg. Return False if the leg
-        has ended, or if another connector was first. If the run was cancelled, or has ended before
-        the leg, the leg only asks the agent server to stop. With `only_without_loss`, the leg is
-        taken over only if two connectors may hold the leg for a moment without any loss, since the
-        earlier holder may be alive. The caller works exclusively on the run.
+        `last` is the run's last source frame. `why` is the reason of the takeover; the reason is
+        written when the leg ends. Return True if this connector now holds the leg. Return False if
+        the leg has ended, or if another connector was first. If the run was cancelled, or has ended
+        before the leg, the leg only asks the agent server to stop. With `only_without_loss`, the
+        leg is taken over only if two connectors may hold the leg for a moment without any loss,
+        since the earlier holder may be alive. The caller works exclusively on the run.
 
         Raises:
             BusError: the bus does not answer; the leg is unchanged, or has a record of this

@@ -1,9 +1,9 @@
 """Finds open runs that no connector, command or person would ever continue.
 
 If a connector dies, other connectors find its legs by the legs' records, and NATS delivers its
-commands again. In three cases this is not enough: an edge died before it sent the command of a
-start, a leg's record is lost, or the command of a decision is lost. The run would then wait for
-ever. The watchdog checks the open runs, and continues or ends such a run.
+commands again. These two ways do not suffice in three cases: an edge died before it sent the
+command of a start, a leg's record is lost, or the command of a decision is lost. The run would then
+wait for ever. The watchdog checks the open runs, and continues or ends such a run.
 
 At any time, one connector is the watchdog: the connector with the lease `watchdog`. The watchdog
 reads the list of runs once, a few pages in each check, and then only the changes. In each check the

@@ -3,8 +3,8 @@ run.
 
 For the server, each leg is a separate run in the thread of the session. AG-UI has no cancel
 request, so the connector closes the connection to cancel the run. A broken stream can be continued
-only if the server is another Penstock, which names its run in the response's headers. The form of
-the answers to a pause depends on the pause (`penstock.dialects.agui.decode.pauses`).
+only if the server is another Penstock. A Penstock names the run in the response's headers. The form
+of the answers to a pause depends on the pause (`penstock.dialects.agui.decode.pauses`).
 
 The conversation is stored with ids that are unique in the thread, as AG-UI clients know them
 (`penstock.dialects.agui.ids`). The server gets the conversation with the server's own ids.

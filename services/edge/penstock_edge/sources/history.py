@@ -26,7 +26,7 @@ Learn = Callable[[Stored], object]
 
 @dataclass(slots=True)
 class _Lane:
-    """One pattern, and those of its messages that have been read but not returned yet."""
+    """One pattern, and the messages of this pattern that were read but not returned yet."""
 
     pattern: str
     next: int  # the stream sequence from which the next batch is read

@@ -166,7 +166,7 @@ class FilteredSource(Source, ABC):
 
 
 class TypesSource(FilteredSource):
-    """Delivers the events of some types: those of all runs, or those of the runs of some owners."""
+    """Delivers the events of some types, either of all runs or only of the runs of some owners."""
 
     def __init__(
         self,

@@ -135,8 +135,8 @@ async def _is_run_cut(bus: Bus, run_id: str) -> bool:
             if lifecycle is None:
                 return False  # the run has not begun, so no event can have expired
             first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
-        # For a read from the stream's beginning, the server counts the events of the run that
-        # follow, which takes 20 ms and more. So the read begins at the run's first event.
+        # For a read from the stream's beginning, the server counts all events of the run that
+        # follow. This count takes 20 ms or more. So the read begins at the run's first event.
         begun = first
     found, _ = await read(bus, events_for(run_id), events_of_run(run_id), begun, 1)
     return not found or found[0].headers[SEQUENCE] != "1"

@@ -18,7 +18,7 @@ LOOK_S: Final = 0.5
 
 
 class UntilIdle:
-    """The response for one client, which ends when no run of the session is active or queued.
+    """The response for one client. It ends when no run of the session is active or queued.
 
     The client gets the session's last event before the response ends.
     """

@@ -123,8 +123,8 @@ class TreeFold:
     With `one_state`, the clients of the dialect know only the root's state. So the fold renames the
     `state.*` events of the other runs to `state.child_*`. `known_children` are runs below the root
     whose event `workflow.step_started` may have expired, parents first. `answered` are the ids of
-    approvals that the reader has decided. Once it is set, the view leaves out a pause of the root
-    that waits only for these approvals.
+    approvals that the reader has decided. Once `answered` is set, the view leaves out a pause of
+    the root that waits only for these approvals.
     """
 
     root: str

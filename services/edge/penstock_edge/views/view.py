@@ -44,7 +44,8 @@ class Source(Protocol):
         ...
 
     async def accepts(self, stored: Stored) -> bool:
-        """Return whether the source delivers this message, which matches a pattern."""
+        """Return whether the source delivers this message. The message matches one of
+        `patterns`."""
         ...
 
     async def stop(self) -> None:

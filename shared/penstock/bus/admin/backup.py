@@ -1,10 +1,10 @@
 """Copies streams out of NATS and back, by the snapshots of the JetStream API.
 
 The streams are copied one after another while services write, so each copy is of another moment.
-`in_order` gives the order in which no copy refers to something that an earlier copy lacks and that
-the services cannot make again. The copy of EVENTS is older than the copy of RAW, because the
-normalizer can make events again from RAW. The copies of the records of what was sent to agent
-servers are newer than the copy of the commands.
+`in_order` returns the streams in a safe order: no copy refers to data that an earlier copy lacks,
+unless the services can make these data again. The copy of EVENTS is older than the copy of RAW,
+because the normalizer can make events again from RAW. The copies of the records of what was sent to
+agent servers are newer than the copy of the commands.
 """
 
 from __future__ import annotations

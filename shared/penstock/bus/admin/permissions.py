@@ -48,7 +48,7 @@ DOMAIN: Final = "penstock"
 _API = "$JS.API"
 # The subject of a direct get that reads the record of the shards and nothing else.
 SHARDS_RECORD: Final = f"DIRECT.GET.KV_{SHARDS_BUCKET}.$KV.{SHARDS_BUCKET}.{SHARDS_KEY}"
-# The subjects of requests for the parts of large events, which edges answer.
+# The subjects of subscribers' requests for the parts of large events. Edges answer these requests.
 LARGE_EVENTS: Final = large_event("*", "*", "*")
 _OBJECTS = "OBJ_payloads"
 # The streams from which services or subscribers take messages by durable consumers.
@@ -230,7 +230,7 @@ USERS: Final = (
         _takes(SCHEDULES, "approvals"),
         # A run that can only be answered is cancelled at the end of an approval's deadline.
         ["command.connector.cancel.*"],
-        # The schedules of an approval are removed when it is decided.
+        # The schedules of an approval are removed when the approval is decided.
         [f"{_API}.STREAM.{call}.{SCHEDULES}" for call in ("PURGE", "MSG.DELETE")],
         _follows("KV_policies"),
         _reads(EVENTS, RAW, AUDIT, SCHEDULES),
@@ -255,7 +255,8 @@ USERS: Final = (
         _takes(DELIVERIES, "automations"),
         _takes(COMMANDS, "automations-replay"),
         _takes(SCHEDULES, "automations", "automations-schedules"),
-        # A retry that is due has moved to DELIVERIES; SCHEDULES would keep its message forever.
+        # A retry that is due is published to DELIVERIES. The service deletes its message in
+        # SCHEDULES, because SCHEDULES would otherwise keep the message forever.
         [f"{_API}.STREAM.MSG.DELETE.{SCHEDULES}"],
         _reads(EVENTS, RAW, SCHEDULES, COMMANDS),
         _buckets("rules", "deliveries", "endpoints", "runs", "sessions", "aliases", "leases"),

@@ -77,8 +77,9 @@ async def reshard(
 async def _like_shard_0(bus: Buckets, count: int) -> list[Configuration]:
     """Return the streams of these shards with the retention that shard 0 has.
 
-    The settings of the caller may differ from those of the services: with one replica instead of
-    three, the runs of the new shards would be lost with one server.
+    The settings of the caller may differ from the settings of the services. If the caller's
+    settings had one replica instead of three, the loss of one server would lose the runs of the new
+    shards.
     """
     wanted = []
     for config in declared_shards(Retention(), count):

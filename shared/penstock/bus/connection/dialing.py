@@ -92,8 +92,8 @@ class Dialer:
                     error_cb=self._failed,
                 )
         except TimeoutError as error:
-            # nats-py retries until the timeout and then raises only a timeout. The reason is in the
-            # errors of the attempts, which `_troubles` has.
+            # nats-py retries until the timeout and then raises only a timeout. The errors of the
+            # attempts, in `_troubles`, contain the reason.
             raise NotThereYet(self._cannot_connect("; ".join(self._troubles))) from error
         except TlsRefused as error:
             raise StartUpError(f"cannot connect to NATS at {self.where}: {error}") from error

@@ -30,7 +30,8 @@ class Incoming:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers; empty without any. A status line is in `Status` and `Description`."""
+        """The headers; empty without any. The headers `Status` and `Description` contain a status
+        line."""
         if self._headers is None:
             self._headers = fields(self.block) if self.block else {}
         return self._headers

@@ -28,7 +28,7 @@ class Pace:
         self._rest_s = 0.0
 
     def rest_s(self, now_s: float) -> float:
-        """Return how long to rest after a read, which has ended now.
+        """Return how long to rest after the read that has just ended.
 
         The rest grows with the rate: 1 ms for 2,000 messages a second, and 5 ms for 10,000.
         """

@@ -15,16 +15,14 @@ class BusSettings:
     """The settings of one `Bus`.
 
     `url`: the URL of one server, or the URLs of several servers separated by commas. The client
-    discovers a cluster's other servers.
-    `publish_timeout_s`: how long a request waits for its answer. After this time, the outcome of
-    the request is unknown.
-    `max_unacked_bytes`: the limit of bytes that are published and not yet acknowledged. Further
-    publishes wait while the limit is reached.
-    `repairs`: whether this process repairs streams that lost their end (see `state.continuity`),
-    which only normalizers do.
-    `clock_limit_s`: the limit of the difference between this machine's clock and NATS's clock.
-    `password`: the password, or a function that is called for each connection.
-    `inbox_prefix`: the prefix of reply subjects; other NATS users may not subscribe to it.
+    discovers a cluster's other servers. `publish_timeout_s`: how long a request waits for its
+    answer. After this time, the outcome of the request is unknown. `max_unacked_bytes`: the limit
+    of bytes that are published and not yet acknowledged. Further publishes wait while the limit is
+    reached. `repairs`: whether this process repairs streams that lost their end (see
+    `state.continuity`). Only normalizers do this. `clock_limit_s`: the limit of the difference
+    between this machine's clock and NATS's clock. `password`: the password, or a function that is
+    called for each connection. `inbox_prefix`: the prefix of reply subjects; other NATS users may
+    not subscribe to it.
     """
 
     url: str = "nats://127.0.0.1:4222"

@@ -30,7 +30,8 @@ _OTHERS = (
 
 
 class StreamIdentity:
-    """Remembers when each stream of the start was created, and compares the streams again later.
+    """Remembers when each stream was created that exists at the start, and compares these times
+    later.
 
     `created` returns a stream's time of creation, or None when there is no such stream; `created`
     raises BusError while the server does not answer. `found` is called as soon as one stream is

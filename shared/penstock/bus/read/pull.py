@@ -1,4 +1,4 @@
-"""Implements the pull loop of `Reader` and `WorkQueue`, which takes 7 to 9 µs for each message.
+"""Implements the pull loop of `Reader` and `WorkQueue`. The loop takes 7 to 9 µs for each message.
 
 nats-py's `fetch` takes 25 to 46 µs for each message (see docs/decisions).
 """

@@ -81,9 +81,9 @@ class WorkQueue:
     `GIVE_UP_TRIES` more times, the server stops delivering the message and publishes an advisory.
     With `max_unfinished=None`, the server does so after `MAX_UNCOUNTED` deliveries.
 
-    With `deletes`, a message that was acknowledged or given up is deleted from the stream, which
-    then needs no age limit. If the process ends between the two steps, the message stays, so give
-    such messages a TTL.
+    With `deletes`, a message that was acknowledged or given up is deleted from the stream. The
+    stream then needs no age limit. If the process ends between the two steps, the message stays, so
+    give such messages a TTL.
 
     `room` returns how many more messages may be taken. Pass `room` where this number depends on
     more than the number of running handlers.

@@ -21,8 +21,8 @@ from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Pu
 MAX_MESSAGE_BYTES = 512 * 1024
 RETRY_S = 0.25
 # Seconds to wait for the acknowledgement of an append. After the leader was killed, no server
-# answers until an election has ended, which takes four seconds or more. With a long timeout, the
-# retry could begin long after the election. The timeout may be short because the fence makes a
+# answers until an election has ended. An election takes four seconds or more. With a long timeout,
+# the retry could begin long after the election. The timeout may be short because the fence makes a
 # retry safe.
 APPEND_TIMEOUT_S = 2.0
 

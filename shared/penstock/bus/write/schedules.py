@@ -49,7 +49,8 @@ async def reschedule(
     last: int,
     due_ttl_s: float | None = None,
 ) -> None:
-    """Replace the scheduled message of a subject, which must have the stream sequence `last`.
+    """Replace the scheduled message of a subject. This message must have the stream sequence
+    `last`.
 
     A subject has one scheduled message: the server drops the earlier one. `last` is 0 for a subject
     without a message. `due_ttl_s`: the server publishes the scheduled message at its due time, and

@@ -17,7 +17,7 @@ from penstock_edge.stream.phases import End
 
 
 class EventStream:
-    """The response for one client, which ends when the client's stream ends.
+    """The response for one client. The response ends when the client's stream ends.
 
     `ended` means that the run has ended. If the client already has all events of an ended run, the
     status is 204, so that an EventSource does not reconnect. So for an ended run, the first bytes

@@ -190,7 +190,8 @@ def _shown(named: NamedSession, record: SessionRecord, last: Sequence[RunRecord]
 
 
 def _users_event(started: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the event with the user's message, which ADK keeps in a session but does not stream.
+    """Return the event with the user's message. ADK keeps this event in a session but does not
+    stream it.
 
     The result is empty if the run has no message.
     """

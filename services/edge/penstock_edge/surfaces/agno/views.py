@@ -211,7 +211,7 @@ def encoded_leg(edge: EdgeFrames, leg: int) -> EncodedLeg:
 
 
 def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
-    """Return the view of the run as one object, which is written when this leg has ended."""
+    """Return the view of the run as one object. The object is written when this leg has ended."""
     encoding = partial(Output, EdgeFrames(agent, run_id), leg)
     return _encoded(run_id, leg, "output", encoding, VERBATIM_SSE)
 

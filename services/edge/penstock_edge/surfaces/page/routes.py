@@ -59,7 +59,7 @@ PATHS: Final = {
 
 
 class File:
-    """The handler for one file, which is read once; a browser that has this version gets 304."""
+    """The handler for one file. The file is read once; a browser that has this version gets 304."""
 
     def __init__(self, path: Path) -> None:
         self._body = path.read_bytes()
@@ -96,7 +96,7 @@ _OPERATIONS: Final = tuple(
 
 
 class FirstPage(Surface):
-    """Has the handlers for the page at `/` and `/docs`, which work even if the bus does not
+    """Has the handlers for the page at `/` and `/docs`. They work even if the bus does not
     answer."""
 
     handlers = ()
