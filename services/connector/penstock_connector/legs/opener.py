@@ -96,9 +96,8 @@ class LegOpener:
             await with_retries(lambda: self._clear_predecessors(order))
         if time.monotonic() - recorded_at_s > FRESH_S:
             # 5. If the writes took long, another connector may have considered this connector dead.
-            # It may then have deleted the record of the leg, because the leg was not open yet. So
-            # the record is
-            #    written again.
+            #    It may then have deleted the record of the leg, because the leg was not open yet.
+            #    So the record is written again.
             await with_retries(lambda: stores.leg_records.put(run_id, order.record))
         if agent is None:
             await self._end_without_agent(order, writer)

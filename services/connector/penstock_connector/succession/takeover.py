@@ -136,10 +136,10 @@ class Takeover:
         await with_retries(lambda: stores.sessions.take_over(order.session, mine))
         if (approval_id := order.approval_id) is not None:
             # 4. The claim of the sending. If the claim still named the dead connector, this
-            # connector could not record the result of the sending.
+            #    connector could not record the result of the sending.
             await with_retries(lambda: stores.sendings.record(approval_id, "claimed", holder))
         # 5. The deletion of the earlier holders' records. This step is the last one, because a
-        # successor finds by these records which steps are missing.
+        #    successor finds by these records which steps are missing.
         await with_retries(lambda: self._opener.delete_records_of_others(run_id, order.leg))
         history.taken(await with_retries(lambda: stores.runs.stored_at(run_id, claim)))
         await self._runner.run(
