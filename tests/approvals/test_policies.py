@@ -43,7 +43,7 @@ async def holds(penstock: Pipeline, version: int) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies, "LOOK_S", 0.05)
+    monkeypatch.setattr(policies, "CHECK_S", 0.05)
     monkeypatch.setattr(policies, "RETRY_S", 0.05)
 
 

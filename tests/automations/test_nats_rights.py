@@ -32,7 +32,7 @@ async def test_rules_start_runs_and_decide_with_the_services_own_nats_user(
     fresh_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_runs, "LOST_S", 0.0)
-    monkeypatch.setattr(open_runs, "LOOK_S", 0.0)
+    monkeypatch.setattr(open_runs, "CHECK_S", 0.0)
     async with connected(fresh_nats.url) as bus:
         await reshard(bus, 3, settle_s=0)
     async with automations(

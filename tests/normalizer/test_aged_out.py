@@ -63,7 +63,7 @@ async def test_a_run_whose_frames_aged_out_unread_ends_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("penstock_normalizer.recovery.expired.MIN_AGE_S", -1.0)
-    monkeypatch.setattr("penstock_normalizer.partitions.partition.LOOK_S", 0.0)
+    monkeypatch.setattr("penstock_normalizer.partitions.partition.IDLE_CHECKPOINT_S", 0.0)
     async with bus_to(fresh_nats.url) as bus:
         run, other = Run(bus), Run(bus)
         async with normalizer(fresh_nats.url):

@@ -29,7 +29,7 @@ from penstock_approvals.policy.model import Source
 log = logging.getLogger(__name__)
 
 BUCKET, KEY = "policies", "current"
-LOOK_S: Final = 2.0  # seconds between two checks whether the file has changed
+CHECK_S: Final = 2.0  # seconds between two checks whether the file has changed
 RETRY_S: Final = 1.0
 
 
@@ -107,7 +107,7 @@ class Policies:
     async def watch_file(self) -> None:
         """Follow the changes of the file until the task is cancelled."""
         while self._path is not None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             try:
                 text = await asyncio.to_thread(self._path.read_text)
                 if text != self._text or "file" in self.refused:

@@ -35,7 +35,7 @@ PREFIX: Final = "$KV.runs."
 # A counted run that is older than this many seconds is looked up, because its start may have been
 # interrupted. A start that was not interrupted publishes its command in less time.
 LOST_S: Final = 30.0
-LOOK_S: Final = 1.0  # The least number of seconds between two look-ups of one user's runs.
+CHECK_S: Final = 1.0  # The least number of seconds between two look-ups of one user's runs.
 LOOKED_UP: Final = 20  # The greatest number of runs in one look-up.
 RETRY_AFTER_S: Final = 5
 
@@ -182,7 +182,7 @@ class OpenRuns:
     async def _look_up(self, user_id: str) -> None:
         """Read the records of the user's oldest counted runs, and correct the counts."""
         user, now = self._users.get(user_id), time.monotonic()
-        if user is None or now - user.looked_at < LOOK_S:
+        if user is None or now - user.looked_at < CHECK_S:
             return
         user.looked_at = now
         old = [id for id, run in user.runs.items() if now - run.since > LOST_S]

@@ -124,7 +124,7 @@ async def test_the_turn_of_a_dead_connectors_leg_waits_until_somebody_has_dealt_
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the turn were passed over, the next run would begin beside the continued leg."""
-    monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(session_queue, "CHECK_AGAIN_S", 0.1)
     upstream.script(plays(agno_text("x")))
     async with pipeline(nats_server.url, agents(upstream), pod_ttl_s=1) as penstock:
         key = session_key("u1", "agno", "s-noted")
@@ -156,7 +156,7 @@ async def test_a_leg_that_waits_for_its_turn_waits_for_the_bus_too(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 0.2)
+    monkeypatch.setattr(session_queue, "CHECK_AGAIN_S", 0.2)
     turns = Turns()
     upstream.script(turns)
 

@@ -85,7 +85,7 @@ async def test_a_kill_between_the_end_of_a_leg_and_its_turn_blocks_no_decision(
     """
     may_reap = reaps_later(monkeypatch)
     session = f"s-{by}"
-    monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 60 if by == "the reaper" else 0.1)
+    monkeypatch.setattr(session_queue, "CHECK_AGAIN_S", 60 if by == "the reaper" else 0.1)
     upstream.script(plays(agno_pause()), plays(agno_approved()), plays(agno_text("x")))
     config = agents(upstream)
     async with pipeline(nats_server.url, config, WITHOUT_CONNECTOR) as penstock:
@@ -193,7 +193,7 @@ async def test_queue_entries_of_an_ended_connector_for_the_same_leg_block_nobody
     Then the paused connector woke up and opened the leg.
     """
     may_reap = reaps_later(monkeypatch)
-    monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(session_queue, "CHECK_AGAIN_S", 0.1)
     upstream.script(plays(agno_text("x")))
     async with pipeline(nats_server.url, agents(upstream), PIPELINE, **FAST) as penstock:
         command = await penstock.register("agno", "hello")

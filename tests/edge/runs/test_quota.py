@@ -166,7 +166,7 @@ async def test_a_run_whose_edge_died_before_its_command_frees_its_place(
     quota: Callable[..., Any], bus: Bus, user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_runs, "LOST_S", 0.0)
-    monkeypatch.setattr(open_runs, "LOOK_S", 0.0)
+    monkeypatch.setattr(open_runs, "CHECK_S", 0.0)
     edge = await quota(max_queued_runs_per_user=1)
     lost = PretendRun(bus)
     await lost.record(user_id=user)

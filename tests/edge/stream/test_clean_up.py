@@ -148,7 +148,7 @@ async def test_a_stream_until_idle_ends_although_a_record_could_not_be_read_at_f
         ended.set()
 
     monkeypatch.setattr(until_idle, "idle_since", idle_since)
-    monkeypatch.setattr(until_idle, "LOOK_S", 0.01)
+    monkeypatch.setattr(until_idle, "CHECK_S", 0.01)
     client = cast(Client, SimpleNamespace(end_after=end_after, when_left=lambda release: None))
     async with asyncio.timeout(30):
         await UntilIdle(stream, client, cast(Bus, None), SESSION)(

@@ -54,7 +54,7 @@ def uncollected() -> Iterator[Uncollected]:
 
 @pytest.fixture
 def collector(uncollected: Uncollected) -> Iterator[Collector]:
-    collector = Collector(whole_s=3600)
+    collector = Collector(full_collection_s=3600)
     collector.install()
     yield collector
     collector.uninstall()
@@ -81,7 +81,7 @@ def test_new_cycles_are_collected(collector: Collector) -> None:
 
 
 def test_all_clients_are_checked_in_the_end(uncollected: Uncollected) -> None:
-    collector = Collector(whole_s=0)
+    collector = Collector(full_collection_s=0)
     node = Node()
     known = weakref.ref(node)
     collector.install()

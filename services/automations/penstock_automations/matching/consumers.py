@@ -15,7 +15,7 @@ from penstock_automations.rules.store import CurrentRules
 log = logging.getLogger(__name__)
 
 NOTHING = "custom.none.none"  # a subject without messages
-LEASE_TTL_S, LEASE_WAIT_S, LOOK_S = 5.0, 30.0, 0.05
+LEASE_TTL_S, LEASE_WAIT_S, CHECK_S = 5.0, 30.0, 0.05
 
 
 class Consumers:
@@ -55,7 +55,7 @@ class Consumers:
         try:
             async with asyncio.timeout(LEASE_WAIT_S):
                 while not await lease.acquire():
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_S)
         except TimeoutError:
             raise BusUnavailable(
                 f"another process changes the consumers of {self._name} for too long"

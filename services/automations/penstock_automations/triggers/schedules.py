@@ -46,7 +46,7 @@ BATCH: Final = 100  # how many firings are handled at once
 # Seconds between two looks at all rules. A process schedules the next time of a rule itself if no
 # process has scheduled it this many seconds after the rule's time. Usually the process that handles
 # the firing has scheduled the next time long before.
-LOOK_S: Final = 30.0
+CHECK_S: Final = 30.0
 
 # The TTL in seconds of a message that is due. The message waits this long for a process. A longer
 # TTL has no use, because a time that is older than `catch_up_s` (at most 7 days) is not fired.
@@ -85,7 +85,7 @@ class Schedules:
                 await asyncio.sleep(RETRY_S)
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(CHECK_S):
                     await self._changed.wait()
 
     def wake(self) -> None:
@@ -203,7 +203,7 @@ class Schedules:
         revision, firing = self._known.get(rule.id, (0, None))
         if revision != rule.revision:
             return True
-        return firing is not None and now > firing.at + LOOK_S
+        return firing is not None and now > firing.at + CHECK_S
 
     async def _persist(self, batch: Iterable[Taken], step: Callable[[], Awaitable[Any]]) -> None:
         """Repeat a step until the bus answers. Meanwhile, the batch counts as being handled."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from penstock.bus import Retry
 from penstock.telemetry import STARTS_WAITING
 
-LOOK_S = 0.05  # seconds between two checks which legs have ended
+CHECK_S = 0.05  # seconds between two checks which legs have ended
 
 
 def next_user(
@@ -133,7 +133,7 @@ class FairQueue:
         """Find out which legs have ended, again and again, while a start waits."""
         try:
             while self._waiting:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_S)
                 self._forget_ended()
                 self._grant()
         finally:

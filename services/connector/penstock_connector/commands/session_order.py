@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 
 STARTS = command("connector", "start", "*")
 LAG_S = 0.05  # seconds before a replica that lags behind is read again
-# Seconds between two checks: LOOK_S for each earlier start of the session, but at most MAX_LOOK_S.
-LOOK_S, MAX_LOOK_S = 0.1, 1.0
+# Seconds between two checks: CHECK_S for each earlier start of the session, but at most
+# MAX_CHECK_S.
+CHECK_S, MAX_CHECK_S = 0.1, 1.0
 # The index is built again when it has more starts than this, and more than twice the starts that it
 # had after it was last built. The new index leaves out the starts whose commands are finished.
 REBUILD_FROM = 10_000
@@ -106,7 +107,7 @@ class SessionOrder:
             return
         moved = self._moved.setdefault(mine.session, asyncio.Event())
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(earlier.count * LOOK_S, MAX_LOOK_S)):
+            async with asyncio.timeout(min(earlier.count * CHECK_S, MAX_CHECK_S)):
                 await moved.wait()
 
     def has_begun(self, stored: Stored) -> None:

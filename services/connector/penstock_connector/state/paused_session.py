@@ -23,7 +23,7 @@ from penstock_connector.state.retries import with_retries
 from penstock_connector.state.run_state import CLOSED, Runs, kind_of
 
 SETTLES_S: Final = 20.0  # seconds in which the normalizer finds out whether an ended leg has paused
-LOOK_S: Final = 0.1
+CHECK_S: Final = 0.1
 BY_CALL: Final = "tool"  # the style of an answer that names its tool call
 
 
@@ -61,7 +61,7 @@ async def _has_ended(bus: Bus, runs: Runs, run_id: str) -> bool:
             return False  # the run waits for its turn
         if asyncio.get_running_loop().time() >= deadline:
             raise _refused(f"it is not known whether run {run_id} of it waits for a decision")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_S)
 
 
 async def _waits_as_a_thread(bus: Bus, run_id: str) -> bool:

@@ -23,7 +23,7 @@ from penstock_connector.state.run_state import WRITER, is_over
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 2.0  # seconds between two checks of the first leg in the queue, if no notice comes
+CHECK_AGAIN_S = 2.0  # seconds between two checks of the first leg in the queue, if no notice comes
 MAX_RUNS_LISTED: Final = 1000
 # A record of an earlier release does not tell which runs are open. In such a record, this number of
 # the last runs count as open.
@@ -152,7 +152,7 @@ class SessionQueue:
         try:
             while not await self._is_first(key, mine):
                 try:
-                    async with asyncio.timeout(LOOK_AGAIN_S):
+                    async with asyncio.timeout(CHECK_AGAIN_S):
                         await moved.wait()
                 except TimeoutError:
                     await self._pass_over(key, mine)

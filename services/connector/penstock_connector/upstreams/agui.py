@@ -34,7 +34,7 @@ from penstock_connector.upstreams.base import Call, ReattachState, segment
 from penstock_connector.upstreams.conversations import Thread, Threads
 
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
-_LAST_WORDS = ("RUN_FINISHED", "RUN_ERROR")
+_FINAL_EVENTS = ("RUN_FINISHED", "RUN_ERROR")
 _SURFACE = "/agui/"  # the path under which another Penstock accepts runs
 
 
@@ -127,7 +127,7 @@ class AguiUpstream:
             return
         if not isinstance(event, dict):
             return
-        seen.over = seen.over or event.get("type") in _LAST_WORDS
+        seen.over = seen.over or event.get("type") in _FINAL_EVENTS
         if not isinstance(seen.notes, _Received):
             seen.notes = _Received()
         for each in seen.notes.chunks.expand(event):

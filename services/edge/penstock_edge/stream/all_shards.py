@@ -25,7 +25,7 @@ from penstock_edge.stream.phases import End
 from penstock_edge.stream.responses.event_stream import head
 from penstock_edge.views.shard_cursor import ShardCursor
 
-LOOK_S: Final = 1.0  # seconds between two looks at the number of shards
+CHECK_S: Final = 1.0  # seconds between two looks at the number of shards
 
 
 class AllShards:
@@ -119,7 +119,7 @@ class AllShards:
 
     async def _until_more_shards(self, send: Send) -> None:
         while self._made() <= len(self._clients):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
         body = self._clients[0].hub.view.framing.reconnect(retry_ms())
         async with self._writing:
             await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -16,18 +16,19 @@ import gc
 import time
 from typing import Any
 
-WHOLE_S = 3600.0
+FULL_COLLECTION_S = 3600.0
 
 
 class Collector:
-    """Lets the garbage collector look only at new objects, and at all objects once in `whole_s`.
+    """Lets the garbage collector look only at new objects, and at all objects once in
+    `full_collection_s`.
 
     The collection of all objects frees cycles that exist because of a mistake.
     """
 
-    def __init__(self, whole_s: float = WHOLE_S) -> None:
-        self._whole_s = whole_s
-        self._due = time.monotonic() + whole_s
+    def __init__(self, full_collection_s: float = FULL_COLLECTION_S) -> None:
+        self._full_collection_s = full_collection_s
+        self._due = time.monotonic() + full_collection_s
 
     def install(self) -> None:
         """Freeze the present objects, such as imported modules, and begin to watch collections."""
@@ -46,5 +47,5 @@ class Collector:
         if phase == "stop":
             gc.freeze()
         elif time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._whole_s
+            self._due = time.monotonic() + self._full_collection_s
             gc.unfreeze()

@@ -17,7 +17,7 @@ from penstock.web.auth import identity_of, over
 log = logging.getLogger(__name__)
 
 EXPIRES: Final = "token_expires"
-LOOK_AGAIN_S: Final = 15.0
+CHECK_AGAIN_S: Final = 15.0
 
 
 def watch(
@@ -68,8 +68,9 @@ class _Expiry:
     def _check(self) -> None:
         left_s = self._expires_at - time.time()
         if left_s > 0:
-            # The wall clock may be changed during a wait. So no wait is longer than `LOOK_AGAIN_S`.
-            wait_s = min(left_s, LOOK_AGAIN_S)
+            # The wall clock may be changed during a wait. So no wait is longer than
+            # `CHECK_AGAIN_S`.
+            wait_s = min(left_s, CHECK_AGAIN_S)
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._check)
         elif self._end is not None:
             end = self._end

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 BUCKET: Final = "cursors"
 MAX_PER_OWNER: Final = 100
-LOOK_S: Final = 1.0  # seconds between two samples of a stream's position
+CHECK_S: Final = 1.0  # seconds between two samples of a stream's position
 # Seconds after which the time is saved again although the position is the same. If the time were
 # saved only with a new position, the saved time of a cursor of rare events would become too old.
 TIME_EVERY_S: Final = 60.0
@@ -206,7 +206,7 @@ class SavedCursor:
             if self._left.is_set():
                 return
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(CHECK_S):
                     await self._left.wait()
             except TimeoutError:
                 pass

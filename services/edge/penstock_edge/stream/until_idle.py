@@ -14,7 +14,7 @@ from penstock_edge.stream.client import Client
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.5
+CHECK_S: Final = 0.5
 
 
 class UntilIdle:
@@ -53,4 +53,4 @@ class UntilIdle:
             if last is not None:
                 self._client.end_after(last)
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)

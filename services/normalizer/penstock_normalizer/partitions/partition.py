@@ -24,7 +24,8 @@ from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 30.0  # seconds after which a quiet partition's checkpoint is moved to the end of RAW
+# Seconds after which a quiet partition's checkpoint is moved to the end of RAW.
+IDLE_CHECKPOINT_S = 30.0
 
 
 class PartitionPhase(Enum):
@@ -175,7 +176,7 @@ class Partition:
     async def _keep_checkpoints(self) -> None:
         while True:
             await asyncio.sleep(self._settings.checkpoint_s)
-            if time.monotonic() > self._looked_at + LOOK_S:
+            if time.monotonic() > self._looked_at + IDLE_CHECKPOINT_S:
                 await self._pass_over_other_partitions()
             self._bus.continuity.record_read(self._raw, self._seen)
             await self._checkpoint.write(self._done_up_to)

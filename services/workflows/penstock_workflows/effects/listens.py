@@ -43,7 +43,7 @@ BUCKET: Final = "listens"
 DURABLE: Final = "workflows-listen"
 NOTHING: Final = "custom.none.none"  # a subject without messages
 MAX_PENDING: Final = 10_000
-LEASE_TTL_S, LEASE_WAIT_S, LOOK_S = 5.0, 30.0, 0.05
+LEASE_TTL_S, LEASE_WAIT_S, CHECK_S = 5.0, 30.0, 0.05
 TIDY_S: Final = 30.0
 _STREAM: Final = f"KV_{BUCKET}"
 
@@ -290,7 +290,7 @@ class Listens:
         try:
             async with asyncio.timeout(LEASE_WAIT_S):
                 while not await lease.acquire():
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_S)
         except TimeoutError:
             raise BusUnavailable(
                 "another process changes the consumers of workflows for too long"

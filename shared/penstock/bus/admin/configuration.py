@@ -27,7 +27,7 @@ Configuration = dict[str, Any]  # the configuration of a stream as the JetStream
 
 LEASE_TTL_S = 15.0
 LEASE_WAIT_S = 30.0
-LOOK_S = 0.1
+CHECK_S = 0.1
 
 _COUNT = re.compile(r"partition\((\d+),1\)")
 
@@ -184,7 +184,7 @@ async def change_lease(bus: Buckets) -> AsyncIterator[Lease]:
     try:
         async with asyncio.timeout(LEASE_WAIT_S):
             while not await lease.acquire():
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_S)
     except TimeoutError:
         raise StartUpError(
             "another service has been changing the streams for too long (KV leases, "

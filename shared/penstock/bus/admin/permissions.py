@@ -116,7 +116,7 @@ def _takes(stream: str, *durables: str) -> list[str]:
 USER_INFO: Final = "$SYS.REQ.USER.INFO"
 # The requests with which every service checks which streams exist and whether the streams are still
 # the same.
-_LOOKS = [USER_INFO, f"{_API}.INFO", f"{_API}.STREAM.INFO.*"]
+_STREAM_CHECKS = [USER_INFO, f"{_API}.INFO", f"{_API}.STREAM.INFO.*"]
 # The permissions to read and write objects, which hold payloads over 512 KiB. A writer that
 # replaces an object purges the old object.
 _READS_OBJECTS = [*_reads(_OBJECTS), f"{_API}.DIRECT.GET.{_OBJECTS}.>"]
@@ -148,7 +148,9 @@ def _service(
         name,
         purpose,
         tuple(
-            dict.fromkeys([*_LOOKS, *_ALIVE, *_MARKS, *(each for part in publish for each in part)])
+            dict.fromkeys(
+                [*_STREAM_CHECKS, *_ALIVE, *_MARKS, *(each for part in publish for each in part)]
+            )
         ),
         (*own, *_ALIVE, *hears),
         responds,

@@ -10,7 +10,7 @@ import logging
 
 from penstock.bus import streams, subjects
 from penstock.bus.admin.configuration import (
-    LOOK_S,
+    CHECK_S,
     Configuration,
     Difference,
     change_lease,
@@ -113,7 +113,7 @@ async def _all_know(bus: Buckets, group: str, timeout_s: float) -> None:
                 others = [member.key for member in members if note_of(member) != wanted]
                 if not others:
                     return
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_S)
     except TimeoutError:
         if len(others) == len(members):
             raise BusError(
@@ -135,7 +135,7 @@ async def _release_surplus(bus: Buckets, shard: int, count: int, timeout_s: floa
     try:
         async with asyncio.timeout(timeout_s):
             while not all([await _is_read(bus, shard, partition) for partition in surplus]):
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_S)
     except TimeoutError:
         raise BusError(
             f"{streams.raw_of(shard)} has {count} partitions, but those from {count} on are not "

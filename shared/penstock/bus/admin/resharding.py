@@ -11,7 +11,7 @@ import logging
 
 from penstock.bus import shards, streams
 from penstock.bus.admin.configuration import (
-    LOOK_S,
+    CHECK_S,
     Configuration,
     change_lease,
     declared_shards,
@@ -120,7 +120,7 @@ async def _all_read(bus: Buckets, count: int, timeout_s: float) -> None:
                 }
                 if not lacking:
                     return
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_S)
     except TimeoutError:
         if any(absent == running for absent in lacking.values()):
             raise BusError(

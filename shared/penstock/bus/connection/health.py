@@ -22,7 +22,7 @@ Kind = Literal["full", "denied", "unheard", "away", "lost"]
 FORGOTTEN_S = 15.0  # a refusal no longer counts after this many seconds without a new attempt
 # A missing connection is reported only after this many seconds: an election takes up to nine
 # seconds and needs no operator.
-AWAY_S = 10.0
+DISCONNECTED_S = 10.0
 LOG_AGAIN_S = 30.0
 
 _STREAMS: Mapping[str, str] = {
@@ -178,4 +178,4 @@ class Health:
 
 
 def _counts(trouble: _Refusal, now: float) -> bool:
-    return trouble.kind != "away" or now - trouble.since >= AWAY_S
+    return trouble.kind != "away" or now - trouble.since >= DISCONNECTED_S

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from penstock.bus.connection.health import AWAY_S, Health
+from penstock.bus.connection.health import DISCONNECTED_S, Health
 from penstock.bus.errors import BusError
 
 PROBE_S = 3.0
@@ -44,7 +44,7 @@ class LeaderProbe:
                 await self._ask()
             except BusError as error:
                 self._health.refused("away", JETSTREAM, str(error))
-                if time.monotonic() - answered_at < AWAY_S:
+                if time.monotonic() - answered_at < DISCONNECTED_S:
                     continue
                 await self._leave()
             else:

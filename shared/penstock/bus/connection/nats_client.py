@@ -43,7 +43,7 @@ from penstock.bus.connection.parser import Parser
 from penstock.bus.connection.wire import Wire
 from penstock.bus.errors import BusUnavailable
 
-LOOK_S = 0.02
+CHECK_S = 0.02
 # The shortest and the longest wait, in seconds, between two attempts to connect to one server. The
 # wait is random: all services lose a server at the same time, and without the random wait all
 # services would return at the same time.
@@ -148,7 +148,7 @@ class Connection(Client):
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.usable and not self.is_closed:
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_S)
         except TimeoutError:
             pass
         if not self.is_connected:

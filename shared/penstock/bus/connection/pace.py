@@ -14,7 +14,7 @@ LONGEST_S: Final = 0.005
 BUSY_PER_S: Final = 10_000  # at this many messages a second or more, the rest lasts `LONGEST_S`
 # a shorter rest would join no two messages, so the connection does not rest
 SHORTEST_S: Final = 0.001
-LOOK_S: Final = 0.05  # the rate is measured over intervals of at least this length
+CHECK_S: Final = 0.05  # the rate is measured over intervals of at least this length
 
 
 class Pace:
@@ -33,7 +33,7 @@ class Pace:
         The rest grows with the rate: 1 ms for 2,000 messages a second, and 5 ms for 10,000.
         """
         passed_s = now_s - self._looked_at_s
-        if passed_s >= LOOK_S:
+        if passed_s >= CHECK_S:
             share = min(1.0, self.messages / passed_s / BUSY_PER_S)
             rest_s = LONGEST_S * share
             self._rest_s = rest_s if rest_s >= SHORTEST_S else 0.0

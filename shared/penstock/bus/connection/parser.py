@@ -14,7 +14,7 @@ from nats.errors import ProtocolError
 
 # The server's own limit of a line is 4 KiB, except for INFO, which lists a cluster's servers.
 MAX_LINE_BYTES = 1024 * 1024
-LOOK_EVERY = 16  # messages between two looks at the clock
+CLOCK_EVERY = 16  # messages between two looks at the clock
 _END = b"\r\n"
 _HEAD_WORDS = {b"MSG": 0, b"HMSG": 1}  # how many words of the line give the size of the headers
 
@@ -54,7 +54,7 @@ class Parser:
         if self._held_bytes < self._needed_bytes:
             return False
         data = self._joined()
-        at, end, looks = 0, len(data), LOOK_EVERY
+        at, end, looks = 0, len(data), CLOCK_EVERY
         on_message = self._on_message
         try:
             while at < end:
@@ -88,7 +88,7 @@ class Parser:
                     if time.monotonic() > until:
                         self._needed_bytes = 1
                         return True
-                    looks = LOOK_EVERY
+                    looks = CLOCK_EVERY
             self._needed_bytes = 1
             return False
         except (ValueError, IndexError) as error:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from penstock.bus.errors import BusError
 
-LOOK_AGAIN_S = 2.0
+CHECK_AGAIN_S = 2.0
 ASK_AGAIN_S = 0.25  # seconds between requests while no server answers, as during an election
 _NAMED = 3  # how many names a message has at most, because a server without data lacks all streams
 
@@ -81,7 +81,7 @@ class StreamIdentity:
             elif len(unseen) < len(answers):
                 self._found()
             if unseen:
-                await asyncio.sleep(LOOK_AGAIN_S if gone else ASK_AGAIN_S)
+                await asyncio.sleep(CHECK_AGAIN_S if gone else ASK_AGAIN_S)
 
     async def _created_at(self, name: str, gone: bool) -> str | None:
         """Return a stream's time of creation; None without such a stream, empty without an answer.

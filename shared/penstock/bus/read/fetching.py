@@ -13,7 +13,7 @@ from nats.errors import Error as NatsError
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.read.pull import NANO, Delivery, PullLoop
 
-LOOK_S = 0.2  # seconds between two checks whether there is room for more messages
+CHECK_S = 0.2  # seconds between two checks whether there is room for more messages
 
 
 class Fetching:
@@ -42,7 +42,7 @@ class Fetching:
         self._in_hand: dict[str, Delivery] = {}
         self._came = asyncio.Event()
         what = f"fetching from {durable}"
-        self._pull = PullLoop(bus.jetstream, stream, self, batch=batch, look_s=LOOK_S, what=what)
+        self._pull = PullLoop(bus.jetstream, stream, self, batch=batch, look_s=CHECK_S, what=what)
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:

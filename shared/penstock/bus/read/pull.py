@@ -30,7 +30,7 @@ HEARTBEAT_S = 0.5  # seconds between two heartbeats of the consumer while a requ
 SILENCE_S = 1.5  # the consumer's leader counts as gone after this long without a heartbeat
 # The silence counts only if this many checks in a row find no heartbeat: a busy process reads
 # heartbeats late, and after only one check it would conclude that a working leader is gone.
-LOOKS = 3
+SILENT_CHECKS = 3
 RETRY_S, MAX_RETRY_S = 0.25, 0.5
 MAX_REQUEST_BYTES = 4 * 1024 * 1024  # without a limit, a batch could have 256 MiB
 
@@ -218,7 +218,7 @@ class PullLoop:
         """Return whether several checks in a row found that an open request gets no heartbeats."""
         self._looks += 1
         silent_s = self._loop.time() - self._last_heard
-        return self._outstanding > 0 and silent_s > SILENCE_S and self._looks >= LOOKS
+        return self._outstanding > 0 and silent_s > SILENCE_S and self._looks >= SILENT_CHECKS
 
     def _on_msg(self, msg: Incoming) -> None:
         self._heard()

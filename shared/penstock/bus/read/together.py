@@ -32,7 +32,7 @@ PASS_BATCH = 1000  # messages in each request of a pass
 MAX_KEPT_BYTES = 48 * 1024 * 1024
 KEPT_S = 2.0
 KEPT_OVERHEAD_BYTES = 400  # the memory of a kept message besides its bytes
-LOOKED_AT = 256  # requests whose cost is estimated; more requests only make a pass cheaper
+MAX_ESTIMATED = 256  # requests whose cost is estimated; more requests only make a pass cheaper
 ANSWERS_AT_ONCE = 8  # followers that get their messages in one turn of the event loop
 
 Found = tuple[list[Stored], int]
@@ -107,7 +107,7 @@ class Histories:
 
     def _begin_of_pass(self) -> int:
         """Return the sequence at which a pass should begin; 0 if single reads are cheaper."""
-        some = [each for each in itertools.islice(self._waiting, LOOKED_AT) if each.run]
+        some = [each for each in itertools.islice(self._waiting, MAX_ESTIMATED) if each.run]
         if not some:
             return 0
         begin, end = min(each.start for each in some), max(each.newest for each in some)

@@ -36,7 +36,7 @@ GIVE_UP_TRIES = 5
 # The server's limit of deliveries of one message if `max_unfinished` is None. Even if every process
 # that takes the message is killed, the limit is reached only after hours.
 MAX_UNCOUNTED = 1000
-LOOK_S = 0.2  # seconds between two checks whether there is room for more messages
+CHECK_S = 0.2  # seconds between two checks whether there is room for more messages
 # The reason that a work queue gives when it ends a message that it has made a dead letter. The
 # server publishes the reason, and `admin.advisories` makes no second dead letter of the message.
 BURIED = "penstock: the message is a dead letter"
@@ -126,7 +126,7 @@ class WorkQueue:
         self._stopped = asyncio.Event()
         what = f"taking work from {durable}"
         self._pull = PullLoop(
-            bus.jetstream, stream, self, batch=concurrency, look_s=LOOK_S, what=what
+            bus.jetstream, stream, self, batch=concurrency, look_s=CHECK_S, what=what
         )
 
     async def run(self) -> None:

@@ -38,7 +38,7 @@ BATCH: Final = 50  # messages of one read; the process handles a batch in one go
 # other requests took 38 ms instead of 4 ms.
 MAX_REST_S: Final = 0.02
 TICK_S: Final = 2.0  # seconds between two reads of the bucket by `run`
-LOOK_S: Final = 30.0  # seconds between two checks of the stream's first and last sequence by `run`
+CHECK_S: Final = 30.0  # seconds between two checks of the stream's first and last sequence by `run`
 WAIT_S: Final = 5.0  # how many seconds a list waits for the first reading of the bucket
 FORGOTTEN: Final = 1000  # the number of rows that are dropped without a break
 
@@ -140,7 +140,7 @@ class BucketIndex:
         while True:
             try:
                 await self._turn(self._begun)
-                if time.monotonic() - self._looked_s > LOOK_S:
+                if time.monotonic() - self._looked_s > CHECK_S:
                     await self._check_stream()
             except BusError as error:
                 log.debug("the index of KV %s is read again later: %s", self._name, error)

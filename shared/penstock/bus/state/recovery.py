@@ -30,7 +30,7 @@ from penstock.bus.state.losses import numbered
 
 log = logging.getLogger(__name__)
 
-LOOK_TIMEOUT_S = 1.0  # seconds that a check after a reconnect waits for a stream's leader
+CHECK_TIMEOUT_S = 1.0  # seconds that a check after a reconnect waits for a stream's leader
 NOTE_S = 2.0  # seconds between two records of how far the streams reach, by a repairing process
 LEARN_S = 5.0  # seconds between two searches for losses, by a process that does not repair
 ORDER_S = 0.25  # seconds between two checks while a stream is being repaired
@@ -131,7 +131,7 @@ class Recovery:
         # `JetStream.api` waits until this check is over, so this check cannot use it.
         try:
             msg = await self._connection.request(
-                f"$JS.API.STREAM.INFO.{stream}", timeout=LOOK_TIMEOUT_S
+                f"$JS.API.STREAM.INFO.{stream}", timeout=CHECK_TIMEOUT_S
             )
         except NatsError as error:
             raise BusUnavailable(str(error)) from error

@@ -34,7 +34,7 @@ from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S: Final = 15.0
+CHECK_AGAIN_S: Final = 15.0
 
 
 class Auth:
@@ -45,7 +45,7 @@ class Auth:
         config: AuthConfig,
         tokens: StreamTokens | None = None,
         services: ServiceTokens | None = None,
-        look_again_s: float = LOOK_AGAIN_S,
+        look_again_s: float = CHECK_AGAIN_S,
     ) -> None:
         """Take the configuration and the stores of tokens.
 

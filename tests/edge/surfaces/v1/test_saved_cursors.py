@@ -27,7 +27,7 @@ SUBJECTS = "llm.stream"
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_cursors, "LOOK_S", 0.05)
+    monkeypatch.setattr(saved_cursors, "CHECK_S", 0.05)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from penstock.bus.connection.health import (
-    AWAY_S,
+    DISCONNECTED_S,
     FORGOTTEN_S,
     LOG_AGAIN_S,
     Health,
@@ -49,7 +49,7 @@ def test_what_is_full_is_a_reason_until_it_takes_something(health: Health) -> No
 def test_an_election_is_no_trouble(health: Health, clock: Clock) -> None:
     health.refused("away", "RAW", "no stream leader answered")
     assert health.reasons == []
-    clock.now += AWAY_S - 1
+    clock.now += DISCONNECTED_S - 1
     health.refused("away", "RAW", "no stream leader answered")
     assert health.reasons == []
     clock.now += 1

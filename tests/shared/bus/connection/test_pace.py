@@ -112,7 +112,7 @@ async def test_an_answer_ends_the_rest_and_comes_at_once(
     heard = await heard_with(bus, f"test.{run_id}", is_patient=True)
     monkeypatch.setattr(pace, "BUSY_PER_S", 1e-9)
     monkeypatch.setattr(pace, "LONGEST_S", HOUR_S)
-    monkeypatch.setattr(pace, "LOOK_S", 0.0)
+    monkeypatch.setattr(pace, "CHECK_S", 0.0)
     wire = bus.client._wire
 
     async def rests() -> bool:

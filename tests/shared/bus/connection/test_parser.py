@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nats.errors import ProtocolError
 
 from penstock.bus.connection.incoming import Headers, Incoming, fields
-from penstock.bus.connection.parser import LOOK_EVERY, Parser
+from penstock.bus.connection.parser import CLOCK_EVERY, Parser
 
 NEVER = float("inf")
 
@@ -74,11 +74,11 @@ def test_a_large_message_in_many_pieces_is_not_copied_with_each_piece() -> None:
 
 def test_a_long_burst_is_parsed_in_slices_and_in_order() -> None:
     parsed = Parsed()
-    count = 10 * LOOK_EVERY + 3
+    count = 10 * CLOCK_EVERY + 3
     parsed.parser.feed(b"".join(b"MSG a %d 0\r\n\r\n" % n for n in range(count)))
     slices = 1
     while parsed.parser.parse(until=0.0):  # the deadline has passed at every look at the clock
-        assert len(parsed.messages) == slices * LOOK_EVERY
+        assert len(parsed.messages) == slices * CLOCK_EVERY
         slices += 1
     assert slices == 11
     assert [message[0] for message in parsed.messages] == [*range(count)]

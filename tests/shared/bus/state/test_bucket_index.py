@@ -251,7 +251,7 @@ async def test_rows_of_values_that_have_aged_out_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bucket_index, "TICK_S", 0.05)
-    monkeypatch.setattr(bucket_index, "LOOK_S", 0.05)
+    monkeypatch.setattr(bucket_index, "CHECK_S", 0.05)
     monkeypatch.setattr(bucket_index, "FORGOTTEN", 1)
     async with connected(fresh_nats.url) as bus:
         index = BucketIndex(bus, "rules", rows)

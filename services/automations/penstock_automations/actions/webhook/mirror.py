@@ -23,7 +23,7 @@ from penstock_automations.actions.webhook.endpoints import Endpoints
 log = logging.getLogger(__name__)
 
 BUCKET: Final = "endpoints"
-LOOK_S: Final = 1.0  # seconds between two looks at the breakers
+CHECK_S: Final = 1.0  # seconds between two looks at the breakers
 TTL_S: Final = 60.0
 RENEW_S: Final = 20.0
 _NAMES: Final[dict[State, Literal["open", "half_open"]]] = {
@@ -56,7 +56,7 @@ class Mirror:
     async def run(self) -> None:
         """Write the changes until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             try:
                 await self.update()
             except BusError as error:

@@ -23,7 +23,7 @@ from penstock_edge.views.framing import NAMED_SSE
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S: Final = 1.0  # seconds after which `begun` is called without a notice, too
+CHECK_AGAIN_S: Final = 1.0  # seconds after which `begun` is called without a notice, too
 
 
 class WaitEnd(Enum):
@@ -38,7 +38,7 @@ class WaitingStream:
     """Sends the head at once, then keep-alives until `begun` returns a stream, then this stream.
 
     Each message on the core subject `notices` causes a call of `begun`. Messages may be lost, so
-    `begun` is also called every `LOOK_AGAIN_S`.
+    `begun` is also called every `CHECK_AGAIN_S`.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class WaitingStream:
         loop = asyncio.get_running_loop()
         wrote_at = loop.time()
         period_s = check_period_s(self._keep_alive_s)
-        wait_s = min(LOOK_AGAIN_S, period_s)
+        wait_s = min(CHECK_AGAIN_S, period_s)
         while self._end is None:
             self._moved.clear()
             if (stream := await self._try_begin()) is not None:
