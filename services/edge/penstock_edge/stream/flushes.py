@@ -79,7 +79,10 @@ class Flushes:
         A caller must not add a hub again before the hub is flushed.
         """
         if hub.flush_at <= self.time():
-            self.flush_soon(hub)
+            self._due.append(hub)  # as `flush_soon` does
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                self._loop.call_soon(self._flush)
             return
         heapq.heappush(self._waiting, (hub.flush_at, next(self._count), hub))
         if self._timer is None or hub.flush_at < self._timer_at:

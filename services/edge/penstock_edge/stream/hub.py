@@ -59,35 +59,30 @@ class _Arrivals:
     then stay in memory until the garbage collector runs.
     """
 
-    __slots__ = ("_batch", "_failure", "_on_some")
+    __slots__ = ("_on_some", "batch", "failure")
 
     def __init__(self, on_some: Callable[[], None]) -> None:
-        self._batch: list[Stored] = []
-        self._failure: BaseException | None = None
+        self.batch: list[Stored] = []
+        self.failure: BaseException | None = None  # raised once `batch` is empty
         self._on_some: Callable[[], None] | None = on_some
 
     def add(self, batch: list[Stored]) -> None:
-        self._batch += batch
+        self.batch += batch
         if self._on_some is not None:
             self._on_some()
 
     def fail(self, error: BaseException) -> None:
-        self._failure = error
+        self.failure = error
         if self._on_some is not None:
             self._on_some()
 
     def give_back(self, batch: list[Stored]) -> None:
         """Put messages back, so that `take` returns them before all other messages."""
-        self._batch[:0] = batch
+        self.batch[:0] = batch
 
     def close(self) -> None:
-        self._on_some = self._failure = None
-        self._batch = []
-
-    @property
-    def waiting(self) -> bool:
-        """Whether `take` would return messages, or raise an exception."""
-        return bool(self._batch) or self._failure is not None
+        self._on_some = self.failure = None
+        self.batch = []
 
     def take(self) -> list[Stored]:
         """Return the new messages.
@@ -95,9 +90,9 @@ class _Arrivals:
         Raises:
             SourceFailed: the source has failed, and all its messages have been taken.
         """
-        batch, self._batch = self._batch, []
-        if not batch and self._failure is not None:
-            raise SourceFailed from self._failure
+        batch, self.batch = self.batch, []
+        if not batch and self.failure is not None:
+            raise SourceFailed from self.failure
         return batch
 
 
@@ -277,7 +272,7 @@ class Hub:
         the fan-out.
         """
         self._is_queued = False
-        group = self.in_sync
+        group, arrivals = self.in_sync, self._arrivals
         try:
             if not group.unwritten:
                 if self._working is None:
@@ -298,7 +293,7 @@ class Hub:
             self._measure(self._sampled, writes)
         if group.unwritten or group.at != self.ring.end:
             self._flush_again()
-        elif self._arrivals.waiting:
+        elif arrivals.batch or arrivals.failure is not None:
             self._on_arrival()
         return writes
 

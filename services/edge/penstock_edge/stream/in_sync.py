@@ -121,6 +121,16 @@ class InSyncGroup:
         `write` may pause its connection, and the member then leaves this group.
         """
         unwritten, written, body = self.unwritten, self.written, self._bytes
+        if len(unwritten) == 1 and not written:
+            # A run with one client. The dictionaries are swapped, because a dictionary that gets
+            # and loses an entry for each event is reallocated every few events (0.4 µs an event).
+            self.unwritten, self.written, self._bytes = written, unwritten, b""
+            ((member, write),) = unwritten.items()
+            try:
+                write(body)
+            except Exception:
+                self._fail(member)
+            return 1
         writes = 0
         while unwritten and writes < most:
             member, write = unwritten.popitem()
@@ -129,9 +139,13 @@ class InSyncGroup:
             try:
                 write(body)
             except Exception:
-                extra = run_of(self.run_id)
-                log.exception("a connection takes no bytes; its client's stream ends", extra=extra)
-                member.fail()
+                self._fail(member)
         if not unwritten:
             self._bytes = b""
         return writes
+
+    def _fail(self, member: Member) -> None:
+        """End the stream of a member whose `write` is raising an exception."""
+        extra = run_of(self.run_id)
+        log.exception("a connection takes no bytes; its client's stream ends", extra=extra)
+        member.fail()

@@ -33,7 +33,9 @@ class RingBudget:
 
     def hold(self, hub: Emptiable, held_bytes: int) -> None:
         """Record that the hub has added items to its ring, which now has `held_bytes`."""
-        self.held_bytes += held_bytes - self._held.pop(hub, 0) - self._emptied.pop(hub, 0)
+        self.held_bytes += held_bytes - self._held.pop(hub, 0)
+        if self._emptied:
+            self.held_bytes -= self._emptied.pop(hub, 0)
         self._held[hub] = held_bytes
         while self.held_bytes > self._limit_bytes and self._held:
             oldest = next(iter(self._held))
