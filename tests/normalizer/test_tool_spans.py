@@ -46,7 +46,7 @@ class Output:
 
     events: Published = field(default_factory=Published)
 
-    async def keep_pause(self, fold: RunFold) -> None:
+    async def store_pause(self, fold: RunFold) -> None:
         pass
 
 
@@ -202,7 +202,7 @@ async def test_a_run_without_a_trace_has_no_spans() -> None:
     assert await Normalizer().feed(frames.open(), both) == ()
 
 
-async def test_while_tracing_is_off_nothing_is_done_for_an_event(
+async def test_nothing_is_done_for_a_token_and_while_tracing_is_off_for_no_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[object] = []
@@ -213,9 +213,10 @@ async def test_while_tracing_is_off_nothing_is_done_for_an_event(
 
     monkeypatch.setattr(ToolSpans, "ended_by", ended_by)
     frames = run()
-    body = [frames.open(), frames.bytes(started()), frames.bytes(completed())]
+    words = agno("RunContent", content="one") + agno("RunContent", content="two")
+    body = [frames.open(), frames.bytes(started()), frames.bytes(words), frames.bytes(completed())]
     assert await Normalizer().feed(*body) == ()
     assert seen == []
     with recording():
         await Normalizer().feed(*body)
-    assert len(seen) >= 2  # with tracing on
+    assert len(seen) == 2  # with tracing on: of the call's start and of its result

@@ -11,11 +11,12 @@ from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 from penstock.events import TERMINAL
 from penstock.tracing import spans
+from penstock.tracing.spans import Span
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.ready_events import ReadyEvents
 from penstock_normalizer.runs.run_index import CHANGES_RECORD
 from penstock_normalizer.runs.run_output import RunOutput
-from penstock_normalizer.runs.tool_spans import ToolSpans
+from penstock_normalizer.runs.tool_spans import ENDS_OR_BEGINS, ToolSpans
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +83,12 @@ class Feeder:
         if not ready.events:
             self.continue_numbers(fold, frame)
         has_ended_run = published.last_type in TERMINAL and frame.sequence == published.raw_position
-        tools, ended = self._tools, None
+        tools = self._tools
+        if tools is not None and "open" in (frame.kind, frame.whole):
+            tools.leg_began = frame.received
         for event in fold.events(frame):
-            if tools is not None:
+            ended: tuple[Span, ...] = ()
+            if tools is not None and event.type in ENDS_OR_BEGINS:
                 ended = tools.ended_by(event, frame, fold)
             if (
                 has_ended_run
@@ -117,9 +121,10 @@ class Feeder:
         has_new, is_simple = False, True
         published = self._output.events
         self._last_of_writer[frame.writer] = frame.sequence
-        tools, ended = self._tools, None
+        tools = self._tools
         for event in fold.events(frame):
-            if tools is not None:
+            ended: tuple[Span, ...] = ()
+            if tools is not None and event.type in ENDS_OR_BEGINS:
                 ended = tools.ended_by(event, frame, fold)
             if event.sequence <= published.sequence or frame.sequence < published.raw_position:
                 continue

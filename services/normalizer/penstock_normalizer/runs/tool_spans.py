@@ -15,6 +15,8 @@ from penstock_normalizer.fold.run_fold import RunFold
 
 _NEVER_RAN: Final = frozenset({"rejected", "expired"})  # outcomes of calls whose tool never ran
 _BROKEN_OFF: Final = frozenset({"lifecycle.failed", "lifecycle.cancelled"})
+# The types of the events that end or begin a tool call.
+ENDS_OR_BEGINS: Final = _BROKEN_OFF | {"llm.tool_call", "llm.tool_progress", "llm.tool_result"}
 _UNFINISHED: Final = "unfinished"  # the outcome of a call that was running when its run broke off
 _NS_PER_S: Final = 1_000_000_000
 
@@ -36,22 +38,20 @@ class ToolSpans:
     decision, in the leg that carries the decision out, and has a link to the approval's span.
     """
 
-    __slots__ = ("_calls", "_leg", "_leg_began", "_run_id")
+    __slots__ = ("_calls", "_run_id", "leg_began")
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._leg = 0
-        self._leg_began = ""  # the timestamp of the leg's first event
+        self.leg_began = ""  # when the leg's `open` was received, RFC 3339
         self._calls: dict[str, _Call] = {}  # by `tool_call_id`
 
     def ended_by(self, event: CanonicalEvent, frame: RawFrame, fold: RunFold) -> tuple[Span, ...]:
-        """Return the spans of the calls that end with the run's next event.
+        """Return the spans of the calls that end with this event of a type in `ENDS_OR_BEGINS`.
 
-        `frame` is the event's frame, and `fold` the run's fold. All events must be passed, also
-        published ones, so that a normalizer that takes a run over knows when the open calls began.
+        `frame` is the event's frame, and `fold` the run's fold. All these events must be passed,
+        also published ones, so that a normalizer that takes a run over knows when the open calls
+        began.
         """
-        if fold.leg != self._leg:
-            self._leg, self._leg_began = fold.leg, event.timestamp
         data = event.data
         match event.type:
             case "llm.tool_call" if data.get("execution") != "client":
@@ -93,11 +93,11 @@ class ToolSpans:
         context = spans.child(parent, "tool", run_id, id)
         if parent is None or context is None:
             return ()
-        began = self._leg_began
+        began = self.leg_began
         if call is not None and call.began is not None and call.began_in == fold.leg:
             began = call.began
         try:
-            leg_began_ns = nanoseconds(self._leg_began)
+            leg_began_ns = nanoseconds(self.leg_began)
             began_ns, ended_ns = nanoseconds(began), nanoseconds(event.timestamp)
         except ValueError:
             return ()
