@@ -82,12 +82,12 @@ async def test_a_process_looks_once_for_each_run_that_it_alone_writes_about(
         assert reads.count == 1
         [late] = jobs(run_id, 1)
         assert await Announcements(bus, "other").once(
-            Timeline(run_id), late.again(), "outcome", "automation.completed", {}
+            Timeline(run_id), late.replayed(), "outcome", "automation.completed", {}
         )
         assert not await say(made, late)
         reads.count = 0
         assert not await made.once(
-            Timeline(run_id), late.again(), "outcome", "automation.completed", {}
+            Timeline(run_id), late.replayed(), "outcome", "automation.completed", {}
         )
         assert reads.count == 0, "its write is refused, and it reads what the other has written"
 

@@ -120,7 +120,7 @@ async def test_a_repeated_job_gets_the_answer_of_the_first_decision(
         await deliveries.delete(key, entry.revision)
         job = Job.parse(orjson.dumps(delivery.job))
         assert job.uid == record.uid
-        await publish(made.bus, job.again())
+        await publish(made.bus, job.replayed())
 
         async def repeated() -> str | None:
             found = await deliveries.get(key)

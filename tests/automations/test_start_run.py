@@ -196,7 +196,7 @@ async def test_a_replay_of_a_delivery_that_has_started_its_run_starts_nothing(
         assert entry is not None
         await deliveries.delete(key, entry.revision)
         delivery = await made.delivery("again", run.run_id, sequence)
-        await publish(made.bus, Job.parse(orjson.dumps(delivery.job)).again())
+        await publish(made.bus, Job.parse(orjson.dumps(delivery.job)).replayed())
         *_, second = await made.outcomes(run.run_id, 2)
         assert second.data["started_run_id"] == first.data["started_run_id"]
         assert "was started before" in second.data["result"]

@@ -57,7 +57,7 @@ class ApprovalRecords:
             BusError: the bus does not answer.
         """
         entry = await self._bucket.get(approval_id)
-        return await self._held(entry) if entry is not None else None
+        return await self._parsed(entry) if entry is not None else None
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
         """Return the approval's record; None if there is no record. Raises what `find` raises."""
@@ -66,14 +66,14 @@ class ApprovalRecords:
 
     async def of(self, entry: Entry) -> ApprovalRecord:
         """Return the record that an entry contains. Raises what `find` raises."""
-        return (await self._held(entry)).record
+        return (await self._parsed(entry)).record
 
     async def all(self) -> list[ApprovalRecord]:
         """Return every record, the newest first. Unreadable records are logged and left out."""
         records = []
         for entry in await self._bucket.entries("*"):
             try:
-                records.append((await self._held(entry)).record)
+                records.append((await self._parsed(entry)).record)
             except (ObjectGone, UnreadableRecord) as error:
                 log.warning("approval %s is left out of the list: %s", entry.key, error)
         return sorted(records, key=lambda record: record.requested_at, reverse=True)
@@ -95,7 +95,7 @@ class ApprovalRecords:
         entry = held.entry
         return await self._bucket.update(entry.key, value, entry.revision) is not None
 
-    async def _held(self, entry: Entry) -> StoredApproval:
+    async def _parsed(self, entry: Entry) -> StoredApproval:
         value = await objects.unwrap(self._bus, entry.value or b"")
         try:
             record = ApprovalRecord.model_validate_json(value)

@@ -63,7 +63,7 @@ class Delivery:
         """Tell the server that the event is still being handled."""
         self._answer(b"+WPI")
 
-    def again(self, delay_s: float) -> None:
+    def redeliver(self, delay_s: float) -> None:
         """Ask the server to deliver the event again after this many seconds."""
         self._answer(b"-NAK " + orjson.dumps({"delay": round(delay_s * 1e9)}))
 
@@ -100,7 +100,7 @@ class Work:
         try:
             await self._room.acquire()
         except asyncio.CancelledError:  # the subscriber stops
-            delivery.again(0)
+            delivery.redeliver(0)
             raise
         run_id = delivery.run_id
         task = asyncio.create_task(self._in_turn(delivery, heartbeat_s, self._last.get(run_id)))
@@ -136,7 +136,7 @@ class Work:
                 await asyncio.wait([before])
             await self._handle(delivery)
         except asyncio.CancelledError:
-            delivery.again(0)
+            delivery.redeliver(0)
             raise
         finally:
             beat.cancel()
@@ -160,7 +160,7 @@ class Work:
             log.error("%s is given up by %s: %s", where, name, error)
             delivery.give_up(f"{name} rejects it: {error}")
         except Later as error:
-            delivery.again(error.delay_s)
+            delivery.redeliver(error.delay_s)
         except Exception as error:
             self._failed(delivery, name, error)
         else:
@@ -181,7 +181,7 @@ class Work:
             return
         delay_s = delays_s[delivery.delivered - 1]
         log.warning("%s: %s failed, again in %g s", where, name, delay_s, exc_info=error)
-        delivery.again(delay_s)
+        delivery.redeliver(delay_s)
 
 
 async def _extend_ack_time(delivery: Delivery, heartbeat_s: float) -> None:

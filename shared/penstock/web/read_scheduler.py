@@ -51,7 +51,7 @@ class ReadScheduler:
     def __len__(self) -> int:
         return len(self._turns)
 
-    def named(self, who: Reader) -> Turn:
+    def for_caller(self, who: Reader) -> Turn:
         """Return a function that waits for the caller's turn."""
         return partial(self.of, who.user_id)
 

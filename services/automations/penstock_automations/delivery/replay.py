@@ -42,7 +42,7 @@ async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
         raise CannotReplay("it is still being made: wait until it was delivered or has failed")
     if failed.failure is not None:
         raise CannotReplay("the rule's condition failed, so there was nothing to deliver")
-    job = replace(failed.again(), ordered=False)
+    job = replace(failed.replayed(), ordered=False)
     await publish(bus, job)
     if record.status == "failed":
         await deadletters.mark_key(bus, f"automations.{traceback_id(failed)}", "replayed")
@@ -64,4 +64,4 @@ async def replay(bus: Bus, stored: Stored) -> None:
     if record is not None and record.replay > job.replay:
         log.info("delivery %s was replayed before", job.webhook_id, extra=run_of(job.key))
         return
-    await publish(bus, replace(job.again(), ordered=False, failure=None))
+    await publish(bus, replace(job.replayed(), ordered=False, failure=None))

@@ -196,7 +196,7 @@ class Job:
         """Return the job of the same attempt, with one more deferral."""
         return replace(self, deferrals=self.deferrals + 1)
 
-    def again(self) -> Job:
+    def replayed(self) -> Job:
         """Return the job of a replay, which begins with the first attempt."""
         return replace(self, attempt=1, deferrals=0, replay=self.replay + 1)
 

@@ -40,7 +40,7 @@ async def dial(host: str, port: int) -> socket.socket:
             if address is not None:
                 attempts.add(asyncio.create_task(_connect(address)))
             if not attempts:
-                raise OSError(_said(failures))
+                raise OSError(_joined(failures))
             wait_s = STAGGER_S if address is not None else None
             done, attempts = await asyncio.wait(
                 attempts, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
@@ -108,5 +108,5 @@ async def _give_up(attempts: set[asyncio.Task[socket.socket]]) -> None:
             attempt.result().close()
 
 
-def _said(failures: Iterable[BaseException]) -> str:
+def _joined(failures: Iterable[BaseException]) -> str:
     return "; ".join(dict.fromkeys(map(str, failures)))

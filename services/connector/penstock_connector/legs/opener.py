@@ -69,7 +69,7 @@ class LegOpener:
                 #    clients could see this leg begin, start another leg after it, and the later leg
                 #    could get an earlier place.
                 is_first, thread_id = await self._join(order, agent)
-                order = order.named(thread_id)
+                order = order.with_thread_id(thread_id)
                 facts = {**facts, **_names(order)}
             if not is_first:
                 # The leg must wait for its turn. If this connector dies before the turn comes, its

@@ -58,7 +58,7 @@ class Order:
         """Return the same order for a run whose last source frame has this sequence in RAW."""
         return replace(self, record=replace(self.record, after=sequence))
 
-    def named(self, thread_id: str) -> Order:
+    def with_thread_id(self, thread_id: str) -> Order:
         """Return the same order, with `thread_id` as the agent server's id of the session."""
         return replace(self, thread_id=thread_id)
 

@@ -102,7 +102,7 @@ class LegRunner:
         run_id, upstream = order.run_id, self.upstream(agent)
         if not order.thread_id:
             known = await with_retries(lambda: self._stores.sessions.thread_id(order.session))
-            order = order.named(known or self.new_thread_id(order, agent))
+            order = order.with_thread_id(known or self.new_thread_id(order, agent))
         leg = Leg(
             run_id=run_id,
             number=order.leg,
@@ -150,7 +150,7 @@ class LegRunner:
         """
         if order.leg == 1 and not was_called and _waits_for_its_thread(agent):
             sessions, key = self._stores.sessions, order.session
-            others = await with_retries(lambda: sessions.others(key, order.run_id))
+            others = await with_retries(lambda: sessions.other_runs(key, order.run_id))
             if ended := await require_at_rest(self._bus, self._stores.runs, others):
                 await with_retries(lambda: sessions.forget_ended(key, ended))
         return await self._orders.request(order, self.upstream(agent), agent)

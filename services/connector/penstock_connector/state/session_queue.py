@@ -96,7 +96,7 @@ class SessionQueue:
         record = _session(entry) if entry is not None else None
         return (record.thread_id or record.session_id) if record is not None else None
 
-    async def others(self, key: str, run_id: str) -> list[str]:
+    async def other_runs(self, key: str, run_id: str) -> list[str]:
         """Return the session's other runs that have begun and may wait for a decision."""
         entry = await self._bucket.get(key)
         if entry is None:

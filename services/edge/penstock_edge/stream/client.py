@@ -152,7 +152,7 @@ class Client:
 
     def read_for(self, who: Identity) -> None:
         """Let each read from NATS wait for a turn of this caller (see `ReadScheduler`)."""
-        self._turn = self._turns.named(who)
+        self._turn = self._turns.for_caller(who)
 
     def begin_write(self) -> None:
         """Record that a write begins; the connection may accept the bytes later."""

@@ -172,7 +172,7 @@ class PullLoop:
         self._phase = Phase.OPEN
         self._inbox = self._connection.new_inbox()
         self._listener = self._connection.listen(self._inbox, self._on_msg)
-        self._heard()
+        self._on_heartbeat()
 
     async def _pull(self) -> None:
         """Request and process messages until the consumer must be opened anew."""
@@ -210,7 +210,7 @@ class PullLoop:
             self._inbox,
         )
 
-    def _heard(self) -> None:
+    def _on_heartbeat(self) -> None:
         self._last_heard = self._loop.time()
         self._looks = 0
 
@@ -221,7 +221,7 @@ class PullLoop:
         return self._outstanding > 0 and silent_s > SILENCE_S and self._looks >= SILENT_CHECKS
 
     def _on_msg(self, msg: Incoming) -> None:
-        self._heard()
+        self._on_heartbeat()
         if msg.reply:
             self._outstanding -= 1
             self._on_message(_delivery(msg))

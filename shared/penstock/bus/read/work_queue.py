@@ -325,12 +325,12 @@ class WorkQueue:
                     traceback_id(stored.subject, stored.sequence),
                 )
                 if not is_last:
-                    return _again(AGAIN_S)
+                    return _nak(AGAIN_S)
                 await self._pause(AGAIN_S)
             else:
                 self._failed.discard(stored.sequence)
                 return b"+ACK"
-        return _again(0)
+        return _nak(0)
 
     @property
     def _server_limit(self) -> int:
@@ -361,5 +361,5 @@ class WorkQueue:
                 await self._bus.jetstream.connection.publish(delivery.reply, b"+WPI")
 
 
-def _again(delay_s: float) -> bytes:
+def _nak(delay_s: float) -> bytes:
     return AGAIN + b" " + orjson.dumps({"delay": int(delay_s * NANO)})

@@ -359,7 +359,7 @@ class Sessions:
         events could be read.
         """
         allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
-        turn = self._edge.turns.named(who)
+        turn = self._edge.turns.for_caller(who)
         outputs: dict[str, dict[str, Any]] = {}
         for record, agent in reversed(runs[-RUNS_READ:]):
             events = await read_run(self._edge.bus, record, allowance, turn)

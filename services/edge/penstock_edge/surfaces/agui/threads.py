@@ -120,7 +120,7 @@ class Threads:
             position,
             limit,
             edge.allowance(),
-            edge.turns.named(identity_of(request)),
+            edge.turns.for_caller(identity_of(request)),
             source=source,
             end=end,
         )
@@ -275,7 +275,7 @@ class Threads:
 
         turns = RunsInTurn(self._edge.agui.encoders(audience), keep)
         encoding = ThreadEncoding(turns, view.framing.event)
-        turn = self._edge.turns.named(who)
+        turn = self._edge.turns.for_caller(who)
         history = History(bus, events_of(session.shard), source.patterns, 1, source.accepts, turn)
         while batch := await history.before(end):
             for stored in batch:

@@ -171,7 +171,7 @@ class EventsOfAllRuns:
             position,
             limit or _limit(request),
             allowance or edge.allowance(),
-            edge.turns.named(identity_of(request.scope)),
+            edge.turns.for_caller(identity_of(request.scope)),
             source=edge.many.types(chosen, owners, lambda batch: None, shard),
             end=end,
         )

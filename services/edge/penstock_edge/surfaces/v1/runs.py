@@ -264,7 +264,9 @@ class Runs:
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
         return _json(
             orjson.dumps(
-                await page(edge.bus, view, place, limit, edge.allowance(), edge.turns.named(who))
+                await page(
+                    edge.bus, view, place, limit, edge.allowance(), edge.turns.for_caller(who)
+                )
             )
         )
 

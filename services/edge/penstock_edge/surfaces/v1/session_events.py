@@ -184,7 +184,7 @@ class SessionEvents:
             position,
             limit,
             edge.allowance(),
-            edge.turns.named(identity_of(request.scope)),
+            edge.turns.for_caller(identity_of(request.scope)),
             source=source,
             end=end.start,
         )

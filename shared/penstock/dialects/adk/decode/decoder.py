@@ -198,7 +198,7 @@ class AdkDecoder:
             LimitReached: Too many agents speak at once.
         """
         for other, speaker in list(self._speakers.items()):
-            if other != place and not other.beside(place):
+            if other != place and not other.may_run_beside(place):
                 self._close(speaker, out)
             if not speaker.is_open:
                 del self._speakers[other]

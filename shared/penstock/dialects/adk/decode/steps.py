@@ -48,7 +48,7 @@ class Place(NamedTuple):
         outermost = self.path.split("/", 1)[0] if self.path else ""
         return (outermost or (self.branch or "").split(".", 1)[0]).split("@", 1)[0] or None
 
-    def beside(self, other: Place) -> bool:
+    def may_run_beside(self, other: Place) -> bool:
         """Returns whether agents at both places may run at the same time.
 
         The result is True if both places have a path and neither path contains the other, or if
@@ -149,7 +149,7 @@ class Steps:
         if place.author in self._transferred:
             around = [step for step in self._open.values() if step.place.branch == place.branch]
             return around[-1].id if around else None
-        for other in [step for step in self._open.values() if not step.place.beside(place)]:
+        for other in [step for step in self._open.values() if not step.place.may_run_beside(place)]:
             self._complete(other, other.output, out)
         turn = self._turns.get(place.author, 0) + 1
         self._turns[place.author] = turn

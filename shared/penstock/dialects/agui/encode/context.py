@@ -50,11 +50,11 @@ class Context:
         value = {**data, **ids} if ids else data
         return (
             EventType.CUSTOM,
-            self.mine({"name": f"penstock.{self.type}", "value": value}),
+            self.with_inner_run({"name": f"penstock.{self.type}", "value": value}),
             NO_FACTS,
         )
 
-    def mine(self, fields: JsonObject) -> JsonObject:
+    def with_inner_run(self, fields: JsonObject) -> JsonObject:
         """Adds the inner run of the current event to the fields, if the client knows subagents."""
         return self.tagged(fields, self.owner)
 

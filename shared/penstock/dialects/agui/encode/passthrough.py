@@ -21,12 +21,20 @@ class Passthrough:
 
     def snapshot(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles state.snapshot."""
-        yield EventType.STATE_SNAPSHOT, self._context.mine({"snapshot": data["snapshot"]}), NO_FACTS
+        yield (
+            EventType.STATE_SNAPSHOT,
+            self._context.with_inner_run({"snapshot": data["snapshot"]}),
+            NO_FACTS,
+        )
 
     def delta(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles state.delta."""
         if is_patch(data["delta"]):
-            yield EventType.STATE_DELTA, self._context.mine({"delta": data["delta"]}), NO_FACTS
+            yield (
+                EventType.STATE_DELTA,
+                self._context.with_inner_run({"delta": data["delta"]}),
+                NO_FACTS,
+            )
         else:
             yield self._context.custom(data)
 
