@@ -90,9 +90,7 @@ async def test_no_line_has_content_or_credentials_and_each_names_its_run_and_tra
         about = [line for line in written if run_id in json.dumps(line)]
         for line in about:
             assert line.get("run_id") == run_id, line
-            # The instance of approvals that takes a decision may not have read the run's events.
-            may_lack_it = service(line) == "penstock_approvals"
-            assert line.get("trace_id", TRACE if may_lack_it else None) == TRACE, line
+            assert line.get("trace_id") == TRACE, line
 
 
 async def test_what_a_client_writes_cannot_forge_a_line(penstock: Deployment) -> None:
