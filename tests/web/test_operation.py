@@ -206,7 +206,7 @@ async def test_ten_thousand_users_with_paths_of_their_own_make_a_handful_of_seri
     for user in range(10_000):
         await ask(user)
     assert statuses == {200: 5_001, 404: 5_001}
-    assert series() == before
+    assert series() < before + 10
 
 
 async def test_requests_are_counted_by_what_is_declared_and_not_by_what_clients_choose() -> None:
