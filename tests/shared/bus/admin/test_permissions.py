@@ -290,6 +290,11 @@ async def test_a_subscriber_hears_what_comes_and_reads_each_event_once(
             await message.ack_sync()
         info = await durable.consumer_info()
         assert (info.num_ack_pending, info.num_pending) == (0, 0)
+
+        async def heard_three() -> bool:
+            return len(live) == 3
+
+        await eventually(heard_three, 30, "the client has heard three events")
         assert live == [f"live.llm.stream.{run_id}"] * 3
         assert refused == []
 

@@ -273,7 +273,7 @@ async def test_a_newer_version_that_was_first_stays_first(
             async with alone(bus) as lease:
                 yield lease
 
-        monkeypatch.setattr(configuration, "alone", later)
+        monkeypatch.setattr(configuration, "change_lease", later)
         async with connected(fresh_nats.url):
             events = (await configs(old))["EVENTS"]
     assert events["metadata"][streams.SCHEMA_KEY] == "99"
