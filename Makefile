@@ -61,7 +61,7 @@ FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py
 	--ignore tests/shared/bus/test_cluster.py \
 	--ignore tests/shared/dialects/agui/test_agui_encode_client.py
 
-test: setup upstreams node agui-client ## Run all that CI runs (about 10 minutes on four cores)
+test: setup upstreams node agui-client ## Run all that CI runs (15 minutes of CPU time)
 	@$(MAKE) --no-print-directory -j2 checks bytecode
 	@$(PYTEST_N) -rs
 
