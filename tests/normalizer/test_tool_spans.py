@@ -13,6 +13,7 @@ from penstock.bus.messages import RawFrame
 from penstock.dialects.decoders import DECODERS
 from penstock.tracing import spans
 from penstock.tracing.spans import Span
+from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.feeder import Feeder
 from penstock_normalizer.runs.ready_events import ReadyEvents
@@ -220,3 +221,33 @@ async def test_nothing_is_done_for_a_token_and_while_tracing_is_off_for_no_event
     with recording():
         await Normalizer().feed(*body)
     assert len(seen) == 2  # with tracing on: of the call's start and of its result
+
+
+def event(type_: str, at_s: int, **data: Any) -> CanonicalEvent:
+    stamp = f"2026-11-20T10:00:{at_s:02d}.000Z"
+    return CanonicalEvent(type_, 1, stamp, {"tool_call_id": "t1", "tool": "dig", **data}, b"")
+
+
+@pytest.mark.usefixtures("tracing")
+def test_a_call_that_the_server_begins_again_after_the_decision_begins_there() -> None:
+    """An AG-UI server announces the call before it pauses, and starts it again afterwards."""
+    frames, fold, tools = run(), RunFold(RUN_ID, DECODERS), ToolSpans(RUN_ID)
+    fold.facts, fold.leg = {"traceparent": CLIENT}, 1
+    ordinary = frames.bytes(b"")
+    assert tools.ended_by(event("llm.tool_call", 1), ordinary, fold) == ()
+    fold.leg, tools.leg_began = 2, "2026-11-20T10:00:05.000Z"
+    assert tools.ended_by(event("llm.tool_progress", 7, status="running"), ordinary, fold) == ()
+    # A report of progress does not move the beginning.
+    assert tools.ended_by(event("llm.tool_progress", 8, status="running"), ordinary, fold) == ()
+    [span] = tools.ended_by(event("llm.tool_result", 9, outcome="ok"), ordinary, fold)
+    assert span.began_ns == spans.nanoseconds("2026-11-20T10:00:07.000Z")
+    assert len(span.links) == 1
+
+
+@pytest.mark.usefixtures("tracing")
+def test_a_call_that_the_decision_answers_has_no_span() -> None:
+    """A person or a client has given the result; nothing ran at the agent server."""
+    frames, fold, tools = run(), RunFold(RUN_ID, DECODERS), ToolSpans(RUN_ID)
+    fold.facts, fold.leg = {"traceparent": CLIENT}, 2
+    tools.leg_began = "2026-11-20T10:00:05.000Z"
+    assert tools.ended_by(event("llm.tool_result", 5, outcome="ok"), frames.open(), fold) == ()

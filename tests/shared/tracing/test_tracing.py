@@ -6,12 +6,14 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from penstock import telemetry
-from penstock.tracing import context, requests, setup, spans
+from penstock.tracing import context, otlp, requests, setup, spans
 from penstock.tracing.spans import Span
 from support.fakes.collector import collector
 from support.fakes.recorder import Recorder, recording
@@ -251,3 +253,28 @@ async def test_a_process_that_stops_says_how_many_spans_the_collector_did_not_ta
         async with asyncio.timeout(60):
             await setup.stop(exporter)
     assert "it did not take the last 2 in 0.2 s" in caplog.text
+
+
+class Exporter(SpanExporter):
+    """An exporter that fails while `fails` is set."""
+
+    fails = True
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.FAILURE if self.fails else SpanExportResult.SUCCESS
+
+
+@pytest.mark.parametrize(("again_s", "warnings"), [(600.0, 1), (0.0, 2)])
+def test_a_collector_that_comes_and_goes_is_not_reported_each_time(
+    again_s: float,
+    warnings: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(otlp, "SAY_AGAIN_S", again_s)
+    exporter = Exporter()
+    reporting = otlp._Reporting(exporter, "http://127.0.0.1:9", capacity=8)
+    for fails in (True, True, False, True, True):
+        exporter.fails = fails
+        reporting.export([])
+    assert caplog.text.count("spans are lost") == warnings
