@@ -44,14 +44,14 @@ FRUGAL_GO = {"GOMAXPROCS": "1", "GOGC": "400"}
 def pytest_configure(config: pytest.Config) -> None:
     """End the test run at once if it asks for NATS servers that cannot be had.
 
-    Tests marked `chaos` or `bench` run against servers that use the whole machine.
+    Tests marked `chaos`, `bench` or `kubernetes` have Go programs that use the whole machine.
 
     A shell starts background jobs with SIGINT ignored. Without the handler, the processes that
     tests start would ignore the SIGINT of a test, too.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "not chaos" in config.option.markexpr:
+    if "not chaos" in config.option.markexpr and "not kubernetes" in config.option.markexpr:
         for name, value in FRUGAL_GO.items():
             os.environ.setdefault(name, value)
     try:
