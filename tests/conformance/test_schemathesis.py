@@ -32,8 +32,10 @@ from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# Requests for each operation, with authentication and without; in the long form, MANY.
-EXAMPLES: Final = 4
+# Requests for each operation, with authentication and without: for one with a body, for one
+# without a body, and for each in the long form.
+WITH_BODY: Final = 10
+WITHOUT_BODY: Final = 4
 MANY: Final = 50
 CHECKS: Final = [
     not_a_server_error,
@@ -190,11 +192,12 @@ async def check(
     case.validate_response(await ask(penstock.http, case, headers), checks=CHECKS)
 
 
-each_operation = pytest.mark.parametrize("operation", operations(), ids=lambda each: each.label)
+def each(*chosen: Operation) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("operation", chosen, ids=lambda each: each.label)
 
 
-@each_operation
-@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@each(*(operation for operation in operations() if operation.body))
+@settings(max_examples=WITH_BODY, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 async def test_whatever_is_sent_the_answer_is_declared_and_no_5xx(
     penstock: Secured, operation: Operation, names: dict[str, str], data: st.DataObject
@@ -202,8 +205,17 @@ async def test_whatever_is_sent_the_answer_is_declared_and_no_5xx(
     await check(penstock, operation, names, data)
 
 
+@each(*(operation for operation in operations() if not operation.body))
+@settings(max_examples=WITHOUT_BODY, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+async def test_whatever_is_asked_the_answer_is_declared_and_no_5xx(
+    penstock: Secured, operation: Operation, names: dict[str, str], data: st.DataObject
+) -> None:
+    await check(penstock, operation, names, data)
+
+
 @pytest.mark.chaos
-@each_operation
+@each(*operations())
 @settings(max_examples=MANY, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 async def test_whatever_else_is_sent_the_answer_is_declared_and_no_5xx(
