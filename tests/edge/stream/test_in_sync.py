@@ -89,8 +89,11 @@ async def test_events_are_joined_from_the_end_of_a_long_fan_out_on(
     assert hub.flush_at > hub.in_sync.wrote_at
 
 
-async def test_a_paused_client_leaves_the_group_and_returns_when_it_has_read(world: World) -> None:
-    slow, *others = await in_sync(world, 3)
+@pytest.mark.parametrize("clients", [1, 3])
+async def test_a_paused_client_leaves_the_group_and_returns_when_it_has_read(
+    world: World, clients: int
+) -> None:
+    slow, *others = await in_sync(world, clients)
     slow.is_full = True
     world.say("a")
     await all_there(world, [slow, *others])
@@ -128,6 +131,18 @@ async def test_an_exception_in_one_write_ends_one_stream_only(
     assert broken.client.end is End.LEFT
     assert len(world.hubs.streams) == 6
     assert "a connection takes no bytes" in caplog.text
+
+
+async def test_an_exception_in_the_write_to_the_only_client_ends_its_stream(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    [broken] = await in_sync(world, 1)
+    broken.is_broken = True
+    world.say("a")
+    await until(lambda: broken.client.end is End.LEFT)
+    assert not world.hubs.streams
+    assert "a connection takes no bytes" in caplog.text
+    assert "stops following" not in caplog.text
 
 
 async def test_a_client_that_leaves_during_a_fan_out_does_not_stop_it(world: World) -> None:
