@@ -103,6 +103,14 @@ def row_of(operation: Operation) -> Row:
     return next(row for row in ROWS if told(row.method, row.route) == asked)
 
 
+def body_of(operation: Operation, names: Mapping[str, str]) -> Any:
+    """Return the body of a request that is served."""
+    good = orjson.dumps(row_of(operation).body).decode()
+    for name, value in names.items():
+        good = good.replace(f"{{{name}}}", value)
+    return orjson.loads(good)
+
+
 def with_known(made: Any, known: Mapping[str, Any], data: st.DataObject) -> Any:
     """Replace most values by known ones, where a field's name is known."""
     if not isinstance(made, Mapping):
@@ -178,13 +186,11 @@ async def check(
 ) -> None:
     """Send one made-up request, and check its answer."""
     case = data.draw(cases(operation))
-    good = orjson.dumps(row_of(operation).body).decode()
-    for name, value in names.items():
-        good = good.replace(f"{{{name}}}", value)
+    good = body_of(operation, names)
     case.path_parameters = with_known(case.path_parameters, names, data)
     case.query = with_known(case.query, KNOWN, data)
     case.headers = with_known(case.headers, KNOWN, data)
-    case.body = nearly_right(with_known(case.body, KNOWN, data), orjson.loads(good), data)
+    case.body = nearly_right(with_known(case.body, KNOWN, data), good, data)
     headers = {
         **data.draw(st.sampled_from(CALLERS)),
         "accept": data.draw(st.sampled_from(ACCEPTED)),
@@ -212,6 +218,25 @@ async def test_whatever_is_asked_the_answer_is_declared_and_no_5xx(
     penstock: Secured, operation: Operation, names: dict[str, str], data: st.DataObject
 ) -> None:
     await check(penstock, operation, names, data)
+
+
+@pytest.mark.parametrize("penstock", ["asked"], indirect=True, scope="module")
+@each(*(operation for operation in operations() if isinstance(row_of(operation).body, dict)))
+async def test_a_wrong_word_in_any_field_gets_a_declared_answer_and_no_5xx(
+    penstock: Secured, operation: Operation, names: dict[str, str]
+) -> None:
+    """The words fit the type of their fields, and name nothing that exists."""
+    good = body_of(operation, names)
+    words = [name for name, value in good.items() if isinstance(value, str)]
+    for wrong in words:
+        case = operation.Case(
+            path_parameters={
+                each.name: names.get(each.name, "none") for each in operation.path_parameters
+            },
+            body={**good, wrong: "unknown"},
+            media_type=JSON,
+        )
+        case.validate_response(await ask(penstock.http, case, ANYTHING), checks=CHECKS)
 
 
 @pytest.mark.chaos
