@@ -261,7 +261,7 @@ FAULTS: Final = (
         ("PenstockNoNormalizer", "PenstockServiceGone", "PenstockHistoryLost"),
     ),
     Fault(
-        *("slow normalizer", 75, a_slow_normalizer),
+        *("slow normalizer", 95, a_slow_normalizer),
         ("PenstockNormalizerLags", "PenstockEventsLate", "PenstockDeliveryLate"),
         30,
     ),
