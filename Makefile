@@ -47,9 +47,9 @@ run: setup ## Start everything with demo agents on http://127.0.0.1:8000
 	@$(MAKE) --no-print-directory upstreams UPSTREAMS="$(DEMO_UPSTREAMS)"
 	@exec $(BIN)/penstock up --demo
 
-# Tests wait longer than they compute, so six workers keep two cores busy.
+# Tests wait longer than they compute, so eight workers keep two cores busy.
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-WORKERS := $(shell n=$$(($(CORES) * 3)); [ $$n -gt 6 ] && n=6; echo $$n)
+WORKERS := $(shell n=$$(($(CORES) * 4)); [ $$n -gt 8 ] && n=8; echo $$n)
 # (With bytecode on disk, whatever the environment says: every worker would compile all tests.)
 PYTEST_N := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # What needs nothing but .venv and takes little: pure code, and the bus over one real nats-server.

@@ -30,7 +30,7 @@ BOUND: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_connector/state/retries.py": EVERY,
     "penstock_connector/upstreams/conversations.py": EVERY,
     "penstock_workflows/effects/listens.py": ("%s: the event is gone",),
-    "penstock_workflows/inputs/taking.py": EVERY,
+    "penstock_workflows/inputs/message_handler.py": EVERY,
 }
 
 # Lines by the begin of their format that concern no run, several runs, or a run that is unknown.

@@ -83,7 +83,7 @@ class Parser:
         self._retry_ms: int | None = None
 
     @property
-    def at_boundary(self) -> bool:
+    def is_at_boundary(self) -> bool:
         """True if the parser has read no byte after the last complete frame."""
         return not self._size
 

@@ -42,7 +42,7 @@ class NotAccepted(ValueError):
         self.refusals = list(refusals)
 
 
-def folded(name: str) -> str:
+def folded_name(name: str) -> str:
     """Return the name without case and separators: `Forwarded-Props` becomes `forwardedprops`."""
     plain = unicodedata.normalize("NFKC", name).casefold()
     return "".join(letter for letter in plain if letter.isalnum())
@@ -136,10 +136,10 @@ def check_setting(protocol: str, accepts: Sequence[str]) -> None:
     """
     for name in accepts:
         first, _, rest = name.partition(".")
-        parts = [first] if folded(first) in _DATA else [first, *rest.split(".")]
-        if any(folded(part) in _ANSWERS_OF[protocol] for part in parts):
+        parts = [first] if folded_name(first) in _DATA else [first, *rest.split(".")]
+        if any(folded_name(part) in _ANSWERS_OF[protocol] for part in parts):
             raise ValueError(f"accepts: {name} could answer a pause; only a decision may")
-        if folded(first) in _OURS[protocol]:
+        if folded_name(first) in _OURS[protocol]:
             raise ValueError(f"accepts: {name} is set by Penstock for every run")
         if first == "forwardedProps" and not rest:
             raise ValueError("accepts: name the keys, as in forwardedProps.locale")
@@ -379,9 +379,9 @@ def _accepted(table: _Table, setting: _Setting, given: Any) -> JsonObject:
             found = list(check(setting, (name,), value))
         elif value in _NOTHING:
             continue
-        elif folded(name) in _ANSWERS_OF[setting.protocol]:
+        elif folded_name(name) in _ANSWERS_OF[setting.protocol]:
             found = [Refusal((name,), _ANSWER)]
-        elif folded(name) in _OURS[setting.protocol]:
+        elif folded_name(name) in _OURS[setting.protocol]:
             found = [Refusal((name,), "is set by Penstock for every run")]
         elif not setting.has(name):
             found = [Refusal((name,), _unnamed(name))]
@@ -407,7 +407,7 @@ def _doubled(where: Where, given: Mapping[str, Any]) -> Iterator[Refusal]:
     ones."""
     first: dict[str, str] = {}
     for name in given:
-        other = first.setdefault(folded(name), name)
+        other = first.setdefault(folded_name(name), name)
         if other != name:
             yield Refusal((*where, name), f"is given twice: {other[:SHOWN_CHARACTERS]} is it, too")
 
@@ -419,9 +419,9 @@ def _answers(document: Any, names: frozenset[str], data: frozenset[str] = _DATA)
         where, value = open_.pop()
         if isinstance(value, dict):
             for name, each in value.items():
-                if folded(name) in names and each not in (None, [], {}):
+                if folded_name(name) in names and each not in (None, [], {}):
                     yield (*where, name)
-                if folded(name) not in data:
+                if folded_name(name) not in data:
                     open_.append(((*where, name), each))
         elif isinstance(value, list):
             open_.extend(((*where, index), each) for index, each in enumerate(value))

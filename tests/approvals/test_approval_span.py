@@ -9,7 +9,7 @@ import pytest
 
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock.tracing import context, spans
-from penstock_approvals.outcomes.automatic import expired
+from penstock_approvals.outcomes.automatic import as_expired
 from penstock_approvals.outcomes.votes import with_vote
 from penstock_approvals.runs.approval_span import span_of
 from support.fakes.recorder import recording
@@ -71,7 +71,7 @@ def test_a_decision_without_a_trace_has_no_link() -> None:
 def test_escalations_and_the_deadline_are_in_the_runs_trace() -> None:
     steps = [{"at": f"2026-11-20T10:00:0{at}.000Z", "to": {"users": ["grace"]}} for at in (3, 6, 8)]
     record = asked(escalations=steps, escalated=2, expires_at=NOW)
-    span = span_of(expired(record, NOW))
+    span = span_of(as_expired(record, NOW))
     assert span is not None
     began = span.began_ns
     assert span.events == (

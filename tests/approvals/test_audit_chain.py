@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_approvals.audit.anchor_chain import anchor, loss
+from penstock_approvals.audit.anchor_chain import anchor, loss_record
 from penstock_approvals.audit.chain import (
     Entry,
     Link,
     Malformed,
     canonical,
+    chained,
     hash_of,
     link,
-    linked,
     missing,
     parse,
 )
@@ -158,7 +158,7 @@ def test_a_chain_that_was_written_anew_is_found_by_the_anchor() -> None:
         record = {**json.loads(stored[number][1]), "by": "eve"}
         for member in ("hash", "n", "prev"):
             del record[member]
-        forged = linked(record, forged)
+        forged = chained(record, forged)
         stored[number] = "r1", forged.payload
     assert verified(stored)[0] == (
         "run r1, record 3: it was replaced: anchor 1 names record 3 with another hash"
@@ -204,7 +204,7 @@ def test_anchors_that_were_written_anew_are_found_by_their_signature() -> None:
 def test_a_loss_that_the_anchors_name_is_reported_and_is_no_finding() -> None:
     one = chain("r1", 2)
     first = anchored(one[-1])
-    lost = loss(3, 9, AT, AT, first, ())
+    lost = loss_record(3, 9, AT, AT, first, ())
     verifier = Verifier()
     for name, payload in [
         *messages("r1", one),
@@ -251,7 +251,7 @@ def test_the_same_content_in_another_form_is_refused() -> None:
 )
 def test_an_anchor_with_other_content_is_a_finding_and_no_error(heads_: Any) -> None:
     (one,) = chain("r1", 1)
-    made = linked({"event": "anchor", "heads": heads_}, None)
+    made = chained({"event": "anchor", "heads": heads_}, None)
     assert verified([("r1", one.payload), ("anchor", made.payload)])
 
 

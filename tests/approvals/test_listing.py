@@ -22,7 +22,7 @@ from penstock.web.auth.grants import EVERYBODY, ServiceGrant
 from penstock_approvals import listing
 from penstock_approvals.listing import ApprovalList, ListPosition, Viewer
 from penstock_approvals.records import ApprovalRecords
-from penstock_approvals.seeing import viewer_of
+from penstock_approvals.visibility import viewer_of
 from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer

@@ -17,8 +17,8 @@ from penstock.web.auth import Identity
 from penstock_approvals.feed import Feed
 from penstock_approvals.live import name_of
 from penstock_approvals.records import ApprovalRecords
-from penstock_approvals.seeing import sees
 from penstock_approvals.service import ApprovalsService
+from penstock_approvals.visibility import may_see_approval
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, pipeline
 from support.fakes.pauses import end, pause
@@ -180,5 +180,7 @@ async def test_a_change_is_shown_only_to_those_who_may_see_the_approval(nats: Na
         approval.approval_id,
         "approval.requested",
     )
-    shown = [sees(Identity(name, scopes, "bearer"), change.record) for name in ("u1", "bob")]
+    shown = [
+        may_see_approval(Identity(name, scopes, "bearer"), change.record) for name in ("u1", "bob")
+    ]
     assert shown == [True, False]

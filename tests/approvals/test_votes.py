@@ -18,7 +18,8 @@ from penstock.bus.records import (
     ItemRuling,
 )
 from penstock.digests import item_digest, request_digest
-from penstock_approvals.outcomes.votes import Refused, with_vote
+from penstock_approvals.outcomes import votes
+from penstock_approvals.outcomes.votes import VoteRefused, with_vote
 from support.fakes.policies import person, vote
 
 NOW = "2026-11-22T15:00:00.000Z"
@@ -56,7 +57,7 @@ def says(who: Decider, *items: tuple[str, str] | tuple[str, str, Any], **more: A
 
 
 def refused(record: ApprovalRecord, request: DecideRequest, **more: Any) -> tuple[int, str]:
-    with pytest.raises(Refused) as error:
+    with pytest.raises(VoteRefused) as error:
         with_vote(record, request, NOW, **more)
     return error.value.status, str(error.value)
 
@@ -80,6 +81,14 @@ def test_the_first_reject_decides() -> None:
     )
     assert after.decision is not None
     assert after.decision.outcome == "rejected"
+
+
+def test_a_further_vote_is_refused_when_the_greatest_number_is_cast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(votes, "MAX_VOTES", 1)
+    first = with_vote(approval(), vote(approval(), ADA), NOW)
+    assert refused(first, vote(approval(), BOB)) == (409, "1 votes were cast; cancel the run")
 
 
 def test_a_person_votes_once() -> None:
@@ -273,7 +282,7 @@ def test_whatever_people_vote_what_runs_has_enough_votes_of_different_people(
         if record.status != "pending":
             break
         args = {"amount": 5, "memo": memo} if memo and decision == "approve" else None
-        with suppress(Refused):  # the person has voted
+        with suppress(VoteRefused):  # the person has voted
             record = with_vote(record, vote(record, who, decision, args=args), NOW)
     approvers = [each.by for each in record.votes if not each.void]
     rejections = [each for each in record.votes if each.items[0].decision == "reject"]

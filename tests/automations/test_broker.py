@@ -54,7 +54,7 @@ async def test_batches_come_in_order_and_each_message_once(
             await publish(bus, 50)
             await came(found, 50)
         assert found == [b"%d" % number for number in range(50)]
-        assert bus.ready, "the broker must not close the bus's connection"
+        assert bus.is_ready, "the broker must not close the bus's connection"
         await publish(bus, 1)
         assert len(found) == 50
 

@@ -21,7 +21,7 @@ from support.real.nats import NatsServer
 async def used(endpoint: Endpoint, seconds: float, times: int = 60) -> None:
     """Advance the clock by the length of each turn, without waiting."""
     for _ in range(times):
-        async with endpoint.turn():
+        async with endpoint.request_capacity():
             endpoints.time.advance(seconds)  # type: ignore[attr-defined]
 
 
@@ -49,24 +49,26 @@ async def test_a_slow_endpoint_has_little_room_and_a_fast_one_much(clock: Clock)
     fast, slow, limited = Endpoint(), Endpoint(), Endpoint()
     for each in (fast, slow, limited):
         each.concurrency = 4
-        assert each.room == 4 + MAX_UNKNOWN
+        assert each.max_deliveries == 4 + MAX_UNKNOWN
     limited.rate = Rate(2)
     await used(fast, 0.005)
     await used(slow, 8)
     await used(limited, 0.005)
-    assert fast.room == 4 + MAX_AHEAD
-    assert slow.room == 4 + 2
-    assert limited.room == 4 + 10
+    assert fast.max_deliveries == 4 + MAX_AHEAD
+    assert slow.max_deliveries == 4 + 2
+    assert limited.max_deliveries == 4 + 10
 
 
 async def test_deliveries_without_room_come_back_one_after_another(clock: Clock) -> None:
     endpoint = Endpoint()
     endpoint.concurrency = 2
     await used(endpoint, 1)
-    waits = [endpoint.book(clock.now) for _ in range(10)]
+    waits = [endpoint.reserve_retry_delay_s(clock.now) for _ in range(10)]
     assert waits == pytest.approx([1.5 + n * 0.5 for n in range(10)], rel=0.01)
     clock.advance(60)
-    assert endpoint.book(clock.now) == pytest.approx(1.5, rel=0.01), "those before have had theirs"
+    assert endpoint.reserve_retry_delay_s(clock.now) == pytest.approx(1.5, rel=0.01), (
+        "those before have had theirs"
+    )
 
 
 async def test_turns_are_given_in_order_and_a_cancelled_wait_loses_none() -> None:
@@ -77,7 +79,7 @@ async def test_turns_are_given_in_order_and_a_cancelled_wait_loses_none() -> Non
 
     async def take(number: int) -> None:
         nonlocal most, now
-        async with endpoint.turn():
+        async with endpoint.request_capacity():
             now += 1
             most = max(most, now)
             order.append(number)
@@ -91,7 +93,7 @@ async def test_turns_are_given_in_order_and_a_cancelled_wait_loses_none() -> Non
     await asyncio.wait(tasks)
     assert most == 2
     assert order == [number for number in range(30) if number < 5 or number % 5]
-    async with asyncio.timeout(1), endpoint.turn(), endpoint.turn():
+    async with asyncio.timeout(1), endpoint.request_capacity(), endpoint.request_capacity():
         pass
 
 

@@ -16,6 +16,7 @@ from penstock_automations.actions.webhook.answers import Answer, NoAnswer
 from penstock_automations.actions.webhook.exchange import MAX_HEAD_BYTES, READ_BYTES
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.guard.backend import Guard
+from support.fakes.serving import close_after
 from support.real.authority import Authority
 
 HEADERS = {"content-type": "application/json", "webhook-id": "r.1"}
@@ -42,7 +43,7 @@ class Peer:
 @asynccontextmanager
 async def peer(*pieces: bytes) -> AsyncIterator[Peer]:
     made = Peer(pieces)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(close_after(made.serve), "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]
     async with server:
         yield made
@@ -158,7 +159,7 @@ async def test_an_exchange_that_is_ended_closes_its_connection(
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    server = await asyncio.start_server(close_after(silent), "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     async with server:
         task = asyncio.create_task(sender.post(url, HEADERS, b"{}", 0.3 if end is None else 60))
@@ -193,7 +194,7 @@ async def test_only_a_trusted_certificate_of_the_urls_host_gets_the_request(
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*authorities[signer].certify("server", host))
     made = Peer([OK + b"content-length: 2\r\n\r\nok"])
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=context)
+    server = await asyncio.start_server(close_after(made.serve), "127.0.0.1", 0, ssl=context)
     sender = Sender(Guard(hosts=["127.0.0.1"]))
     async with server:
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"

@@ -9,7 +9,7 @@ import pytest
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord, compile_rule
-from penstock_automations.triggers.firing import Due, Firing, due, next_firing
+from penstock_automations.triggers.firing import DueFiring, Firing, due, next_firing
 
 HOUR = 3600.0
 NINE = 1_795_338_000.0  # 2026-11-22T09:00:00Z
@@ -40,26 +40,26 @@ def firing(at: float = NINE, **fields: Any) -> Firing:
 @pytest.mark.parametrize(
     ("given", "made", "now", "expected"),
     [
-        (firing(), rule(), NINE, Due("fired", NINE)),
+        (firing(), rule(), NINE, DueFiring("fired", NINE)),
         # this process's estimate of NATS's time is behind
-        (firing(), rule(), NINE - 1, Due("fired", NINE)),
-        (firing(), rule(), NINE + 59, Due("fired", NINE)),
-        (firing(), rule(), NINE + 61, Due("caught_up", NINE)),
-        (firing(), rule(), NINE + HOUR - 1, Due("caught_up", NINE)),
-        (firing(), rule(), NINE + HOUR + 1, Due("missed", NINE)),
-        (firing(), rule(catch_up_s=60), NINE + 61, Due("missed", NINE)),
-        (firing(), rule(catch_up_s=7200), NINE + HOUR + 1, Due("caught_up", NINE)),
-        (firing(), rule(), NINE - 6, Due("early", NINE)),
-        (firing(NINE - 24 * HOUR), rule(), NINE + 5, Due("caught_up", NINE)),  # the latest
-        (firing(NINE - 24 * HOUR), rule(), NINE + 90, Due("caught_up", NINE)),
-        (firing(), rule(since=NINE), NINE, Due("stale", NINE)),
-        (firing(), rule(cron="1 9 * * *"), NINE, Due("stale", NINE)),
-        (firing(), rule(timezone="Europe/Rome"), NINE, Due("stale", NINE)),
-        (firing(uid="u2"), rule(), NINE, Due("stale", NINE)),
+        (firing(), rule(), NINE - 1, DueFiring("fired", NINE)),
+        (firing(), rule(), NINE + 59, DueFiring("fired", NINE)),
+        (firing(), rule(), NINE + 61, DueFiring("caught_up", NINE)),
+        (firing(), rule(), NINE + HOUR - 1, DueFiring("caught_up", NINE)),
+        (firing(), rule(), NINE + HOUR + 1, DueFiring("missed", NINE)),
+        (firing(), rule(catch_up_s=60), NINE + 61, DueFiring("missed", NINE)),
+        (firing(), rule(catch_up_s=7200), NINE + HOUR + 1, DueFiring("caught_up", NINE)),
+        (firing(), rule(), NINE - 6, DueFiring("early", NINE)),
+        (firing(NINE - 24 * HOUR), rule(), NINE + 5, DueFiring("caught_up", NINE)),  # the latest
+        (firing(NINE - 24 * HOUR), rule(), NINE + 90, DueFiring("caught_up", NINE)),
+        (firing(), rule(since=NINE), NINE, DueFiring("stale", NINE)),
+        (firing(), rule(cron="1 9 * * *"), NINE, DueFiring("stale", NINE)),
+        (firing(), rule(timezone="Europe/Rome"), NINE, DueFiring("stale", NINE)),
+        (firing(uid="u2"), rule(), NINE, DueFiring("stale", NINE)),
     ],
 )
 def test_what_is_done_about_a_time_that_has_come(
-    given: Firing, made: CompiledRule, now: float, expected: Due
+    given: Firing, made: CompiledRule, now: float, expected: DueFiring
 ) -> None:
     assert due(given, made, now) == expected
 

@@ -30,7 +30,7 @@ from penstock_automations.actions.webhook.signing import signed
 from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s
 from penstock_automations.jobs.job import EventSource, Job, TriggerSource
 from penstock_automations.matching.facts import RunFacts
-from penstock_automations.matching.match import bound_event, matches, may_act, too_deep
+from penstock_automations.matching.match import bound_event, depth_refusal, matches, may_act
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import MANY, Rule, types_of
@@ -373,11 +373,11 @@ def test_an_event_that_cel_cannot_represent_fails_only_rules_with_a_condition() 
 
 def test_a_rule_sees_events_after_its_begin_while_it_is_enabled() -> None:
     rule = compiled()
-    assert not rule.sees("llm.tool_call", "EVENTS", 10)
-    assert rule.sees("llm.tool_call", "EVENTS", 11)
-    assert rule.sees("llm.tool_call", "EVENTS_1", 1), "a shard that was made later"
-    assert not rule.sees("llm.stream", "EVENTS", 11)
-    assert not compiled(enabled=False).sees("llm.tool_call", "EVENTS", 11)
+    assert not rule.waits_for_event("llm.tool_call", "EVENTS", 10)
+    assert rule.waits_for_event("llm.tool_call", "EVENTS", 11)
+    assert rule.waits_for_event("llm.tool_call", "EVENTS_1", 1), "a shard that was made later"
+    assert not rule.waits_for_event("llm.stream", "EVENTS", 11)
+    assert not compiled(enabled=False).waits_for_event("llm.tool_call", "EVENTS", 11)
 
 
 OTHERS: dict[str, Any] = {
@@ -424,7 +424,7 @@ def test_a_rule_acts_with_its_owners_rights_and_in_no_loop(
 def test_an_event_to_which_four_rules_led_triggers_nothing(
     facts: RunFacts, body: dict[str, Any], reason: str | None
 ) -> None:
-    found = too_deep(facts, body)
+    found = depth_refusal(facts, body)
     assert found == reason or (reason is not None and reason in str(found))
 
 
@@ -493,4 +493,4 @@ def test_what_is_no_job_is_refused(payload: bytes) -> None:
 def test_a_record_of_an_earlier_version_has_an_owner_without_rights() -> None:
     written = compiled().record.model_dump() | {"owner": "u1"}
     owner = RuleRecord.model_validate(written).owner
-    assert (owner.user_id, owner.scopes, owner.may("start")) == ("u1", [], False)
+    assert (owner.user_id, owner.scopes, owner.has_scope("start")) == ("u1", [], False)

@@ -14,11 +14,11 @@ from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.scopes import DEFAULT
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.rules import store as store_module
-from penstock_automations.rules.anonymous import pause_rules_of_nobody
+from penstock_automations.rules.anonymous import pause_rules_without_owner
 from penstock_automations.rules.file import apply_file, read_rules
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
 from penstock_automations.rules.secrets import check_secret
-from penstock_automations.rules.store import Conflict, CurrentRules, RuleStore
+from penstock_automations.rules.store import CurrentRules, RuleStore, VersionConflict
 from support.drive.automations import rule, user
 from support.drive.bus import connected, event, new_run_id
 from support.drive.waiting import eventually
@@ -78,7 +78,7 @@ async def test_of_two_changes_at_once_one_is_refused(nats_server: NatsServer) ->
         )
         refused = [each for each in results if isinstance(each, BaseException)]
         assert len(refused) == 3
-        assert all(isinstance(each, Conflict) for each in refused)
+        assert all(isinstance(each, VersionConflict) for each in refused)
 
 
 async def test_a_rule_begins_after_its_making_and_after_its_pause(nats_server: NatsServer) -> None:
@@ -176,7 +176,7 @@ async def test_a_file_makes_changes_and_deletes_its_rules_and_no_others(
         assert secrets_of(found["first"]) == [SECRET]
         assert (found["first"].all_users, found["second"].all_users) == (True, False)
         assert found["second"].owner == Owner(user_id="alice", scopes=sorted(DEFAULT))
-        assert found["first"].owner.may("act-as")
+        assert found["first"].owner.has_scope("act-as")
         head, _, _ = FILE.partition("  - id: second")
         write(tmp_path, head.format(url=f"{URL}/changed"))
         await apply_file(path, store, Config())
@@ -237,8 +237,8 @@ async def test_rules_of_nobody_are_paused_once_callers_are_authenticated(
         made = rule("file", URL, "lifecycle.completed")
         await store.apply(made, operators, source="file")
         await store.apply(rule("mine", URL, "lifecycle.completed"), user("u1"))
-        await pause_rules_of_nobody(store)
-        await pause_rules_of_nobody(store)
+        await pause_rules_without_owner(store)
+        await pause_rules_without_owner(store)
         found = {each.id: each.record.paused for each in await store.all()}
         assert found["open"] is not None
         assert "make it with a token" in found["open"].reason

@@ -110,7 +110,7 @@ class Scene:
         async with connected(self.nats.url) as bus:
             last = {
                 stream: (await bus.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
-                for stream in losses.watched(1)
+                for stream in losses.watched_streams(1)
             }
 
             async def probe() -> bool:

@@ -14,6 +14,7 @@ from support.chaos.links import Link, links
 from support.chaos.recorder import recorder
 from support.drive.waiting import eventually
 from support.fakes.misbehaving import cuts, misbehaving, plays, stalls
+from support.fakes.serving import close_after
 
 BODY = b"data: one\n\ndata: two\n\n"
 PATH = "/agents/a/runs"
@@ -77,7 +78,7 @@ async def an_echo() -> AsyncIterator[Link]:
         writer.transport.abort()
 
     async with links(1) as (link,):
-        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        server = await asyncio.start_server(close_after(echo), "127.0.0.1", 0)
         link.target = server.sockets[0].getsockname()[1]
         yield link
         server.close()

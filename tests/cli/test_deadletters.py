@@ -253,7 +253,7 @@ def test_a_person_is_asked_before_a_drop(
         asked.append(question)
         return answer
 
-    monkeypatch.setattr(Output, "interactive", True)
+    monkeypatch.setattr(Output, "is_interactive", True)
     monkeypatch.setattr(Output, "ask", ask)
     number = with_letter(nats, letter_about(a_cancel(), service=service)).number
     result = penstock("drop", str(number))

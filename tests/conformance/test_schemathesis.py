@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 import httpx
@@ -77,6 +78,7 @@ Operation = APIOperation[Any, Any, Any, Any]
 Asked = Case[Operation]
 
 
+@cache
 def operations() -> list[Operation]:
     schema = schemathesis.openapi.from_dict(document())
     # CALLERS supplies the credentials. Made-up credentials would all be refused.

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.settings import Config, agent_config
 from penstock_connector.checks import Finding, check_all
+from support.fakes.serving import close_after
 from support.real.upstreams import Upstream
 
 
@@ -155,7 +156,7 @@ class Wrong:
 @asynccontextmanager
 async def served(answers: Answers) -> AsyncIterator[Wrong]:
     wrong = Wrong(answers)
-    server = await asyncio.start_server(wrong, "127.0.0.1", 0)
+    server = await asyncio.start_server(close_after(wrong), "127.0.0.1", 0)
     wrong.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         yield wrong

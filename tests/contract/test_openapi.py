@@ -80,7 +80,7 @@ def test_the_document_names_the_scopes_of_an_operation(operation: Operation) -> 
     choices = operation.any_scope or (None,)
     wanted = [{*operation.scopes, choice} - {None} for choice in choices]
     assert [set(each) for each in bearers] == ([] if operation.public else wanted)
-    assert bool(tokens) == operation.takes_stream_token
+    assert bool(tokens) == operation.accepts_stream_token
     for scope in operation.sometimes:
         assert f"`{scope}`" in described["description"]
 

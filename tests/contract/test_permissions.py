@@ -11,6 +11,7 @@ from nats.js.api import ConsumerConfig
 
 from penstock.events import Event
 from penstock.events.note import RUN_ID
+from support.drive.bus import all_processed
 from support.drive.contract import block
 from support.drive.waiting import eventually
 
@@ -101,7 +102,7 @@ async def refusals(client: Client, refused: list[str], count: int) -> set[tuple[
     async def all_told() -> bool:
         return len(refused) >= count
 
-    await client.flush()  # the server answers in order, so all refusals are sent before this answer
+    await all_processed(client)  # The server has sent all refusals.
     await eventually(all_told, what="every refusal")
     told = (re.search(r'violation for (\w+) to "(.+?)"', text.lower()) for text in refused)
     return {(match[1], match[2]) for match in told if match}

@@ -15,6 +15,7 @@ import yaml
 
 from support.drive.waiting import eventually
 from support.fakes.issuer import SECRET, token
+from support.fakes.serving import close_after
 from support.real.devtools import Page, page_at
 from support.real.up import Up
 from support.real.upstreams import Upstream
@@ -151,7 +152,7 @@ async def test_another_sites_form_decides_nothing(http: httpx.AsyncClient) -> No
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(close_after(serve), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, page_at("about:blank") as page:
         await page.navigate(f"http://localhost:{port}/")

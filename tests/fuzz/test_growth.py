@@ -23,7 +23,7 @@ from penstock.dialects.adk.encode.encoder import AdkEncoder
 from penstock.dialects.agno.encode.encoder import AgnoEncoder
 from penstock.dialects.agui.decode.chunks import Chunks
 from penstock.dialects.agui.decode.state import State
-from penstock.dialects.agui.decode.transcript import Transcript, settled
+from penstock.dialects.agui.decode.transcript import Transcript, without_unanswered_calls
 from penstock.dialects.agui.encode.memory import Memory
 from penstock.dialects.base import MAX_OPEN
 from penstock.dialects.decoders import DECODERS
@@ -367,7 +367,7 @@ def test_a_conversation_is_remembered_at_the_cost_of_what_is_said(rows: Rows) ->
                 for each in chunks.expand(event):
                     transcript.feed(each)
                     state.feed(each)
-            settled(transcript.messages)
+            without_unanswered_calls(transcript.messages)
 
         return bytecodes(work)
 

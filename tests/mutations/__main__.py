@@ -8,6 +8,7 @@ a fault is not caught, if the code that it changes is not found, or if its tests
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ Result = Literal["caught", "NOT CAUGHT", "NO RESULT"]
 PASSED: Final = 0
 FAILED: Final = 1
 TIMEOUT_S: Final = 900.0
+MEMORY_BYTES: Final = 4 * 1024**3  # of each process; a fault may let a queue grow without end
 # Things that the tests need and that are made only once: environments and Node packages. The copy
 # links to them.
 LINKED: Final = (".venv", ".penstock")
@@ -36,6 +38,11 @@ def _copy(folder: Path) -> None:
         shutil.copy2(path, target)
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
+
+
+def _limit_memory() -> None:
+    """Let a process of the tests fail when a fault makes it take more memory than it may."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
 
 
 def _run(folder: Path, *arguments: str) -> tuple[int, str]:
@@ -55,6 +62,7 @@ def _run(folder: Path, *arguments: str) -> tuple[int, str]:
         text=True,
         timeout=TIMEOUT_S,
         check=False,
+        preexec_fn=_limit_memory,
     )
     return done.returncode, "\n".join(done.stdout.splitlines()[-5:])
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, Message, RawWriter, streams, subjects
-from penstock.bus.budget import Budget, weight
+from penstock.bus.budget import Budget, counted_bytes
 from penstock.bus.read import direct
 from penstock.bus.write import fence
 from penstock.dialects.decoders import DECODERS
@@ -116,7 +116,7 @@ async def test_a_run_that_floods_stays_in_its_share_and_blocks_no_other_of_its_p
         assert limit / 2 <= watched.peak_bytes <= limit
         stuck.let_go.set()
         check(await penstock.ended(flood.run_id, timeout_s=30), chunks)
-    largest = max(weight(agno("RunContent", content=chunk)) for chunk in chunks)
+    largest = max(counted_bytes(agno("RunContent", content=chunk)) for chunk in chunks)
     assert watched.peak_bytes <= limit + 2 * largest
 
 
@@ -155,7 +155,7 @@ async def test_frames_that_were_not_kept_are_read_again_in_order(nats_server: Na
         for number in range(50):
             await writer.write("bytes", b"%d" % number, leg=1)
         frames = await read(bus, writer.run_id, 1, 100)
-        budget = Budget(5 * weight(b"00"))
+        budget = Budget(5 * counted_bytes(b"00"))
         backlog = Backlog(bus, writer.run_id, budget)
         for stored in frames[:40]:
             backlog.push(stored)
@@ -181,7 +181,7 @@ async def test_a_backlog_tells_of_what_has_aged_out_and_continues(fresh_nats: Na
         for number in range(20):
             await writer.write("bytes", b"%d" % number, leg=1)
         frames = await read(bus, writer.run_id, 1, 100)
-        budget = Budget(3 * weight(b"00"))
+        budget = Budget(3 * counted_bytes(b"00"))
         backlog = Backlog(bus, writer.run_id, budget)
         for stored in frames:
             backlog.push(stored)

@@ -125,7 +125,7 @@ def test_unknown_fields_a_nul_in_an_id_and_a_bad_retry_are_ignored() -> None:
 def test_an_unfinished_frame_is_not_dispatched() -> None:
     parser = Parser()
     assert parser.feed(b"data: x\n") == []
-    assert not parser.at_boundary
+    assert not parser.is_at_boundary
 
 
 def test_a_byte_order_mark_is_skipped_once_at_the_start() -> None:
@@ -137,13 +137,13 @@ def test_a_byte_order_mark_is_skipped_once_at_the_start() -> None:
 
 def test_the_boundary_is_known_between_frames_only() -> None:
     parser = Parser()
-    assert parser.at_boundary
+    assert parser.is_at_boundary
     parser.feed(b"data: x")
-    assert not parser.at_boundary
+    assert not parser.is_at_boundary
     parser.feed(b"\r\n\r")
-    assert parser.at_boundary
+    assert parser.is_at_boundary
     parser.feed(b"\n")
-    assert parser.at_boundary
+    assert parser.is_at_boundary
 
 
 def test_a_frame_at_the_limit_passes_and_one_byte_more_does_not() -> None:

@@ -9,7 +9,7 @@ from penstock.web.auth.identity import (
     ANONYMOUS,
     NOBODY,
     Identity,
-    act_as,
+    acting_user,
     check_owner,
     check_run,
     require,
@@ -29,7 +29,7 @@ def status_of(refused: pytest.ExceptionInfo[Problem]) -> int:
 @pytest.mark.parametrize("permission", sorted(SCOPES))
 def test_each_scope_permits_itself_and_no_other(permission: Permission) -> None:
     holder = Identity("u", frozenset({permission}), "bearer")
-    assert {name for name in SCOPES if holder.may(name)} == {permission}  # type: ignore[arg-type]  # a str of SCOPES
+    assert {name for name in SCOPES if holder.has_scope(name)} == {permission}  # type: ignore[arg-type]  # a str of SCOPES
     require(holder, permission)
     with pytest.raises(Problem, match=f"scope {permission}") as refused:
         require(Identity("u", SCOPES - {permission}, "bearer"), permission)
@@ -66,26 +66,26 @@ def test_a_caller_without_a_scope_reads_why_nobody_or_the_token_lacks_it() -> No
 
 
 def test_a_request_that_names_nobody_is_the_callers_own() -> None:
-    assert act_as(ALICE, None) == "alice"
-    assert act_as(ANONYMOUS, None) == "anonymous"
-    assert act_as(ACTS, None) == "service"
+    assert acting_user(ALICE, None) == "alice"
+    assert acting_user(ANONYMOUS, None) == "anonymous"
+    assert acting_user(ACTS, None) == "service"
 
 
 def test_a_request_may_name_the_caller() -> None:
-    assert act_as(ALICE, "alice") == "alice"
+    assert acting_user(ALICE, "alice") == "alice"
 
 
 @pytest.mark.parametrize("identity", [ALICE, ADMIN])
 @pytest.mark.parametrize("wanted", ["bob", "ALICE", ""])
 def test_naming_another_user_needs_the_scope(identity: Identity, wanted: str) -> None:
     with pytest.raises(Problem, match="act-as") as refused:
-        act_as(identity, wanted)
+        acting_user(identity, wanted)
     assert status_of(refused) == 403
 
 
 @pytest.mark.parametrize("identity", [ACTS, ANONYMOUS])
 def test_with_the_scope_the_run_is_that_users(identity: Identity) -> None:
-    assert act_as(identity, "bob") == "bob"
+    assert acting_user(identity, "bob") == "bob"
 
 
 # a stream token's limits -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from jwt.algorithms import RSAAlgorithm
 
-from penstock.web.auth.jwks import JwksFailure, usable
+from penstock.web.auth.jwks import JwksFailure, usable_keys
 from support.drive.waiting import eventually
 from support.fakes.guarded_server import Guarded
 from support.fakes.issuer import JwksServer, Key, claims_of
@@ -220,31 +220,31 @@ def document(*keys: Any) -> bytes:
 )
 def test_a_key_that_does_not_fit_is_left_out(rsa_key: Key, change: dict[str, Any]) -> None:
     good = rsa_key.jwk
-    assert list(usable(document({**good, **change}, good), ["RS256"])) == [("rsa-1", "RS256")]
+    assert list(usable_keys(document({**good, **change}, good), ["RS256"])) == [("rsa-1", "RS256")]
     with pytest.raises(JwksFailure, match="no key for RS256"):
-        usable(document({**good, **change}), ["RS256"])
+        usable_keys(document({**good, **change}), ["RS256"])
 
 
 def test_a_private_key_that_was_published_is_left_out(rsa_key: Key) -> None:
     assert isinstance(rsa_key.private, RSAPrivateKey)
     private = RSAAlgorithm.to_jwk(rsa_key.private, as_dict=True)
     with pytest.raises(JwksFailure):
-        usable(document({**private, "kid": "p", "key_ops": None}), ["RS256"])
+        usable_keys(document({**private, "kid": "p", "key_ops": None}), ["RS256"])
 
 
 def test_an_rsa_key_that_is_too_short_is_left_out() -> None:
     with pytest.raises(JwksFailure):
-        usable(document(Key("short", bits=1024).jwk), ["RS256"])
+        usable_keys(document(Key("short", bits=1024).jwk), ["RS256"])
 
 
 def test_no_key_serves_an_hmac_algorithm(rsa_key: Key) -> None:
     oct_key = {"kty": "oct", "k": "c2VjcmV0", "kid": "o"}
     with pytest.raises(JwksFailure):
-        usable(document(oct_key, rsa_key.jwk), ["HS256"])
+        usable_keys(document(oct_key, rsa_key.jwk), ["HS256"])
 
 
 def test_the_first_of_two_keys_of_one_id_stands(rsa_key: Key, other_key: Key) -> None:
     twice = {**other_key.jwk, "kid": rsa_key.kid}
-    both = usable(document(rsa_key.jwk, twice), ["RS256"])[("rsa-1", "RS256")]
-    alone = usable(document(rsa_key.jwk), ["RS256"])[("rsa-1", "RS256")]
+    both = usable_keys(document(rsa_key.jwk, twice), ["RS256"])[("rsa-1", "RS256")]
+    alone = usable_keys(document(rsa_key.jwk), ["RS256"])[("rsa-1", "RS256")]
     assert both.public_numbers() == alone.public_numbers()

@@ -13,7 +13,7 @@ import pytest
 from penstock.bus import Bus, BusError
 from penstock.service.deciders import decider_of
 from penstock.service.token_index import TokenIndex
-from penstock.web.auth import ServiceTokens, decides_for
+from penstock.web.auth import ServiceTokens, deciding_user
 from penstock.web.auth.grants import ServiceGrant
 from penstock.web.auth.identity import Identity
 from penstock.web.auth.limits import LookupLimit
@@ -282,10 +282,10 @@ def test_it_decides_for_a_person_only_where_it_may(
     who = Identity("service-token:ci", frozenset({"decide"}), "service", service=grant)
     if expected is None:
         with pytest.raises(Problem) as refused:
-            decides_for(who, wanted)
+            deciding_user(who, wanted)
         assert refused.value.status == 403
         return
-    decider = decider_of(who, "api", decides_for(who, wanted))
+    decider = decider_of(who, "api", deciding_user(who, wanted))
     assert decider.name == "service-token:ci"
     assert decider.on_behalf_of == (expected if expected != who.user_id else None)
     assert decider.token_id == "id"

@@ -16,7 +16,7 @@ URL = "https://issuer.example/jwks"
 
 def test_nothing_set_asks_nobody() -> None:
     config = AuthConfig(**AuthSettings().model_dump())
-    assert (config.configured, config.requires_credentials) == (False, False)
+    assert (config.is_configured, config.requires_credentials) == (False, False)
     assert config == AuthConfig()
 
 

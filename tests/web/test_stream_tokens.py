@@ -14,7 +14,7 @@ import pytest
 from penstock.bus import Bus, BusError, BusSettings
 from penstock.service.token_index import TokenIndex
 from penstock.web.auth import Auth, AuthConfig, StreamTokens
-from penstock.web.auth.identity import Identity, act_as
+from penstock.web.auth.identity import Identity, acting_user
 from penstock.web.auth.scopes import Permission
 from penstock.web.auth.stream_tokens import MAX_PER_USER, USED_EVERY_S
 from penstock.web.problems import Problem
@@ -308,10 +308,10 @@ async def test_the_bucket_of_the_bus_is_a_store(nats_server: NatsServer) -> None
     assert listed.last_used_at is not None
     longer = await tokens.extend(ALICE, known.id, 600)
     assert longer.expires_at > known.expires_at + 500
-    assert await tokens.holds_until(known.id) == longer.expires_at
+    assert await tokens.expiry_of(known.id) == longer.expires_at
     await tokens.revoke(ALICE, known.id)
     assert await tokens.listed(ALICE) == []
-    assert await tokens.holds_until(known.id) is None
+    assert await tokens.expiry_of(known.id) is None
     await bus.close()
 
 
@@ -323,7 +323,7 @@ async def test_a_token_expires_by_the_clock_that_all_share() -> None:
     auth = Auth(AuthConfig(), tokens, look_again_s=0.01)
     shared += 59
     identity = await tokens.identify(stream_token)
-    over = asyncio.create_task(auth.over(identity))
+    over = asyncio.create_task(auth.wait_until_credential_ends(identity))
     await asyncio.wait([over], timeout=0.05)
     assert not over.done()
     shared += 2
@@ -389,20 +389,20 @@ async def test_a_token_sees_the_users_whom_it_names_and_nobody_else() -> None:
 
     own, two, all_ = await made(), await made("bob", "carol"), await made("*")
     asked = ("service", "bob", "carol", "dave")
-    assert [own.sees(user) for user in asked] == [True, False, False, False]
-    assert [two.sees(user) for user in asked] == [False, True, True, False]
-    assert [all_.sees(user) for user in asked] == [True, True, True, True]
+    assert [own.may_see_runs_of(user) for user in asked] == [True, False, False, False]
+    assert [two.may_see_runs_of(user) for user in asked] == [False, True, True, False]
+    assert [all_.may_see_runs_of(user) for user in asked] == [True, True, True, True]
     assert (own.owners, two.owners, all_.owners) == (
         frozenset({"service"}),
         frozenset({"bob", "carol"}),
         None,
     )
-    assert act_as(two, "carol") == "carol"
-    assert act_as(await made("bob"), None) == "bob"
-    assert act_as(all_, None) == "service"
+    assert acting_user(two, "carol") == "carol"
+    assert acting_user(await made("bob"), None) == "bob"
+    assert acting_user(all_, None) == "service"
     for identity, wanted, status in ((two, None, 422), (two, "service", 403), (own, "bob", 403)):
         with pytest.raises(Problem) as refused:
-            act_as(identity, wanted)
+            acting_user(identity, wanted)
         assert refused.value.status == status
 
 
@@ -510,7 +510,9 @@ async def test_an_open_stream_is_warned_and_continues_when_its_token_is_extended
     secret, known = await tokens.issue(ALICE, "n8n", 1000)
     auth = Auth(AuthConfig(token_warning_s=100), tokens, look_again_s=0.01)
     warned: list[float] = []
-    over = asyncio.create_task(auth.over(await tokens.identify(secret), warned.append))
+    over = asyncio.create_task(
+        auth.wait_until_credential_ends(await tokens.identify(secret), warned.append)
+    )
 
     async def warned_times(count: int) -> None:
         await eventually_(lambda: len(warned) == count)

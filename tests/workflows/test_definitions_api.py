@@ -19,7 +19,7 @@ from penstock.service import Service
 from penstock.settings import AgnoAgent, AuthSettings, Config, ConfigurationError, Settings
 from penstock_workflows.definition import load_value
 from penstock_workflows.registry.files import apply_files, read_files
-from penstock_workflows.registry.store import Changed, WorkflowStore
+from penstock_workflows.registry.store import VersionConflict, WorkflowStore
 from penstock_workflows.service import WorkflowsService
 from support.drive.secured import bearer, served
 from support.fakes.issuer import SECRET
@@ -196,7 +196,7 @@ async def test_many_writers_at_once_store_one_version(bus: Bus) -> None:
     async def write(number: int) -> str:
         try:
             _, outcome = await store.put(load_value(greet(title=f"by {number}")), "x")
-        except Changed:
+        except VersionConflict:
             return "changed"
         return outcome
 

@@ -12,7 +12,7 @@ from penstock.dialects.workflow import WRITER
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.engine.records import End, Record, Started
 from penstock_workflows.journal.journal import EMPTY, Journals, Position
-from penstock_workflows.journal.loading import Values, read_on
+from penstock_workflows.journal.loading import Values, fold_new_records
 from penstock_workflows.journal.memory import RunInMemory
 from penstock_workflows.journal.messages import RECORD
 from support.drive.bus import connected, new_run_id
@@ -38,7 +38,7 @@ class Process:
 
     async def read(self) -> None:
         """Read the journal on."""
-        await read_on(self.run, self.journals, self.values, self.frames.find_place)
+        await fold_new_records(self.run, self.journals, self.values, self.frames.find_last_frame)
 
     async def follow(self) -> None:
         """Read the journal on, and write the frames that are missing."""
@@ -72,9 +72,9 @@ async def test_a_process_that_is_behind_writes_no_frame_again(bus: Bus) -> None:
     async def meanwhile(run: RunInMemory) -> None:
         await append(bus, run_id, end, End(2, "failed"))
         await first.follow()
-        await late.frames.find_place(run)
+        await late.frames.find_last_frame(run)
 
-    await read_on(late.run, late.journals, late.values, meanwhile)
+    await fold_new_records(late.run, late.journals, late.values, meanwhile)
     await late.follow()
     assert await written(bus, run_id) == WHOLE
 

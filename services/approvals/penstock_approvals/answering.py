@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-async def asked(answer: Awaitable[T]) -> T:
+async def or_problem(answer: Awaitable[T]) -> T:
     """Await and return the answer. Raises Problem 410, 500 or 503 if the bus or a record fails."""
     try:
         return await answer

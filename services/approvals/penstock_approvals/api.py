@@ -23,8 +23,8 @@ from penstock.bus.records import (
     DecideRequest,
 )
 from penstock.service.deciders import decider_of
-from penstock.web.auth import Identity, decides_for, identity_of
-from penstock.web.auth.limits import take_stream
+from penstock.web.auth import Identity, deciding_user, identity_of
+from penstock.web.auth.limits import count_stream
 from penstock.web.bodies import read_model
 from penstock.web.leaving import while_connected
 from penstock.web.operation import (
@@ -46,7 +46,7 @@ from penstock.web.operation import (
 from penstock.web.problems import Problem, invalid
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_approvals import live
-from penstock_approvals.answering import asked, is_key
+from penstock_approvals.answering import is_key, or_problem
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
 from penstock_approvals.hiding import shown
@@ -54,7 +54,7 @@ from penstock_approvals.last_lines import last_lines
 from penstock_approvals.listing import ListPosition, Page
 from penstock_approvals.policy import may_decide
 from penstock_approvals.policy.kinds import NEEDS_VALUE
-from penstock_approvals.seeing import sees, viewer_of
+from penstock_approvals.visibility import may_see_approval, viewer_of
 
 log = logging.getLogger(__name__)
 
@@ -242,17 +242,17 @@ class Api:
         who = identity_of(request)
         if who.grant is not None:
             who.grant.check_subjects(["approval.*"])
-        take_stream(request.scope)
+        count_stream(request.scope)
         cursor = request.headers.get("last-event-id") or request.query_params.get("after")
         if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
             raise Problem(422, "after: must be the `id` of an earlier frame")
-        end = await asked(self._feed.end())
+        end = await or_problem(self._feed.end())
         after = int(cursor) if cursor is not None else end
         if after > end:
             raise Problem(410, "NATS has lost changes since this cursor: list the approvals again")
-        shows = partial(sees, who)
+        shows = partial(may_see_approval, who)
         if JSON in request.headers.get("accept", ""):
-            return _json(live.page(await asked(self._feed.read(after)), shows))
+            return _json(live.page(await or_problem(self._feed.read(after)), shows))
         return live.response(request, self._feed, shows, after)
 
     @serves(
@@ -272,7 +272,7 @@ class Api:
         who = identity_of(request)
         ip = request.client.host if request.client is not None else None
         seen_by = decider_of(who, _channel(request, who), who.user_id)
-        await asked(self._approvals.audit.viewed(record, seen_by, ip))
+        await or_problem(self._approvals.audit.viewed(record, seen_by, ip))
         return _json(shown(record))
 
     @serves(
@@ -302,7 +302,7 @@ class Api:
     async def audit(self, request: Request) -> Response:
         """Return the audit of the approval, if the caller may see the approval."""
         record = await self._found(request)
-        history = await asked(self._approvals.audit.history(record))
+        history = await or_problem(self._approvals.audit.history(record))
         return _json(
             {
                 "approval_id": record.approval_id,
@@ -328,7 +328,7 @@ class Api:
     async def lines(self, request: Request) -> Response:
         """Return the run's last lines, if the caller may see the approval."""
         record = await self._found(request)
-        found = await asked(last_lines(self._bus, record.run_id))
+        found = await or_problem(last_lines(self._bus, record.run_id))
         return _json({"lines": [asdict(line) for line in found]})
 
     @serves(
@@ -349,10 +349,10 @@ class Api:
         who = identity_of(request)
         record = await self._found(request)
         body = await read_model(request, DecisionBody)
-        decider = decider_of(who, _channel(request, who), decides_for(who, body.by))
+        decider = decider_of(who, _channel(request, who), deciding_user(who, body.by))
         if (reason := may_decide(record, decider)) is not None:
             raise Problem(403, reason)
-        reply = await asked(self._decide(record.approval_id, body.request(record, decider)))
+        reply = await or_problem(self._decide(record.approval_id, body.request(record, decider)))
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
         return _json(shown(reply.approval))
@@ -367,7 +367,7 @@ class Api:
             text = "after: must be `next` of an earlier page; leave it out for the first page"
             raise Problem(422, text) from error
         async with self._turns.of(who.user_id):
-            return await asked(self._approvals.list.page(viewer, wanted, after, query.limit))
+            return await or_problem(self._approvals.list.page(viewer, wanted, after, query.limit))
 
     async def _found(self, request: Request) -> ApprovalRecord:
         """Return the approval whose id is in the path.
@@ -378,8 +378,8 @@ class Api:
         # A client can send any text as the id. The text may have characters that NATS does not
         # allow in a key.
         known = is_key(approval_id)
-        record = await asked(self._approvals.get(approval_id)) if known else None
-        if record is None or not sees(identity_of(request), record):
+        record = await or_problem(self._approvals.get(approval_id)) if known else None
+        if record is None or not may_see_approval(identity_of(request), record):
             raise Problem(404, f"there is no approval {approval_id}")
         return record
 

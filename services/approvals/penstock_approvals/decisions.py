@@ -34,15 +34,15 @@ from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.listing import ApprovalList
 from penstock_approvals.outbox import Outbox
-from penstock_approvals.outcomes.automatic import expired, is_late, ruled, until_at_most
-from penstock_approvals.outcomes.escalations import escalations, reached
-from penstock_approvals.outcomes.votes import Refused, is_same_request, with_vote
+from penstock_approvals.outcomes.automatic import as_expired, as_ruled, expiring_at_most, is_late
+from penstock_approvals.outcomes.escalations import escalations, reached_count
+from penstock_approvals.outcomes.votes import VoteRefused, is_same_request, with_vote
 from penstock_approvals.policies import Policies
 from penstock_approvals.policy import Question
 from penstock_approvals.records import ApprovalRecords, StoredApproval
 from penstock_approvals.runs.announcements import Announcements, Event
 from penstock_approvals.runs.ends import RunEnds, pause_of
-from penstock_approvals.runs.news import WORKFLOWS, News
+from penstock_approvals.runs.workflow_notifier import WORKFLOWS, WorkflowNotifier
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ class Approvals:
         self._records = ApprovalRecords(bus)
         self._announcements = Announcements(bus, pod)
         self.audit = audit or ApprovalAudit(bus)
-        self._news = News(bus)
+        self._notifier = WorkflowNotifier(bus)
         self._outbox = Outbox(
-            *(bus, self._records, self._announcements, self.audit, self._deadlines, self._news)
+            *(bus, self._records, self._announcements, self.audit, self._deadlines, self._notifier)
         )
         self._ends = RunEnds(bus, self._records, self._announcements, self.audit, self._deadlines)
         self.list = ApprovalList(bus, self._records)
@@ -88,7 +88,7 @@ class Approvals:
             case {"category": "approval", "action": "requested"}:
                 await self._on_requested(body, stored.headers.get("traceparent"))
             case {"category": "approval", "action": "withdrawn"}:
-                await self._ends.no_longer_asked(body["data"])
+                await self._ends.withdraw_for_workflow(body["data"])
             case _:
                 await self._ends.ended(body["run_id"])
 
@@ -123,7 +123,7 @@ class Approvals:
             known = record.escalated if known is None else known
             if is_late(record, now):
                 await self._expire(held)
-            elif (escalated := reached(record, now)) > record.escalated:
+            elif (escalated := reached_count(record, now)) > record.escalated:
                 update = {"escalated": escalated, "updated_at": self._bus.clock.stamp()}
                 if await self._records.replace(held, record.model_copy(update=update)):
                     reached_now = record.escalations[record.escalated : escalated]
@@ -151,7 +151,7 @@ class Approvals:
         """Record that the deadline has passed, unless the record has changed since it was read."""
         record = held.record
         await self._outbox.open(record.approval_id)
-        if await self._records.replace(held, expired(record, self._bus.clock.stamp())):
+        if await self._records.replace(held, as_expired(record, self._bus.clock.stamp())):
             telemetry.DECISIONS.labels("expired").inc()
             log.info(
                 "run %s: approval %s has expired; on_deadline: %s",
@@ -191,7 +191,7 @@ class Approvals:
             if record.target == WORKFLOWS:
                 await self._ends.note(run_id, approval_id)
             kept = await self._record(record, run, ask=again, until=data.get("expires_at"))
-        await self._ends.write_what_ran(run_id)
+        await self._ends.record_executed_calls(run_id)
         await self.audit.follow(kept)
         if kept.status == "pending":
             for item in kept.items:
@@ -207,7 +207,7 @@ class Approvals:
             # handled before the record existed, nothing else would withdraw the request.
             await self._ends.ended(run_id, is_workflow=record.target == WORKFLOWS)
         elif record.target == WORKFLOWS:
-            await self._ends.withdrawn_before(kept)
+            await self._ends.apply_earlier_withdrawal(kept)
 
     async def _announce(
         self, record: ApprovalRecord, *events: Event, earlier: Sequence[Event] = ()
@@ -217,7 +217,7 @@ class Approvals:
         If the run is a workflow's run, send news of these events to `workflows` instead.
         """
         if record.target == WORKFLOWS:
-            await self._news.send(record, *earlier, *events)
+            await self._notifier.send(record, *earlier, *events)
         else:
             await self._announcements.once(record.run_id, record.leg, *events, earlier=earlier)
 
@@ -235,9 +235,9 @@ class Approvals:
             for error in result.errors:
                 telemetry.POLICY_ERRORS.labels(error.rule_id).inc()
                 log.warning("run %s: rule %s: %s", record.run_id, error.rule_id, error.why)
-        asked = until_at_most(record.model_copy(update=ruling.fields()), until)
+        asked = expiring_at_most(record.model_copy(update=ruling.fields()), until)
         if ruling.is_automatic and not ask:
-            asked = ruled(asked, self._bus.clock.stamp())
+            asked = as_ruled(asked, self._bus.clock.stamp())
             # If this process ends after it has recorded the decision, another process finds this
             # entry and sends the decision.
             await self._outbox.open(record.approval_id)
@@ -290,25 +290,25 @@ class Approvals:
         if (await self._run(record.run_id)).status in ENDED:
             await self._ends.withdraw(record)
         elif record.target == WORKFLOWS:
-            await self._ends.withdrawn_before(record)
+            await self._ends.apply_earlier_withdrawal(record)
 
     async def was_decided(
-        self, approval_id: str, decision: Decision | None, expired: str | None = None
+        self, approval_id: str, decision: Decision | None, expiry_reason: str | None = None
     ) -> bool:
         """Record again how an approval ended, after NATS has lost the end.
 
         Return False if the approval is not pending, or has changed meanwhile.
 
-        `expired` is the reason of an approval whose deadline had passed, else None. The decision is
-        not sent here, because the outbox sent it before the loss. If NATS has lost the command, the
-        connector's watchdog sends the command once more.
+        `expiry_reason` is the reason of an approval whose deadline had passed, else None. The
+        decision is not sent here, because the outbox sent it before the loss. If NATS has lost the
+        command, the connector's watchdog sends the command once more.
         """
         held = await self._records.find(approval_id)
         if held is None or held.record.status != "pending":
             return False
         update = {
-            "status": "expired" if expired else "decided",
-            "reason": expired,
+            "status": "expired" if expiry_reason else "decided",
+            "reason": expiry_reason,
             "decision": decision,
             "updated_at": decision.at if decision is not None else self._bus.clock.stamp(),
         }
@@ -355,7 +355,7 @@ class Approvals:
         now = self._bus.clock.stamp()
         try:
             voted = with_vote(record, request, now, require_digest=self._require_digest)
-        except Refused as refused:
+        except VoteRefused as refused:
             return DecideReply(status=refused.status, detail=str(refused), approval=record)
         if voted is record:
             # The process that counted the vote may have ended before it wrote the vote to the

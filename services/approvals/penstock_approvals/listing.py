@@ -8,8 +8,8 @@ deadlines. All other approvals are ordered by the time of the request, the newes
 
 A client that reads page after page must get each approval once, even if approvals are decided
 meanwhile. If an approval moved in the list when it was decided, the client could get the approval
-twice or never. So a cursor contains a time, the `horizon`. An approval that was urgent at the
-horizon keeps its place among the urgent approvals on all further pages.
+twice or never. So a cursor contains a time, `last_urgency_end_ns`. An approval that was urgent at
+this time keeps its place among the urgent approvals on all further pages.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ class ListPosition:
 
     `deadline` is in Unix milliseconds. `age` is the negative time of the request in Unix
     milliseconds, so that the newest request comes first. `tie` is a number made from the approval's
-    id. Requests of the same millisecond are ordered by `tie`. `horizon` is in Unix nanoseconds, by
-    NATS's clock.
+    id. Requests of the same millisecond are ordered by `tie`. `last_urgency_end_ns` is in Unix
+    nanoseconds, by NATS's clock.
     """
 
-    horizon: int
-    urgent: bool = True  # whether the approval was urgent at the horizon
+    last_urgency_end_ns: int
+    urgent: bool = True  # whether the approval was urgent at that time
     deadline: int = -NEVER
     age: int = -NEVER
     tie: int = -1
 
     def cursor(self) -> str:
         """Return the place as a cursor, a text that clients send back."""
-        parts = [self.horizon, int(self.urgent), self.deadline, self.age, self.tie]
+        parts = [self.last_urgency_end_ns, int(self.urgent), self.deadline, self.age, self.tie]
         return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
 
     @classmethod
@@ -87,14 +87,14 @@ class ListPosition:
         """
         try:
             parts = orjson.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-            horizon, is_urgent, deadline, age, tie = parts
+            last_urgency_end_ns, is_urgent, deadline, age, tie = parts
         except (ValueError, TypeError, binascii.Error) as error:
             raise ValueError("not a cursor") from error
-        numbers = (horizon, is_urgent, deadline, age, tie)
+        numbers = (last_urgency_end_ns, is_urgent, deadline, age, tie)
         in_range = all(type(each) is int and -NEVER <= each <= NEVER for each in numbers)
         if not in_range or is_urgent not in (0, 1):
             raise ValueError("not a cursor")
-        return cls(horizon, bool(is_urgent), deadline, age, tie)
+        return cls(last_urgency_end_ns, bool(is_urgent), deadline, age, tie)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class ApprovalRows(IndexRows):
         """Drop the rows of an approval, unless they have a later sequence."""
         self.write("DELETE FROM approvals WHERE key = ? AND seq < ?", [(key, sequence)])
 
-    def horizon(self, owners: Collection[str | None]) -> int:
+    def last_urgency_end_ns(self, owners: Collection[str | None]) -> int:
         """Return the time at which an approval of these owners last ceased to be urgent; 0 if none
         did."""
         every = "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end WHERE closed"
@@ -196,7 +196,7 @@ class ApprovalRows(IndexRows):
         limit: int,
         waits_for: str | None = None,
     ) -> list[tuple[int, int, int, str]]:
-        """Return the approvals that were urgent at the horizon, as (deadline, age, tie, key)."""
+        """Return the approvals that were urgent at that time, as (deadline, age, tie, key)."""
         conditions, given = _conditions(_all_of(owner, wanted), owner, waits_for)
         of = "" if owner is None else "_of"
         if waits_for is not None:
@@ -210,7 +210,7 @@ class ApprovalRows(IndexRows):
         found = self.rows(base.format(narrow or f"approvals_urgent{of}", "urgent") + tail, given)
         if "status" not in wanted:
             sql = base.format(narrow or f"approvals_by_end{of}", "closed AND closed > ?") + tail
-            found += self.rows(sql, (after.horizon, *given))
+            found += self.rows(sql, (after.last_urgency_end_ns, *given))
         return found
 
     def others(
@@ -221,7 +221,7 @@ class ApprovalRows(IndexRows):
         limit: int,
         waits_for: str | None = None,
     ) -> tuple[list[tuple[int, int, str]], ListPosition | None]:
-        """Search a part of the approvals that were not urgent at the horizon, the newest first.
+        """Search a part of the approvals that were not urgent at that time, the newest first.
 
         Returns the approvals that match `wanted`, as (age, tie, key), and the place from which to
         continue. The place is None if no more approvals match.
@@ -243,7 +243,7 @@ class ApprovalRows(IndexRows):
                 given += at[0]
         if "status" not in wanted:
             conditions += " AND closed <= ?"
-            given.append(after.horizon)
+            given.append(after.last_urgency_end_ns)
         sql = f"SELECT age, tie, key {base} AND NOT urgent {conditions} ORDER BY age, tie LIMIT ?"
         found = self.rows(sql, (*start, *given, limit))
         if len(found) == limit:
@@ -327,7 +327,7 @@ class ApprovalList:
         waits_for = viewer.waits_for
         if waits_for is not None:
             wanted = {"status": "pending", **wanted}
-        place = after or ListPosition(self.rows.horizon(viewer.audiences))
+        place = after or ListPosition(self.rows.last_urgency_end_ns(viewer.audiences))
         found: list[tuple[ListPosition, ApprovalRecord]] = []
         while len(found) <= limit:
             missing = limit + 1 - len(found)
@@ -366,7 +366,9 @@ class ApprovalList:
             # An approval can have several rows for the caller, one for the name and one for each
             # role. `set` removes the duplicates.
             for deadline, age, tie, key in sorted(set(urgent))[:limit]:
-                found.append((ListPosition(after.horizon, True, deadline, age, tie), key))
+                found.append(
+                    (ListPosition(after.last_urgency_end_ns, True, deadline, age, tie), key)
+                )
         others: list[tuple[int, int, str]] = []
         start = replace(after, urgent=False, age=-NEVER, tie=-1) if after.urgent else after
         for owner in owners if len(found) < limit else ():
@@ -380,7 +382,7 @@ class ApprovalList:
                 # between two reads.
                 await asyncio.sleep(0)
         for age, tie, key in sorted(set(others))[: limit - len(found)]:
-            found.append((ListPosition(after.horizon, False, 0, age, tie), key))
+            found.append((ListPosition(after.last_urgency_end_ns, False, 0, age, tie), key))
         return found
 
     async def _read(self, keys: Sequence[str]) -> dict[str, ApprovalRecord]:

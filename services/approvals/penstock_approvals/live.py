@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 
 from penstock import sse
 from penstock.bus.records import ApprovalRecord
-from penstock.web.auth import over
+from penstock.web.auth import wait_until_credential_ends
 from penstock_approvals.feed import Batch, BeyondEnd, Feed
 from penstock_approvals.hiding import shown
 
@@ -89,7 +89,7 @@ async def _frames(
 
 async def _while_valid(request: Request, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield the frames until the caller's credential has expired or was revoked."""
-    ended = asyncio.ensure_future(over(request.scope))
+    ended = asyncio.ensure_future(wait_until_credential_ends(request.scope))
     try:
         while True:
             following: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(frames, None))

@@ -20,12 +20,17 @@ from penstock.tracing import spans
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.hiding import shown_items
-from penstock_approvals.outcomes.automatic import CANCEL_REASON, POLICY, Consequence, consequence
+from penstock_approvals.outcomes.automatic import (
+    CANCEL_REASON,
+    POLICY,
+    Consequence,
+    deadline_consequence,
+)
 from penstock_approvals.outcomes.escalations import escalations
 from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 from penstock_approvals.runs.announcements import Announcements, Event
 from penstock_approvals.runs.approval_span import span_of
-from penstock_approvals.runs.news import WORKFLOWS, News
+from penstock_approvals.runs.workflow_notifier import WORKFLOWS, WorkflowNotifier
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +67,11 @@ class Outbox:
         announcements: Announcements,
         audit: ApprovalAudit,
         deadlines: Deadlines,
-        news: News,
+        news: WorkflowNotifier,
     ) -> None:
         self._bus = bus
         self._deadlines = deadlines
-        self._news = news
+        self._notifier = news
         self._audit = audit
         self._bucket = bus.bucket(BUCKET)
         self._records = records
@@ -92,7 +97,7 @@ class Outbox:
         await self._audit.follow(record)
         ended, earlier = _events(record), escalations(record)
         if record.target == WORKFLOWS:
-            await self._news.send(record, *earlier, *ended)
+            await self._notifier.send(record, *earlier, *ended)
         else:
             await self._announcements.once(record.run_id, record.leg, *ended, earlier=earlier)
         await self._carry_out(record)
@@ -118,7 +123,7 @@ class Outbox:
             headers = {"Nats-Msg-Id": record.approval_id}
             await self._bus.publisher.publish(Message(subject, payload, headers))
             await self._audit.sent(record)
-        elif consequence(record) is Consequence.CANCEL:
+        elif deadline_consequence(record) is Consequence.CANCEL:
             cancel = CancelCommand(run_id=record.run_id, by=POLICY, reason=CANCEL_REASON)
             subject = command(record.target or "connector", "cancel", record.run_id)
             headers = {"Nats-Msg-Id": f"{record.approval_id}.expired"}
@@ -139,7 +144,7 @@ class Outbox:
                 log.error(text, entry.key.removeprefix(_PREFIX), error)
                 await self._bucket.delete(entry.key, entry.revision)
             except BusError as error:
-                if not self._bus.ready:
+                if not self._bus.is_ready:
                     raise
                 self._report(entry, error, stuck)
             except Exception as error:  # a failure of one entry must not block the other entries

@@ -24,7 +24,7 @@ from penstock.bus.subjects import event
 from penstock.bus.write import objects
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.records import UnreadableRecord
-from penstock_approvals.runs.news import WORKFLOWS
+from penstock_approvals.runs.workflow_notifier import WORKFLOWS
 
 log = logging.getLogger(__name__)
 

@@ -80,7 +80,7 @@ class ApprovalsService(Service):
         # the names of the tasks that read requests, one for each shard
         self._requests: list[str] = []
         self._sending: set[asyncio.Task[None]] = set()
-        # the subjects of events that are tried again until the bus answers
+        # the subjects of events whose handling is repeated until the bus answers
         self._waiting: set[str] = set()
         self._feed = Feed(self.bus, ApprovalRecords(self.bus))
         public_url = self._settings.public_url
@@ -170,9 +170,9 @@ class ApprovalsService(Service):
         try:
             await self._approvals.on_event(stored)
         except BusError as error:
-            # Try again until the bus answers. Otherwise the event would become a dead letter,
-            # although nothing is wrong with the event.
-            # log once for each event, not once for each attempt
+            # The handling is repeated until the bus answers. Otherwise the event would become a
+            # dead letter, although nothing is wrong with the event. The warning is logged once for
+            # each event, not once for each attempt.
             if stored.subject not in self._waiting:
                 log.warning("%s is tried again every second: %s", stored.subject, error)
             self._waiting.add(stored.subject)
@@ -233,7 +233,7 @@ class ApprovalsService(Service):
                 log.warning("the outbox is looked through again later: %s", error)
 
     def _measure_pending(self) -> None:
-        if not self._approvals.list.index.complete:
+        if not self._approvals.list.index.is_complete:
             return  # the rows of some approvals are missing, so their number would be too small
         pending, oldest_ms = self._approvals.list.rows.pending()
         age_s = 0.0 if oldest_ms is None else self.bus.clock.time() - oldest_ms / 1000

@@ -78,7 +78,7 @@ class Taken:
         self.stored = delivery.stored
 
     async def ack(self) -> None:
-        """Acknowledge the message. Without this, the server delivers the message again."""
+        """Acknowledge the message, so that the server does not deliver the message again."""
         await self._fetching.ack(self._delivery)
 
     async def ack_and_wait(self) -> None:
@@ -95,14 +95,14 @@ class Taken:
         await self._fetching.give_back(self._delivery, delay_s)
 
     async def working(self) -> None:
-        """Tell the server that the message is still being worked on."""
+        """Report to the server that the message is still being handled."""
         await self._fetching.working(self._delivery)
 
     def is_handled(self) -> None:
         """Count the message as handed to its handler, so that another message may be fetched."""
         self._fetching.handled(self._delivery)
 
-    # For FastStream:
+    # The properties that FastStream reads.
 
     @property
     def subject(self) -> str:
@@ -131,8 +131,8 @@ class _Subscription:
     async def fetch(self, batch: int, timeout: float) -> list[Taken]:
         """Return up to `batch` messages that have arrived; wait for the first message.
 
-        FastStream calls this again for the rest of a batch until a call returns nothing. This
-        method does not wait for the rest, so that a single message is handled at once.
+        FastStream calls this method again until the batch is full or a call returns nothing. This
+        method waits only for the first message, so that a single message is handled at once.
         """
         is_rest = batch < self._size
         if not await self._fetching.wait(0 if is_rest else timeout):
@@ -171,13 +171,13 @@ class _OnBus(NatsBroker):
     async def _connect(self) -> Any:
         self.config.connect(self._bus.client)
         # Fetch with `_Subscriptions`. nats-py's `fetch` takes three times as long for each message.
-        # Its request for several messages returns only when all messages have come or its time is
-        # over.
+        # A request of nats-py for several messages returns only when all messages have come or the
+        # request's time is over.
         self.config.connection_state.connect(self._bus.client, self._subscriptions)
         return self._bus.client
 
     async def stop(self, *error: Any) -> None:
-        self._connection = None  # NatsBroker would drain the connection, which is the bus's
+        self._connection = None  # NatsBroker would drain the connection, which belongs to the bus
         await super().stop(*error)
 
 
@@ -210,7 +210,7 @@ class Broker:
         async def on_batch(batch: list[Taken]) -> None:
             try:
                 await handle(batch)
-            except Exception:  # without this, the first failure would end the fetching loop
+            except Exception:  # without this handler, the first failure would end the fetching loop
                 log.exception("%d messages are handled again", len(batch))
                 for each in batch:
                     await each.give_back(AGAIN_S)
@@ -238,7 +238,8 @@ class Broker:
             log_fields.bind(run_id_of(taken.subject))
             try:
                 await handle(taken)
-            except Exception:  # without this, the message would wait until `ack_wait` has passed
+            # without this handler, the message would wait until `ack_wait` has passed
+            except Exception:
                 log.exception("%s is handled again", taken.stored.subject)
                 await taken.give_back(AGAIN_S)
 

@@ -17,10 +17,10 @@ from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock.web.auth import AuthConfig
 from penstock.web.operation import operations_of, routes_of
-from penstock_automations.actions.carrier import Carrier
-from penstock_automations.actions.decide import DecideCarrier
-from penstock_automations.actions.start_run import RunCarrier
-from penstock_automations.actions.webhook.carrier import WebhookCarrier
+from penstock_automations.actions.decide import DecideExecutor
+from penstock_automations.actions.executor import ActionExecutor
+from penstock_automations.actions.start_run import StartRunExecutor
+from penstock_automations.actions.webhook.executor import WebhookExecutor
 from penstock_automations.actions.webhook.mirror import Mirror
 from penstock_automations.actions.webhook.request import Sender
 from penstock_automations.api.deliveries import Deliveries
@@ -31,7 +31,7 @@ from penstock_automations.api.stored_rules import StoredRules
 from penstock_automations.api.trials import Trials
 from penstock_automations.broker import Broker, Consumer, declare
 from penstock_automations.delivery.deliverer import Deliverer, Limits
-from penstock_automations.delivery.due import Due
+from penstock_automations.delivery.due import DueJobs
 from penstock_automations.delivery.listing import DeliveryList
 from penstock_automations.delivery.records import Records
 from penstock_automations.delivery.replay import replay
@@ -39,7 +39,7 @@ from penstock_automations.guard.backend import Guard
 from penstock_automations.jobs.order import Order
 from penstock_automations.matching.consumers import Consumers
 from penstock_automations.matching.matching import Matching
-from penstock_automations.rules.anonymous import pause_rules_of_nobody
+from penstock_automations.rules.anonymous import pause_rules_without_owner
 from penstock_automations.rules.call_secrets import read_call_secrets
 from penstock_automations.rules.file import apply_file
 from penstock_automations.rules.model import ActionKind
@@ -52,7 +52,7 @@ from penstock_automations.triggers.schedules import Schedules
 
 log = logging.getLogger(__name__)
 
-NEW_SHARDS_S = 1.0  # seconds between two looks for new shards of the bus
+NEW_SHARDS_S = 1.0  # seconds between two checks for new shards of the bus
 RETRY_S = 1.0
 LIST = "list of deliveries"
 
@@ -72,7 +72,7 @@ class AutomationsService(Service):
         self._rules = CurrentRules(self.bus)
         order = Order(self.bus)
         guard = Guard(settings.webhook_allow_hosts, settings.webhook_allow_networks)
-        webhooks = WebhookCarrier(
+        webhooks = WebhookExecutor(
             self.bus, Sender(guard), settings.webhook_max_bytes, Records(self.bus).is_done
         )
         self._open_runs = OpenRuns(
@@ -82,10 +82,10 @@ class AutomationsService(Service):
         starter = Starter(
             self.bus, self._open_runs, shards, callers_known=settings.auth.requires_credentials
         )
-        carriers: dict[ActionKind, Carrier] = {
+        executors: dict[ActionKind, ActionExecutor] = {
             "webhook": webhooks,
-            "run": RunCarrier(self.bus, context.config, starter),
-            "decide": DecideCarrier(self.bus),
+            "run": StartRunExecutor(self.bus, context.config, starter),
+            "decide": DecideExecutor(self.bus),
         }
         self._matching = Matching(self.bus, self._rules, self._store, order, self.give_up)
         self._deliverer = Deliverer(
@@ -94,7 +94,7 @@ class AutomationsService(Service):
             self._rules,
             self._store,
             order,
-            carriers,
+            executors,
             Limits(
                 settings.deliveries_at_once, settings.deliver_ack_wait_s, settings.retry_delays_s
             ),
@@ -102,7 +102,7 @@ class AutomationsService(Service):
             read_call_secrets(settings.call_secrets) if settings.call_secrets is not None else {},
         )
         self._schedules = Schedules(self.bus, self._rules, self.give_up)
-        self._due = Due(self.bus, self.give_up)
+        self._due = DueJobs(self.bus, self.give_up)
         self._consumers = Consumers(self.bus, self._rules, self.name, settings.deliver_ack_wait_s)
         self._brokers: list[Broker] = []
         self._shards = 0  # the number of shards that have subscribers
@@ -126,13 +126,13 @@ class AutomationsService(Service):
     async def start(self) -> None:
         """Load the rules, then begin to deliver, then begin to match.
 
-        Each step waits while no server answers, because a broker may end at any time.
+        Each step is repeated until NATS answers, because NATS may be unavailable at any time.
         """
         if (file := self._settings.rules) is not None:
             config = self.context.config
             await until_answered("the rules file", lambda: apply_file(file, self._store, config))
         if AuthConfig(**self._settings.auth.model_dump()).requires_credentials:
-            await until_answered("pausing rules", lambda: pause_rules_of_nobody(self._store))
+            await until_answered("pausing rules", lambda: pause_rules_without_owner(self._store))
         await until_answered("reading the rules", self._rules.refresh)
         await self._begin_to_deliver()
         await until_answered("making the consumers of events", self._take_new_shards)
@@ -196,7 +196,7 @@ class AutomationsService(Service):
     async def rules_changed(self) -> None:
         """Make the stored rules match every event that is stored after this call returns.
 
-        The next times of their schedules are scheduled, too.
+        The next times of the rules' schedules are scheduled, too.
 
         Raises:
             BusError: the bus does not answer; call this again.

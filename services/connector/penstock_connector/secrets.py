@@ -8,7 +8,8 @@ from urllib.parse import unquote, urlsplit
 from penstock.redaction import is_secret, without
 from penstock.settings import ServerAgent
 
-# the least length of a secret; a shorter secret would also match ordinary words
+# the least number of characters of a secret that is removed; a shorter secret would also match
+# ordinary words
 MIN_CHARACTERS: Final = 6
 
 
@@ -26,7 +27,7 @@ def without_secrets(agent: ServerAgent, facts: dict[str, Any]) -> dict[str, Any]
 
 def _secrets(agent: ServerAgent) -> list[str]:
     values = [value for name, value in agent.headers.items() if is_secret(name)]
-    # for "Bearer …", the part after the scheme
+    # in a value such as "Bearer …", the secret is the part after the scheme
     values += [value.rpartition(" ")[2] for value in values]
     at = urlsplit(agent.url)
     values += [unquote(at.password or ""), at.password or ""]

@@ -23,11 +23,12 @@ from penstock_connector.state.retries import with_retries
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 64  # the number of commands of one kind that are handled at the same time
-# Seconds of "no responders" after which a silent connector counts as dead (see `Peers`). With the
-# requests before, a connector counts as dead after 2 s. If the connector is alive after all, the
-# runs of servers without reattachment are lost. A cut connection is restored after 0.1 to 0.5 s for
-# each NATS server that is tried. So 2 s are enough for at least four attempts.
+AT_ONCE = 64  # the most commands of one kind that are handled at the same time
+# The number of seconds for which requests to a silent connector must get the answer "no responders"
+# before the connector counts as dead (see `Peers`). With the requests before, a connector counts as
+# dead after 2 s. If such a connector is alive after all, its runs at agent servers without
+# reattachment are lost. A connector whose connection was cut needs 0.1 to 0.5 s for each NATS
+# server that it tries. So 2 s are enough for at least four attempts to reconnect.
 CONFIRM_S = 1.5
 SHARE_S = 1.0  # seconds between two searches for starts that wait at other connectors
 _PODS = "$KV.leases.pod."
@@ -70,7 +71,8 @@ class ConnectorService(Service):
     async def start(self) -> None:
         """Take the lease, and then begin to take commands.
 
-        In the other order, other connectors would consider this connector dead.
+        If the connector took commands before it had the lease, other connectors would conclude that
+        this connector has ended.
         """
         await self._peers.answer()
         await self._lease.acquire_despite_outages()
@@ -87,8 +89,8 @@ class ConnectorService(Service):
             "start": self._commands.start,
         }
         at_once = {
-            # A cancel is handled until its leg has ended. So there is room for a cancel of every
-            # leg, and a slow cancel does not delay other cancels.
+            # The handling of a cancel lasts until the leg has ended. So there is room for one
+            # cancel of each leg, and a slow cancel does not delay other cancels.
             "cancel": max(AT_ONCE, self._settings.max_legs),
             "start": AT_ONCE + self._settings.max_waiting_starts,
         }
@@ -103,7 +105,7 @@ class ConnectorService(Service):
                 ack_wait_s=self._settings.ack_wait_s,
                 room=(lambda: self._commands.room) if kind == "start" else None,
                 concurrency=at_once.get(kind, AT_ONCE),
-                max_unfinished=None,  # see `state/attempts.py`
+                max_unfinished=None,  # `state/attempts.py` finds commands that kill connectors
             )
             self._queues.append(queue)
             self.spawn(kind, queue.run)
@@ -168,8 +170,8 @@ class ConnectorService(Service):
         self._take_up_commands()
 
     def _take_up_commands(self) -> None:
-        # The commands that a dead connector had taken are taken up now. NATS would deliver them
-        # again only after `ack_wait_s`.
+        # The commands that a dead connector had taken are taken up now. NATS would deliver these
+        # commands again only after `ack_wait_s`.
         task = asyncio.create_task(self._take_up())
         self._taking_up.add(task)
         task.add_done_callback(self._taking_up.discard)
@@ -198,9 +200,8 @@ class ConnectorService(Service):
                 taking_up = asyncio.create_task(starts.take_up(seen))
                 self._taking_up.add(taking_up)
                 taking_up.add_done_callback(self._taking_up.discard)
-                seen = await asyncio.shield(
-                    taking_up
-                )  # a start that has begun is completed, even if the service stops
+                # a start that has begun is completed, even if the service stops
+                seen = await asyncio.shield(taking_up)
             except BusError as error:
                 log.warning("looking for starts that wait at other connectors: %s", error)
 

@@ -123,7 +123,8 @@ class Edge:
 
         `known` are runs below the root whose event `workflow.step_started` may have expired.
         `answered` are the ids of the approvals that the reader of a leg has just decided. If the
-        run waits only for these approvals, the view of the leg does not end there.
+        run pauses and waits only for these approvals, the view of the leg does not end with this
+        pause.
         """
         source = self.trees.source(root, known)
         return TreeViews(self.agui, root, source, known, frozenset(answered))

@@ -50,8 +50,8 @@ class EdgeService(Service):
         self.routes = [route for surface in self._surfaces for route in surface.routes(around)]
 
     async def start(self) -> None:
-        """Start the background work: keep-alives, the rotation of old streams, the indexes of
-        runs."""
+        """Start the background work: keep-alives, the rotation of old streams, the indexes of runs
+        and sessions."""
         if not is_tried():
             log.warning(
                 "uvicorn: an untried version; events are written by ASGI, at twice the cost"

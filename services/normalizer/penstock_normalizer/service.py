@@ -10,7 +10,7 @@ from typing import ClassVar
 from penstock import telemetry
 from penstock.bus import BusError, FairShare, Loss
 from penstock.bus.admin import repartition
-from penstock.bus.admin.advisories import exhausted
+from penstock.bus.admin.advisories import exhausted_deliveries
 from penstock.bus.budget import Budget
 from penstock.bus.records import ENDED
 from penstock.bus.shards import group_of
@@ -24,9 +24,9 @@ from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
-NEW_SHARDS_S = 1.0  # seconds between two checks whether the bus has new shards
+NEW_SHARDS_S = 1.0  # seconds between two checks for new shards of the bus
 COUNT_S = 15.0  # seconds between two counts of the dead letters
-# seconds in which losses are collected: one failure of NATS is found as one loss for each stream
+# seconds in which losses are collected, because one failure of NATS causes a loss for each stream
 COLLECT_LOSSES_S = 0.1
 
 
@@ -62,7 +62,7 @@ class NormalizerService(Service):
         self.bus.continuity.on_loss(self._on_loss)
         self.spawn("losses", self._begin_anew)
         self.spawn("shards", self._take_part_in_all)
-        advisories = exhausted(
+        advisories = exhausted_deliveries(
             self.bus,
             "normalizer-advisories",
             self.store_dead_letter,
@@ -90,7 +90,7 @@ class NormalizerService(Service):
             self._loss.clear()
             for shard, number in tuple(self._partitions):
                 name = _name(shard, number)
-                if self.spawned(name):
+                if self.has_spawned(name):
                     await self.cancel(name)
                     # another normalizer may hold the partition now
                     if number in self._held_of(shard):

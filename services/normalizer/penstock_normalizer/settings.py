@@ -1,4 +1,4 @@
-"""The settings of the normalizer alone."""
+"""The settings that only the normalizer has."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ from penstock_workflows.effects.perform import Performer
 from penstock_workflows.effects.timers import DUE, Timers
 from penstock_workflows.inputs.decisions import Decisions
 from penstock_workflows.inputs.listen_queue import ListenQueue
+from penstock_workflows.inputs.message_handler import MessageHandler
 from penstock_workflows.inputs.messages import CONCERNS
 from penstock_workflows.inputs.starts import Starts
-from penstock_workflows.inputs.taking import Taking
 from penstock_workflows.journal.journal import Journals
 from penstock_workflows.journal.memory import Runs
 from penstock_workflows.registry.files import apply_files
@@ -40,7 +40,7 @@ from penstock_workflows.settings import WorkflowsSettings
 log = logging.getLogger(__name__)
 
 COUNT_S: Final = 10.0  # seconds between two counts of the waiting inputs
-NEW_SHARDS_S: Final = 1.0  # seconds between two looks for new shards of the bus
+NEW_SHARDS_S: Final = 1.0  # seconds between two checks for new shards of the bus
 
 
 class WorkflowsService(Service):
@@ -76,7 +76,7 @@ class WorkflowsService(Service):
             StartRoute(starter, settings.start_max_bytes),
         )
         self.routes = [route for surface in surfaces for route in routes_of(surface)]
-        self._taking = Taking(
+        self._message_handler = MessageHandler(
             self.bus,
             Starts(self.bus, context.config),
             decisions,
@@ -100,18 +100,18 @@ class WorkflowsService(Service):
                     f"workflows-{kind}",
                     streams.COMMANDS,
                     (pattern,),
-                    self._taking.command,
+                    self._message_handler.command,
                     self._give_up_start if kind == "start" else None,
                 )
-        self._take(self.name, streams.SCHEDULES, (DUE,), self._taking.due)
+        self._take(self.name, streams.SCHEDULES, (DUE,), self._message_handler.due)
         self.spawn("shards", self._take_from_all)
         self.spawn("listens", self._listens.remove_unused_types)
         self.spawn("waiting inputs", self._count_waiting)
         self.spawn("open runs", self._open_runs.follow)
-        self.spawn("replays", self.replays(self._taking.replay).run)
+        self.spawn("replays", self.replays(self._message_handler.replay).run)
 
     async def drain(self, grace_s: float) -> None:
-        """Take no new inputs, and finish those that are under way."""
+        """Take no new inputs, and finish the inputs that are under way."""
         await self.cancel("shards", "replays", *self._inputs)
 
     async def stop(self) -> None:
@@ -143,19 +143,19 @@ class WorkflowsService(Service):
     async def _give_up_start(self, stored: Stored, error: Exception) -> None:
         """Make a start command a dead letter, and end its run."""
         await self.give_up(stored, error)
-        await self._taking.refuse(stored, error)
+        await self._message_handler.refuse(stored, error)
 
     async def _give_up_input(self, stored: Stored, error: Exception) -> None:
         """Make a dead letter of an input whose run has begun, and fail the run."""
         await self.give_up(stored, error)
-        await self._taking.fail(stored, error)
+        await self._message_handler.fail(stored, error)
 
     def _listen_to(self, stream: str) -> None:
         queue = ListenQueue(
             self.bus,
             stream,
             self._listens,
-            partial(self._taking.take_event, stream),
+            partial(self._message_handler.take_event, stream),
             on_poison=self.give_up,
             concurrency=self._settings.inputs_at_once,
             ack_wait_s=self._settings.input_ack_wait_s,
@@ -184,7 +184,7 @@ class WorkflowsService(Service):
         while True:
             for shard in range(taken, self.bus.shards.made):
                 stream = streams.events_of(shard)
-                self._take(self.name, stream, CONCERNS, self._taking.event)
+                self._take(self.name, stream, CONCERNS, self._message_handler.event)
                 self._listen_to(stream)
                 taken = shard + 1
             await asyncio.sleep(NEW_SHARDS_S)

@@ -6,11 +6,13 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
-OVERHEAD_BYTES = 1024  # the memory that a message needs besides its payload, mostly for headers
+# the bytes of memory that a message needs besides its payload, mostly for headers
+OVERHEAD_BYTES = 1024
 
 
-def weight(payload: bytes) -> int:
-    """Return the bytes that a message counts as. An empty message also counts."""
+def counted_bytes(payload: bytes) -> int:
+    """Return the number of bytes that a message counts as; a message with an empty payload also
+    counts."""
     return len(payload) + OVERHEAD_BYTES
 
 
@@ -67,7 +69,8 @@ class Gate:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._admit_waiting()  # the caller was perhaps the first, and the next may fit
+                # the caller may have been the first in the queue, and the next caller may fit
+                self._admit_waiting()
             else:
                 self.leave(size_bytes)  # the caller was admitted and cancelled in the same step
             raise

@@ -34,8 +34,9 @@ from penstock.bus.write.publisher import Publisher
 
 log = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT_S = 2
-READ_TIMEOUT_S = 2.0  # how long one request for the leader or the time waits
+CLOSE_TIMEOUT_S = 2  # the most seconds that `close` waits until NATS has taken the last messages
+# the most seconds that a request to the leader, or for the time of NATS, waits
+READ_TIMEOUT_S = 2.0
 LEASES = "KV_leases"
 
 
@@ -66,8 +67,9 @@ class Bus:
     async def connect(cls, settings: BusSettings, *, ensure: bool = True) -> Bus:
         """Connect, check the server, and make or upgrade every stream and bucket.
 
-        With `ensure=False` the streams are not changed. Use this for a caller that only reads: its
-        settings for the streams' retention may differ from the settings of the services.
+        With `ensure=False` the streams are not changed. Use this for a caller that only reads,
+        because the caller's settings for the streams' retention may differ from the settings of the
+        services.
 
         Raises:
             NotThereYet: a later attempt may succeed. The text names what is missing.
@@ -114,9 +116,9 @@ class Bus:
         return self._dialer.where
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """True while the connection is up and the streams are the same as at the start."""
-        return self.client.usable
+        return self.client.is_usable
 
     @property
     def since_reconnect_s(self) -> float:
@@ -147,7 +149,7 @@ class Bus:
 
     @property
     def shards(self) -> Shards:
-        """The number of shards of RAW and EVENTS, at most some seconds old."""
+        """The number of shards of RAW and EVENTS, as it was at most some seconds ago."""
         return self.continuity.shards
 
     # requests, reads and buckets
@@ -214,7 +216,8 @@ class Bus:
             await self.jetstream.api("INFO", timeout_s=READ_TIMEOUT_S)
 
     async def _server_time(self) -> str:
-        # The leader of this stream stamps the leases, and the answer carries the leader's time.
+        # The leader of the stream of the leases gives the leases their times. The answer carries
+        # the leader's time, so the clocks are the same.
         answer = await self.jetstream.api(f"STREAM.INFO.{LEASES}", timeout_s=READ_TIMEOUT_S)
         return str(answer["ts"])
 

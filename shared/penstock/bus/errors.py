@@ -23,7 +23,8 @@ CONSUMER_NOT_FOUND = 10014
 MESSAGE_NOT_FOUND = 10037
 STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
-NOT_ENABLED = frozenset({10039, 10076})  # JetStream is off for the account; on the server
+# JetStream is off for the account (10039) or on the server (10076)
+NOT_ENABLED = frozenset({10039, 10076})
 
 
 class BusError(Exception):
@@ -90,7 +91,7 @@ _FORMING = frozenset({10005, 10008})
 
 
 def refusal(error: BusError) -> type[StartUpError]:
-    """Return the error class for a start that this error ends.
+    """Return the class of the error to raise when `error` has ended the start of a service.
 
     Returns NotThereYet if a later attempt may succeed, because a cluster may still form or elect a
     leader. Returns StartUpError otherwise.

@@ -41,7 +41,7 @@ class Stored:
     sequence: int
     headers: Mapping[str, str]
     payload: bytes
-    delivered: int = 1  # how often a consumer has delivered it
+    delivered: int = 1  # how often a consumer has delivered this message
     stored_at: str = ""  # RFC 3339; a direct get has this time in a header (`direct.STORED_AT`)
 
 
@@ -87,13 +87,14 @@ class RawFrame:
 
     run_id: str
     writer: str
-    sequence: int  # in RAW
+    sequence: int  # the stream sequence in RAW
     kind: str
     leg: int
     connection: str
     received: str
     payload: bytes
-    part: tuple[int, int] | None = None  # of a part: its number, from 1, and the number of parts
+    # for a part: the part's number, from 1, and the number of all parts
+    part: tuple[int, int] | None = None
     whole: str = "bytes"  # for a part: the kind of the complete message
 
     @property

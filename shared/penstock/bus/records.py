@@ -345,7 +345,7 @@ class Decision(Record):
 
     @property
     def made_by(self) -> Decider:
-        """The caller that decided; of a decision of an older version, only the name."""
+        """The caller that decided; a decision of an older version has only the caller's name."""
         return self.decider or Decider(name=self.by)
 
 

@@ -17,7 +17,8 @@ import uuid_utils
 
 from penstock.bus.streams import MAX_SHARDS
 
-BUCKET, KEY = "checkpoints", "shards"  # where the record is; without a record there is one shard
+# the bucket and the key of the record; without a record, there is one shard
+BUCKET, KEY = "checkpoints", "shards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Shards:
     """The number of shards.
 
     `made` shards have streams, and all services read them. New runs are divided among the first
-    `used` shards. `used` is the smaller number during a migration, and after the number of shards
+    `used` shards. `used` is smaller than `made` during a migration, and after the number of shards
     was reduced.
     """
 
@@ -57,12 +58,14 @@ ONE = Shards()
 
 
 def group_of(shard: int) -> str:
-    """Return the group of leases and checkpoints that divides the partitions of a shard's RAW."""
+    """Return the name of the group whose leases and checkpoints divide the partitions of a shard's
+    RAW."""
     return f"normalizer-{shard}" if shard else "normalizer"
 
 
 def shard_of_group(group: str) -> int | None:
-    """Return the shard whose partitions this group divides; None for another group."""
+    """Return the shard whose partitions this group divides; None if the group divides no partitions
+    of RAW."""
     name, _, shard = group.partition("-")
     if name != "normalizer" or (shard and not shard.isdigit()):
         return None

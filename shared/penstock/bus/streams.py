@@ -1,4 +1,5 @@
-"""Declares the streams and buckets of Penstock as data. Services make or upgrade them at the start.
+"""Declares the streams and buckets of Penstock as data. Services make or upgrade the streams at the
+start.
 
 The README beside this file lists what each stream and bucket holds.
 """
@@ -34,7 +35,8 @@ COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES, AUDIT, JO
     "JOURNAL",
 )
 
-# How many shards RAW and EVENTS may have. Each process looks after the streams of every shard.
+# The most shards that RAW and EVENTS may have. The number is limited, because each process looks
+# after the streams of every shard.
 MAX_SHARDS = 64
 _OF_SHARD = re.compile(rf"({RAW}|{EVENTS})_([1-9][0-9]*)")
 
@@ -44,13 +46,14 @@ DAY_S = 24 * HOUR_S
 # The version of the declarations below. Increase the version by one with every change of the
 # declarations. Release 0.1 recorded no schema, so the streams of release 0.1 count as schema 1.
 SCHEMA = 5
-# The oldest schema whose services can work on streams of this schema.
+# The oldest schema whose services can work on streams of the schema `SCHEMA`.
 OLDEST = 1
 # The oldest schema whose services know shards. Services of an older schema would write the frames
 # of a run into shard 0, whatever the run's shard is.
 OLDEST_WITH_SHARDS = 3
 SCHEMA_KEY, OLDEST_KEY = "penstock-schema", "penstock-oldest-schema"
-# The number of shards that were ever made, in the metadata of RAW; missing with one shard.
+# The key in the metadata of RAW under which a start finds how many shards were ever made. With only
+# one shard, the metadata does not have this key.
 SHARDS_KEY = "penstock-shards"
 
 # Fields of a stream's configuration: the fields that identify a stream of Penstock (STRUCTURE), the
@@ -76,7 +79,8 @@ class Retention:
     runs_max_age_s: float = 30 * DAY_S
     idempotency_max_age_s: float = DAY_S
     max_bytes: int = -1
-    shards: int = 1  # of a new installation; afterwards only `penstock streams migrate` adds shards
+    # the number of shards of a new installation; later, only `penstock streams migrate` adds shards
+    shards: int = 1
 
 
 def raw_of(shard: int) -> str:
@@ -106,7 +110,7 @@ def kind_and_shard(stream: str) -> tuple[str, int]:
 
 
 def streams(retention: Retention) -> list[StreamConfig]:
-    """Return every stream with all its limits, with shard 0 of RAW and EVENTS alone.
+    """Return every stream with all its limits; of RAW and EVENTS, return only shard 0.
 
     A field without a value has the server's default.
     """
@@ -163,9 +167,10 @@ def streams(retention: Retention) -> list[StreamConfig]:
             name=JOURNAL,
             description="What happened in each workflow's run, in order: the truth about the run",
             subjects=["journal.*", "journal.*.*"],
-            # A full stream must refuse new records. If it dropped old records, the state of runs
-            # that are under way would be lost. A workflow may wait for weeks, so there is no age
-            # limit: the workflows service purges the subject of a run that ended long ago.
+            # A full stream must refuse new records. If the stream dropped old records, the state of
+            # runs that are under way would be lost. A workflow may wait for weeks, so there is no
+            # age limit. Instead, the workflows service purges the subject of a run that ended long
+            # ago.
             discard=DiscardPolicy.NEW,
             allow_atomic=True,
         ),
@@ -228,10 +233,12 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "aliases": retention.runs_max_age_s,  # from foreign ids to run ids
         "idempotency": retention.idempotency_max_age_s,
         "claims": retention.runs_max_age_s,  # which connector holds a leg's upstream connection
-        "sent": retention.runs_max_age_s,  # a continue goes upstream at most once
+        # the sending of each decision, which happens at most once
+        "sent": retention.runs_max_age_s,
         "approvals": forever,  # requests and decisions
         "policies": forever,  # the policy of approvals
-        "threads": retention.runs_max_age_s,  # history that AG-UI servers must be sent again
+        # conversations, which AG-UI servers must get again with each request
+        "threads": retention.runs_max_age_s,
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations
         "workflows": forever,  # definitions of workflows

@@ -12,10 +12,11 @@ import json
 import re
 from collections.abc import Iterable
 
-PARTITIONS = 16
-# The version digit of the ids of runs in shard 1 and later: UUIDv8. The three digits after the
-# version digit are the shard. Runs of shard 0 have UUIDv7s. UUIDv7s and these UUIDv8s begin with
-# the time in milliseconds, so ids sort by the time of creation.
+PARTITIONS = 16  # the number of partitions of RAW in each shard
+# The version digit of a run id that contains a shard, the place of the version digit, and the place
+# of the shard's three digits. Runs of shard 1 and later have such ids, which are UUIDv8s. Runs of
+# shard 0 have UUIDv7s. Both kinds of ids begin with the time in milliseconds, so ids sort by the
+# time of creation.
 _SHARDED, _VERSION_AT, _SHARD_DIGITS = "8", 14, slice(15, 18)
 SHARD = "shard"  # the first token of the subjects to which messages for shard 1 and later are sent
 CATEGORIES = (
@@ -32,9 +33,11 @@ CATEGORIES = (
     "system",
 )
 WORKFLOWS = "workflows"  # the service that runs workflows, as a target of commands and in schedules
-# The server reports on these subjects that a message was delivered as often as its consumer allows.
+# The prefix of the subjects on which the server reports that a message was delivered as often as
+# its consumer allows.
 MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
-# The server reports on these subjects that a client terminated a message, with the client's reason.
+# The prefix of the subjects on which the server reports that a client terminated a message, with
+# the client's reason.
 TERMINATED = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"
 
 _RUN_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -56,7 +59,8 @@ def shard_of(run_id: str) -> int:
 
 
 def to_shard(shard: int, subject: str) -> str:
-    """Return the subject to publish so that this shard stores the message under `subject`.
+    """Return the subject to which a message is published so that the shard stores it under
+    `subject`.
 
     The transform of the shard's stream removes the first two tokens. Shard 0 has no transform of
     this kind, so the subject is unchanged.
@@ -124,7 +128,7 @@ def handover() -> str:
     return "handover.leg"
 
 
-def turn(session_key: str) -> str:
+def session_turn(session_key: str) -> str:
     """Return the subject of core messages that report that a session's queue has advanced."""
     return f"turn.{session_key}"
 
@@ -169,11 +173,11 @@ def replay_of(service: str, run_id: str) -> str:
     return command(service, "replay", run_id)
 
 
-def of_events(types: Iterable[str]) -> list[str]:
+def event_patterns(types: Iterable[str]) -> list[str]:
     """Return the patterns of the subjects of events; leave out patterns that others cover.
 
-    A type is `category.action`, in which each part may be `*`; `category` alone means all its
-    events. A pattern with a run id, such as `*.*.<run_id>`, is taken as it is.
+    A type is `category.action`, in which each part may be `*`; a type without an action means all
+    events of the category. A pattern with a run id, such as `*.*.<run_id>`, is taken as it is.
     """
     patterns = list(dict.fromkeys(map(_of_events, types)))
     return [
@@ -202,7 +206,7 @@ def covers(pattern: str, other: str) -> bool:
     )
 
 
-def overlap(pattern: str, other: str) -> bool:
+def can_overlap(pattern: str, other: str) -> bool:
     """Return whether there can be a subject that matches both patterns."""
     for mine, theirs in zip(pattern.split("."), other.split("."), strict=False):
         if ">" in (mine, theirs):
@@ -218,7 +222,8 @@ def large_event(run_id: str, sequence: int | str, part: int | str) -> str:
 
 
 def delivery(rule: str, run_id: str, sequence: int) -> str:
-    """Return the subject of the job to deliver the run's event of this sequence for a rule."""
+    """Return the subject of the job that delivers, for a rule, the run's event with this
+    sequence."""
     return delivery_of(f"{rule}.{run_id}-{sequence}")
 
 
@@ -243,7 +248,8 @@ def traceback_id(subject: str, sequence: int) -> str:
 
 
 def run_id_of(subject: str) -> str:
-    """Return the run id in a subject: the last token, in RAW the token before it."""
+    """Return the run id in a subject: mostly the last token, but in RAW the token before the
+    last."""
     tokens = subject.split(".")
     if tokens[0] in ("raw", "rawp", "frames"):
         return tokens[-2]

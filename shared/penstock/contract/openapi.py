@@ -189,7 +189,7 @@ def _security(each: Operation) -> list[dict[str, Any]]:
     allowed: list[dict[str, Any]] = []
     for scopes in _scopes(each):
         allowed += [{"bearer": scopes}, {"cookie": scopes, **csrf}]
-    return allowed + ([{"stream_token": []}] if each.takes_stream_token else [])
+    return allowed + ([{"stream_token": []}] if each.accepts_stream_token else [])
 
 
 def _scopes(each: Operation) -> list[list[Permission]]:
@@ -200,10 +200,10 @@ def _scopes(each: Operation) -> list[list[Permission]]:
 
 
 def _parameter(parameter: Parameter) -> Json:
-    required = {"required": True} if parameter.place == "path" else {}
+    required = {"required": True} if parameter.location == "path" else {}
     return {
         "name": parameter.name,
-        "in": parameter.place,
+        "in": parameter.location,
         **required,
         "description": parameter.description,
         "schema": parameter.schema,

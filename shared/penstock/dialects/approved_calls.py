@@ -23,7 +23,7 @@ _LEVELS_AROUND = 8
 _UNSHOWN = b"(nested too deeply to be shown)"
 
 
-def same_args(approved: JsonObject, ran: JsonObject) -> bool:
+def have_same_args(approved: JsonObject, ran: JsonObject) -> bool:
     """Returns whether both calls have the same arguments, apart from null arguments."""
     return _same(_given(approved), _given(ran))
 

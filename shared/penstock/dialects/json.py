@@ -114,6 +114,6 @@ def has_content(value: JsonValue) -> bool:
     return value is not None and value is not False and value not in ("", [], {})
 
 
-def present(fields: Mapping[str, Any]) -> JsonObject:
+def without_none(fields: Mapping[str, Any]) -> JsonObject:
     """Returns the fields whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}

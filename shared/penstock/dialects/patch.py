@@ -168,7 +168,7 @@ class Document:
 
     def _put(self, path: list[str], value: Json) -> None:
         if not path:
-            self._become(value)
+            self._replace_document(value)
             return
         parent, last = self._get(path[:-1]), path[-1]
         if isinstance(parent, dict):
@@ -190,7 +190,7 @@ class Document:
 
     def _drop(self, path: list[str]) -> Json:
         if not path:
-            return self._become(None)
+            return self._replace_document(None)
         parent = self._get(path[:-1])
         key = _key(parent, path[-1])
         dropped = parent.pop(key)
@@ -200,7 +200,7 @@ class Document:
             self._undo.append(lambda: parent.__setitem__(key, dropped))
         return dropped
 
-    def _become(self, value: Json) -> Json:
+    def _replace_document(self, value: Json) -> Json:
         before, self.value = self.value, value
         self._undo.append(lambda: setattr(self, "value", before))
         return before
@@ -216,7 +216,7 @@ class Document:
         path = tokens(operation["path"])
         value = self._own(operation["value"], path, MAX_SIZE)
         if not path:
-            self._become(value)
+            self._replace_document(value)
             return
         parent = self._get(path[:-1])
         key = _key(parent, path[-1])

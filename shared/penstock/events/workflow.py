@@ -1,4 +1,4 @@
-"""workflow.*: the steps of a workflow, of the upstream's or of Penstock's."""
+"""workflow.*: the steps of a workflow that the agent server or Penstock carries out."""
 
 from __future__ import annotations
 

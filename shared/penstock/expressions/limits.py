@@ -35,18 +35,19 @@ MAX_NESTED = len(MAX_DATA_BYTES) - 1
 
 MACROS = frozenset({"all", "exists", "exists_one", "filter"})
 
-# Measured sizes of data with which an evaluation takes about one second. For a condition, each size
-# is divided by a number that depends on the condition.
+# Measured sizes of data, in bytes, with which an evaluation takes about one second. For a
+# condition, each size is divided by a number that depends on the condition.
 
-# The size for reads of data. The size is divided by the number of reads.
+# The size of data for a condition that reads values. It is divided by the number of reads.
 _READ_BYTES: Final = 100 * 1024 * 1024
-# The size for searches with patterns. The size is divided by the size of all patterns.
+# The size of data for a condition that searches with patterns. It is divided by the size of all
+# patterns.
 _PATTERN_BYTES: Final = 150 * 1024 * 1024
-# The size for searches for texts from the data. The size is divided by the square root of the
-# number of such searches.
+# The size of data for a condition that searches for texts from the data. It is divided by the
+# square root of the number of such searches.
 _SEARCH_BYTES: Final = 600 * 1024
-# The size for reads that are repeated for each element. The size is divided by the square root of
-# the number of such reads.
+# The size of data for a condition that repeats reads for each element. It is divided by the square
+# root of the number of such reads.
 _AGAIN_BYTES: Final = 16 * 1024
 
 _TOKEN = re.compile(

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from penstock.bus import Bus, Reader, Stored, subjects
 from penstock.bus.records import RunRecord
 from penstock.bus.streams import COMMANDS, raw_for
-from penstock.web.auth import beyond
+from penstock.web.auth import limit_refusal
 from penstock.web.auth.identity import ANONYMOUS_USER
 
 log = logging.getLogger(__name__)
@@ -119,12 +119,12 @@ class OpenRuns:
                 f"{queued} runs of this user are queued and no more may be; wait until some have "
                 "begun, or cancel some"
             )
-            raise beyond("queued_runs", text, RETRY_AFTER_S)
+            raise limit_refusal("queued_runs", text, RETRY_AFTER_S)
         text = (
             f"{open_} runs of this user are open and no more may be; wait until some have ended, "
             "or cancel some"
         )
-        raise beyond("open_runs", text, RETRY_AFTER_S)
+        raise limit_refusal("open_runs", text, RETRY_AFTER_S)
 
     def begin(self, user_id: str, run_id: str) -> None:
         """Count a run whose record is about to be written."""

@@ -110,9 +110,9 @@ async def connect(
 def _measure(service: str, bus: Bus) -> None:
     # the counter begins at 0, so that the first dead letter is an increase
     telemetry.DEADLETTERS.labels(service)
-    telemetry.NATS_CONNECTED.labels(service).set_function(lambda: bus.ready)
+    telemetry.NATS_CONNECTED.labels(service).set_function(lambda: bus.is_ready)
     # Shards that are made later are not measured before the next start of this process.
-    for stream in losses.watched(bus.shards.made):
+    for stream in losses.watched_streams(bus.shards.made):
         telemetry.NATS_LOST.labels(service, stream).set_function(
             partial(bus.continuity.count, stream)
         )

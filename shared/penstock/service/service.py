@@ -118,7 +118,7 @@ class Service(ABC):
 
         self._loops[name] = asyncio.create_task(forever(), name=f"{self.name}:{name}")
 
-    def spawned(self, name: str) -> bool:
+    def has_spawned(self, name: str) -> bool:
         """Return whether a loop with this name was spawned and has not been cancelled."""
         return name in self._loops
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 import yaml
@@ -136,6 +136,8 @@ class AdkAgent(AgentOfServer):
     """An app of a Google ADK server."""
 
     protocol: Literal["adk"]
+    # An ADK server itself separates the sessions of different users.
+    thread_ids: ClassVar[ThreadIds] = "verbatim"
     resumable: bool = Field(
         False,
         description="The app is resumable. Penstock then continues a run after a lost connection "

@@ -39,7 +39,7 @@ class Handler:
 
     def matches(self, subject: str) -> bool:
         """Return whether the handler wants the event with this subject."""
-        return any(subjects.covers(each, subject) for each in subjects.of_events(self.events))
+        return any(subjects.covers(each, subject) for each in subjects.event_patterns(self.events))
 
     def argument(self, event: Event, delivered: int, stored_at: datetime) -> Any:
         """Return the event in the form that the handler takes.
@@ -121,7 +121,7 @@ def _check(name: str, wanted: str, own: Sequence[str]) -> None:
             f"{name}: {wanted!r} is no subject: write `category.action`, in which each part may be "
             "`*`, or `category.action.<run id>`"
         )
-    (pattern,) = subjects.of_events([wanted])
+    (pattern,) = subjects.event_patterns([wanted])
     types = ".".join(pattern.split(".")[:2])
     reached = [each for each in CATALOGUE if subjects.covers(types, each)]
     if own and not reached:

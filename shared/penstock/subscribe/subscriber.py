@@ -177,7 +177,7 @@ class Subscriber:
         config = await account.consumer(stream, self._durable)
         wanted = sorted({each for handler in self._handlers for each in handler.events})
         if self._start is not None:
-            filters = subjects.of_events(wanted)
+            filters = subjects.event_patterns(wanted)
             if config is None:
                 durable = Durable(self._durable, tuple(wanted), self._start)
                 await account.declare(stream, durable.config())
@@ -196,8 +196,8 @@ class Subscriber:
     def _check_subjects(self, config: dict[str, Any]) -> None:
         filters = _filters(config)
         for handler in self._handlers:
-            for pattern in subjects.of_events(handler.events):
-                if filters and not any(subjects.overlap(each, pattern) for each in filters):
+            for pattern in subjects.event_patterns(handler.events):
+                if filters and not any(subjects.can_overlap(each, pattern) for each in filters):
                     raise StartUpError(
                         f"the durable {self._durable} never delivers {pattern}, which "
                         f"{handler.name} wants: it has {', '.join(filters)}. Make another durable "

@@ -116,7 +116,7 @@ class Sessions:
         credential = find(request.scope, "", stream_token=False)
         if identity.kind != "bearer" or credential is None or identity.expires_at is None:
             raise Problem(400, "send the token that becomes the cookie as Authorization: Bearer")
-        if not cookies.fits(config, credential.value):
+        if not cookies.fits_in_cookie(config, credential.value):
             raise Problem(422, "the token is too long for a cookie; keep sending it as a bearer")
         response = json_answer(_described(identity))
         cookies.set_credential(response, config, credential.value, identity.expires_at)

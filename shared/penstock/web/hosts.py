@@ -22,7 +22,7 @@ ANY: Final = "*"
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,255}))(?::[0-9]{1,5})?")
 
 
-def name_in(header: str) -> str | None:
+def host_name_of(header: str) -> str | None:
     """Return the name or address of a Host header in lower case; None for an invalid header."""
     match = _HOST.fullmatch(header)
     if match is None:
@@ -42,7 +42,7 @@ class HostCheck:
         self, app: ASGIApp, names: Collection[str] = (), *, addresses: bool = False
     ) -> None:
         self._app = app
-        self._names = frozenset(name_in(name) or name for name in names)
+        self._names = frozenset(host_name_of(name) or name for name in names)
         self._addresses = addresses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +64,7 @@ class HostCheck:
         headers = headers_of(scope, b"host")
         if len(headers) != 1:
             return Problem(400, "a request must have one Host header")
-        name = name_in(headers[0])
+        name = host_name_of(headers[0])
         if name is None:
             return Problem(400, "the Host header is no host name or address")
         if is_loopback(name) or name in self._names or (self._addresses and _is_address(name)):

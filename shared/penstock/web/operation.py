@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
-from penstock.web.auth.identity import Identity, missing, require
+from penstock.web.auth.identity import Identity, missing_scope_problem, require
 from penstock.web.auth.scopes import Permission
 from penstock.web.problems import PROBLEM, ErrorShape
 
@@ -45,7 +45,7 @@ class Parameter:
     name: str
     description: str
     schema: Json = field(default_factory=lambda: {"type": "string"})
-    place: Literal["path", "query", "header"] = "query"
+    location: Literal["path", "query", "header"] = "query"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class Operation:
     published: bool = True  # whether the OpenAPI document contains the operation
 
     def __post_init__(self) -> None:
-        described = [each.name for each in self.parameters if each.place == "path"]
+        described = [each.name for each in self.parameters if each.location == "path"]
         if sorted(described) != sorted(_NAME.findall(self.path)):
             raise ValueError(
                 f"{self.method} {self.path}: describe exactly the parameters of the path, "
-                f"with place='path'; described are {described}"
+                f"with location='path'; described are {described}"
             )
 
     @property
@@ -113,17 +113,17 @@ class Operation:
         return _NAME.sub(r"{\1}", self.path)
 
     @property
-    def streams(self) -> bool:
+    def can_stream(self) -> bool:
         """True if an answer of the operation can be an event stream."""
         return any(SSE in answer.content for answer in self.answers.values())
 
     @property
-    def takes_stream_token(self) -> bool:
+    def accepts_stream_token(self) -> bool:
         """True if a stream token in the URL is accepted.
 
         Only a GET of an event stream accepts one.
         """
-        return self.method == "GET" and self.streams
+        return self.method == "GET" and self.can_stream
 
     def check(self, identity: Identity) -> None:
         """Check that the caller has the scopes that this operation needs.
@@ -133,9 +133,9 @@ class Operation:
         """
         for scope in self.scopes:
             require(identity, scope)
-        if self.any_scope and not any(map(identity.may, self.any_scope)):
+        if self.any_scope and not any(map(identity.has_scope, self.any_scope)):
             names = " or ".join(self.any_scope)
-            raise missing(identity, names)
+            raise missing_scope_problem(identity, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def routes_of(surface: object, around: Callable[[Handler], Handler] | None = Non
     return routes
 
 
-def unnamed(path: str) -> str:
+def without_parameter_names(path: str) -> str:
     """Return the path with its parameters' names removed, such as `/runs/{}`."""
     return _NAME.sub("{}", path)
 

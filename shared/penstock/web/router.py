@@ -26,8 +26,8 @@ from penstock.tracing import requests, spans
 from penstock.web.auth.auth import Auth
 from penstock.web.auth.csrf import SAFE_METHODS
 from penstock.web.auth.identity import IDENTITY, OVER, STREAMS
-from penstock.web.auth.limits import StreamPlace
-from penstock.web.operation import Operation, Route, unnamed
+from penstock.web.auth.limits import RequestCount
+from penstock.web.operation import Operation, Route, without_parameter_names
 from penstock.web.problems import PROBLEM, ErrorShape, Problem
 from penstock.web.segments import decoded
 
@@ -66,13 +66,13 @@ class _Path:
         if scope["method"] != "HEAD":
             return self.routes.get(scope["method"])
         get = self.routes.get("GET")
-        return get if get is not None and not get.operation.streams else None
+        return get if get is not None and not get.operation.can_stream else None
 
     @property
     def methods(self) -> list[str]:
         """The methods that the header Allow lists."""
         get = self.routes.get("GET")
-        head = {"HEAD"} if get is not None and not get.operation.streams else set()
+        head = {"HEAD"} if get is not None and not get.operation.can_stream else set()
         return [method for method in _METHODS if method in self.routes.keys() | head]
 
 
@@ -89,12 +89,12 @@ class Table:
         known: dict[tuple[str, bool], _Path] = {}
         for route in routes:
             path, is_tail = route.operation.path, route.operation.path.endswith(":path}")
-            key = unnamed(path), is_tail
+            key = without_parameter_names(path), is_tail
             if key not in known:
                 # a parameter may contain any character, even line breaks
                 pattern = re.compile(compile_path(path)[0].pattern, re.DOTALL)
                 known[key] = _Path(pattern, route.operation.errors)
-                if unnamed(path) == path:
+                if without_parameter_names(path) == path:
                     self._fixed[path] = known[key]
                 elif is_tail:
                     self._tails.append(known[key])
@@ -141,7 +141,7 @@ class Router:
             identity = await auth.admit(
                 scope,
                 public=operation is not None and operation.public,
-                stream_token=operation is not None and operation.takes_stream_token,
+                stream_token=operation is not None and operation.accepts_stream_token,
             )
             auth.requests.take(identity)
             give_back = auth.connections.take(identity)
@@ -149,11 +149,11 @@ class Router:
             _count(operation, problem.status)
             await refuse(problem, errors, scope, receive, send)
             return
-        place = StreamPlace(auth.streams, identity, give_back)
+        place = RequestCount(auth.streams, identity, give_back)
         scope["state"] = {
             **scope.get("state", {}),
             IDENTITY: identity,
-            OVER: partial(auth.over, identity),
+            OVER: partial(auth.wait_until_credential_ends, identity),
             STREAMS: place,
         }
         try:
@@ -177,7 +177,7 @@ class Router:
             _count(operation, code)
             if response is not None:
                 await response(scope, receive, send)
-            if not (operation.streams or operation.websocket):
+            if not (operation.can_stream or operation.websocket):
                 telemetry.HTTP_SECONDS.labels(operation.path).observe(time.monotonic() - began)
         finally:
             place.give_back()

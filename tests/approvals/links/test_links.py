@@ -25,7 +25,7 @@ from penstock.bus.records import (
 )
 from penstock.bus.subjects import command, link
 from penstock.runs.links import request_link
-from penstock_approvals.links.form import BadForm, decisions, parse
+from penstock_approvals.links.form import InvalidForm, decisions, parse
 from penstock_approvals.links.store import Links
 from support.drive.secured import Secured, bearer, secured
 from support.drive.waiting import eventually
@@ -589,7 +589,7 @@ async def test_a_caller_who_sees_the_approval_gets_the_last_lines_and_not_the_ru
     "body", [b"", b"decision", b"decision=yes", b"decision=approve&decision=reject", b"\xff=1"]
 )
 async def test_a_form_that_cannot_be_read_is_refused(body: bytes) -> None:
-    with pytest.raises(BadForm):
+    with pytest.raises(InvalidForm):
         parse(body)
 
 

@@ -16,7 +16,7 @@ from penstock.bus.records import ApprovalRecord
 from penstock.settings import Config
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.live import name_of
-from penstock_approvals.outcomes.escalations import escalations, reached
+from penstock_approvals.outcomes.escalations import escalations, reached_count
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Event, Pipeline, Services, pipeline
@@ -244,4 +244,4 @@ def test_the_events_of_a_record_are_those_of_the_steps_that_it_counts() -> None:
     )
     assert [data["step"] for _, data in escalations(record)] == [1, 2]
     assert all("expires_at" not in data for _, data in escalations(record))
-    assert reached(record, datetime(2026, 11, 22, 10, 2, 30, tzinfo=UTC)) == 2
+    assert reached_count(record, datetime(2026, 11, 22, 10, 2, 30, tzinfo=UTC)) == 2

@@ -24,6 +24,7 @@ from penstock_connector.http.exchange import MAX_OVERHEAD_BYTES
 from penstock_connector.http.proxies import environment_proxies
 from penstock_connector.http.reading import reading_of
 from penstock_connector.http.transport import DirectTransport, new_client
+from support.fakes.serving import close_after
 from support.real.authority import Authority
 
 Answers = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -73,7 +74,9 @@ async def serving(
     answers: Answers, context: ssl.SSLContext | None = None, **settings: Any
 ) -> AsyncIterator[Server]:
     made = Server(answers)
-    server = await asyncio.start_server(made.on_connection, "127.0.0.1", 0, ssl=context, **settings)
+    server = await asyncio.start_server(
+        close_after(made.on_connection), "127.0.0.1", 0, ssl=context, **settings
+    )
     port = server.sockets[0].getsockname()[1]
     made.url = f"{'https' if context else 'http'}://127.0.0.1:{port}/a?b=c"
     try:

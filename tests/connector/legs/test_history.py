@@ -36,15 +36,15 @@ def claim(frames: Frames, **facts: Any) -> RawFrame:
 
 def test_a_connector_that_has_opened_a_leg_may_have_called_the_server() -> None:
     frames = Frames()
-    assert past(frames.open()).called
+    assert past(frames.open()).may_have_called_server
 
 
 def test_a_queued_leg_has_not_called_until_its_called_frame() -> None:
     frames = Frames(calls=False)
     opened, handed_over = frames.open(), claim(frames, calls=False)
-    assert not past(opened).called
-    assert not past(opened, handed_over).called
-    assert past(opened, handed_over, claim(frames, calls=True)).called
+    assert not past(opened).may_have_called_server
+    assert not past(opened, handed_over).may_have_called_server
+    assert past(opened, handed_over, claim(frames, calls=True)).may_have_called_server
 
 
 def test_the_last_event_is_the_last_that_came_whole() -> None:
@@ -87,7 +87,7 @@ def test_a_frame_that_breaks_the_adapter_ends_no_takeover_and_forbids_reattachin
     history = LegHistory(1, breaks, 1024 * 1024)
     for frame in (frames.open(), frames.bytes(agno("RunStarted", event_index=0))):
         history.feed(frame, frame.received)
-    assert history.called
+    assert history.may_have_called_server
     assert history.progress.answered
     assert not history.progress.can_reattach
 
@@ -96,7 +96,7 @@ def test_other_legs_tell_nothing() -> None:
     frames = Frames()
     first = [frames.open(), frames.bytes(agno("RunStarted", event_index=4)), frames.end()]
     second = past(*first, frames.open_next("a-1"), leg=2)
-    assert second.called
+    assert second.may_have_called_server
     assert not second.progress.answered
     assert second.progress.seen.last_event_index is None
 
@@ -104,8 +104,8 @@ def test_other_legs_tell_nothing() -> None:
 def test_a_leg_whose_open_is_not_found_may_have_called() -> None:
     frames = Frames(calls=False)
     frames.open()
-    assert past().called
-    assert past(claim(frames, calls=False)).called
+    assert past().may_have_called_server
+    assert past(claim(frames, calls=False)).may_have_called_server
 
 
 def test_an_open_in_parts_is_read_as_a_whole() -> None:
@@ -115,8 +115,8 @@ def test_an_open_in_parts_is_read_as_a_whole() -> None:
         replace(frames.frame("part", piece), part=(number, 2), whole="open")
         for number, piece in enumerate((whole[:9], whole[9:]), 1)
     ]
-    assert not past(*parts).called
-    assert past(parts[0]).called, "half of it tells nothing"
+    assert not past(*parts).may_have_called_server
+    assert past(parts[0]).may_have_called_server, "half of it tells nothing"
 
 
 def test_the_time_of_a_leg_continues_from_its_first_byte_else_from_its_open() -> None:

@@ -120,6 +120,20 @@ async def test_a_body_is_passed_on_byte_for_byte() -> None:
     assert call.content == body.encode()
 
 
+@pytest.mark.parametrize(
+    ("body", "facts"),
+    [
+        (None, {}),
+        ("{}", {"streaming": False}),
+        ('{"streaming": true}', {"streaming": True}),
+    ],
+)
+def test_the_open_says_whether_the_client_wants_tokens(
+    body: str | None, facts: dict[str, bool]
+) -> None:
+    assert AdkUpstream().facts_of_open(agent(), start_command(body=body)) == facts
+
+
 async def test_a_body_that_names_another_session_is_sent_in_the_commands_session() -> None:
     body = '{ "app_name":"other",\n "new_message": {"ü": "\u2028"},"x":1.50 , "userId": "mallory"}'
     call = await AdkUpstream().start(exists().client, agent(), start_command(body=body))

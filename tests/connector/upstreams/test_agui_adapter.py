@@ -129,6 +129,14 @@ async def test_tools_of_the_request_win_over_the_configurations(upstream: AguiUp
     _, body = await started(upstream, command, tools=configured)
     assert body["tools"] == [configured[1], given[0]]
     assert client_tools(agent(tools=configured), command) == ["a", "b"]
+    assert upstream.facts_of_open(agent(tools=configured), command) == {"client_tools": ["a", "b"]}
+
+
+def test_starts_wait_for_a_decision_unless_the_configuration_says_otherwise(
+    upstream: AguiUpstream,
+) -> None:
+    assert upstream.refuses_starts_while_paused(agent())
+    assert not upstream.refuses_starts_while_paused(agent(starts_while_paused="send"))
 
 
 @pytest.mark.parametrize("body", ["no json", "[]", '{"tools": 3}', '{"tools": [{"name": 1}]}'])

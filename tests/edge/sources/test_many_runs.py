@@ -369,7 +369,7 @@ async def test_a_nats_server_that_restarts_costs_no_event(
         await asyncio.to_thread(fresh_nats.restart)
 
         async def back() -> bool:
-            return bus.ready
+            return bus.is_ready
 
         await eventually(back)
         await run.text("after", "that")

@@ -116,7 +116,7 @@ async def test_a_stream_ends_when_its_credential_cannot_be_watched(
     async def broken(*arguments: Any) -> None:
         raise RuntimeError("the token's record cannot be read")
 
-    monkeypatch.setattr(credential, "over", broken)
+    monkeypatch.setattr(credential, "wait_until_credential_ends", broken)
     monkeypatch.setattr(
         credential,
         "identity_of",

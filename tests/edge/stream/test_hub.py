@@ -74,7 +74,7 @@ async def test_a_hub_is_closed_when_its_last_client_has_left_for_a_while(
         return new.hub is not reader.hub
 
     assert await eventually(another)
-    assert reader.hub.closed
+    assert reader.hub.is_closed
 
 
 async def test_closing_the_edge_ends_every_stream(hubs: Hubs, bus: Bus, run: PretendRun) -> None:
@@ -231,7 +231,7 @@ async def test_a_lost_nats_server_is_503_and_open_streams_are_kept_and_continue_
         await asyncio.to_thread(fresh_nats.start)
 
         async def back() -> bool:
-            return bus.ready and (await edge.get(f"/v1/runs/{run.run_id}")).status_code == 200
+            return bus.is_ready and (await edge.get(f"/v1/runs/{run.run_id}")).status_code == 200
 
         await eventually(back, timeout_s=30)
         await run.text("a")

@@ -21,7 +21,7 @@ from penstock_edge.sources.locate import locate
 from penstock_edge.stream.client import Client as Reader
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OTHER_FILES, OpenStreams
-from penstock_edge.stream.ring_budget import Emptiable, RingBudget
+from penstock_edge.stream.ring_budget import EvictableHub, RingBudget
 from penstock_edge.views.dialects import run_view
 from support.drive.clients import Client, MakeEdge
 from support.drive.waiting import eventually
@@ -57,7 +57,7 @@ async def test_all_rings_together_stay_within_their_limit_and_nobody_misses_anyt
     held: list[int] = []  # by all rings together, after each item
     hold = RingBudget.hold
 
-    def held_after(budget: RingBudget, hub: Emptiable, held_bytes: int) -> None:
+    def held_after(budget: RingBudget, hub: EvictableHub, held_bytes: int) -> None:
         hold(budget, hub, held_bytes)
         held.append(budget.held_bytes)
 
@@ -79,7 +79,7 @@ async def test_all_rings_together_stay_within_their_limit_and_nobody_misses_anyt
         await run.completed()
 
     async def all_ended() -> bool:
-        return all(reader.hub.closed for reader in readers)
+        return all(reader.hub.is_closed for reader in readers)
 
     await eventually(all_ended)
     # No client has read so far. The rings have given up older frames, so the clients read these

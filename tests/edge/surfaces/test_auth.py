@@ -474,7 +474,7 @@ async def test_a_stream_token_opens_streams_and_nothing_else(penstock: Secured) 
             row.method, path, params=query, headers=row.how.headers
         )
         # All other routes with streams accept the token; the rest accepts no token in the URL.
-        streams = row.operation.takes_stream_token
+        streams = row.operation.accepts_stream_token
         assert answer.status_code == (200 if streams else 401), row
 
 

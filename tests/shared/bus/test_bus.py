@@ -27,6 +27,7 @@ from penstock.bus.errors import ApiError
 from penstock.bus.read import direct
 from support.drive.bus import connected, event, publish_events
 from support.drive.waiting import eventually
+from support.fakes.serving import close_after
 from support.real.nats import NatsServer
 from support.real.ports import free_port
 
@@ -74,7 +75,7 @@ async def server_that_says(info: dict[str, object]) -> AsyncIterator[str]:
                 writer.write(b"PONG\r\n")
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(close_after(serve), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
         yield f"nats://127.0.0.1:{port}"
@@ -147,7 +148,7 @@ async def test_a_user_who_may_do_all_gets_in(guarded: NatsServer, run_id: str) -
     async with connected(guarded.url, user="all", password="right") as bus:
         assert await bus.publisher.publish(event(run_id, 1))
     async with connected(guarded.url.replace("//", "//all:right@")) as bus:
-        assert bus.ready
+        assert bus.is_ready
 
 
 async def test_a_refused_start_leaves_no_connection(guarded: NatsServer) -> None:
@@ -161,12 +162,12 @@ async def test_ready_is_true_while_the_connection_is_usable(
     own_bus: Bus, fresh_nats: NatsServer, run_id: str
 ) -> None:
     async def ready() -> bool:
-        return own_bus.ready
+        return own_bus.is_ready
 
     async def not_ready() -> bool:
-        return not own_bus.ready
+        return not own_bus.is_ready
 
-    assert own_bus.ready
+    assert own_bus.is_ready
     for _ in range(2):
         await asyncio.to_thread(fresh_nats.stop)
         await eventually(not_ready, 30)
@@ -174,7 +175,7 @@ async def test_ready_is_true_while_the_connection_is_usable(
         await eventually(ready, 30)
         await publish_events(own_bus, run_id, 1, 1)
     await own_bus.close()
-    assert not own_bus.ready
+    assert not own_bus.is_ready
 
 
 async def test_a_long_disconnect_is_logged_once_and_survived(
@@ -197,7 +198,7 @@ async def test_an_error_of_the_server_ends_in_a_reconnect(bus: Bus, run_id: str)
     bus.client._transport.write(b"GARBAGE\r\n")
     async with asyncio.timeout(30):
         await again.wait()
-    assert bus.ready
+    assert bus.is_ready
     await publish_events(bus, run_id, 1, 1)
 
 

@@ -97,7 +97,7 @@ async def test_one_of_three_creates_a_key(buses: list[Bus]) -> None:
 async def test_of_several_urls_one_that_answers_is_enough(servers: list[NatsServer]) -> None:
     for urls in (f"nats://127.0.0.1:1,{servers[1].url}", f"{servers[1].url}, nats://127.0.0.1:1"):
         async with connected(urls, retention=REPLICATED) as bus:
-            assert bus.ready
+            assert bus.is_ready
 
 
 async def test_the_cluster_tells_of_its_other_servers(servers: list[NatsServer]) -> None:
@@ -128,7 +128,7 @@ async def test_a_server_that_hangs_is_left_whatever_it_has_not_taken(
                         await bus.client.publish("test.hung", b"x" * 512 * 1024)
             async with asyncio.timeout(30):
                 await again.wait()
-            assert bus.ready
+            assert bus.is_ready
             message = event(new_run_id(), 1)
 
             async def published() -> int | None:

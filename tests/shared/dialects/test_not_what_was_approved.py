@@ -12,7 +12,7 @@ import pytest
 
 from penstock.dialects.adk.decode import AdkDecoder
 from penstock.dialects.agno.decode.calls import Calls
-from penstock.dialects.approved_calls import MAX_SHOWN_BYTES, same_args, warning
+from penstock.dialects.approved_calls import MAX_SHOWN_BYTES, have_same_args, warning
 from penstock.dialects.base import AgentFacts, Decoder, Draft
 from penstock.events import typed_data
 from support.drive.for_each import for_each
@@ -285,8 +285,8 @@ def test_arguments_that_a_person_edited_are_what_was_approved() -> None:
 def test_arguments_are_compared_as_json(
     one: dict[str, Any], other: dict[str, Any], same: bool
 ) -> None:
-    assert same_args(one, other) is same
-    assert same_args(other, one) is same
+    assert have_same_args(one, other) is same
+    assert have_same_args(other, one) is same
 
 
 def test_large_arguments_are_known_by_their_digest() -> None:
@@ -305,8 +305,8 @@ def test_arguments_of_any_depth_are_compared_and_warned_of() -> None:
         return {"a": inner}
 
     deep, other = nested(5_000, 1), nested(5_000, 2)
-    assert same_args(deep, nested(5_000, 1.0))
-    assert not same_args(deep, other)
+    assert have_same_args(deep, nested(5_000, 1.0))
+    assert not have_same_args(deep, other)
     assert warning("c", ("t", deep), ("t", other))["detail"]["ran"] == {"tool": "t"}
 
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from penstock.dialects.unified import CATEGORY_OF, OMITTED, UnifiedEncoder, selected
+from penstock.dialects.unified import CATEGORY_OF, OMITTED, UnifiedEncoder, selected_types
 from penstock.events import CATALOGUE, TERMINAL
 from support.drive.for_each import for_each
 from support.fakes.raw import RUN_ID
@@ -638,16 +638,16 @@ def test_a_recorded_run_gives_its_golden_frames(name: str) -> None:
 
 
 def test_a_filter_by_category_and_type_takes_what_is_in_both() -> None:
-    assert selected() == CATEGORY_OF.keys()
+    assert selected_types() == CATEGORY_OF.keys()
     tools = {"tool_call_started", "tool_call_delta", "tool_call_result"}
-    assert selected(["tools"]) == tools
-    assert selected(["tools", "reasoning"]) == tools | {"agent_thought"}
-    assert selected((), ["run_error"]) == {"run_error"}
-    assert selected(["tools"], ["run_error", "tool_call_delta"]) == {"tool_call_delta"}
+    assert selected_types(["tools"]) == tools
+    assert selected_types(["tools", "reasoning"]) == tools | {"agent_thought"}
+    assert selected_types((), ["run_error"]) == {"run_error"}
+    assert selected_types(["tools"], ["run_error", "tool_call_delta"]) == {"tool_call_delta"}
 
 
 @pytest.mark.parametrize(("categories", "types"), [(["tool"], []), ([], ["run_errors"])])
 def test_a_filter_that_means_nothing_is_refused(categories: list[str], types: list[str]) -> None:
     name = (categories + types)[0]
     with pytest.raises(ValueError, match=re.escape(name)):
-        selected(categories, types)
+        selected_types(categories, types)

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.bus import Bus, Message, Stored, subjects
 from penstock.bus.admin import subscribers
-from penstock.bus.admin.advisories import exhausted
+from penstock.bus.admin.advisories import exhausted_deliveries
 from penstock.bus.admin.permissions import OPERATOR, SUBSCRIBER
 from penstock.bus.state import deadletters
 from penstock.bus.streams import events_for
@@ -120,7 +120,7 @@ async def burying(bus: Bus) -> AsyncIterator[None]:
         raise AssertionError(error)
 
     task = asyncio.create_task(
-        exhausted(bus, "normalizer-advisories", store_dead_letter, never, never).run()
+        exhausted_deliveries(bus, "normalizer-advisories", store_dead_letter, never, never).run()
     )
     try:
         yield

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+from support.fakes.serving import close_after
+
 _READ_BYTES = 64 * 1024
 # A client first sends its name. The name of a service's client is <service>-<host>-<pid>-<random>.
 _PID = re.compile(rb'"name":\s*"[^"]*-(\d+)-[0-9a-f]{6}"')
@@ -43,7 +45,7 @@ class Link:
 
     async def listen(self) -> None:
         """Take a free port and listen."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(close_after(self._accept), "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self, pid: int) -> None:

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import h11
 
+from support.fakes.serving import close_after
+
 _READ_BYTES = 64 * 1024
 
 Ended = Literal["whole", "cut", "client left", "server left"]
@@ -58,7 +60,7 @@ class Recorder:
 
     async def listen(self) -> None:
         """Take a free port and listen."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(close_after(self._accept), "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self) -> int:

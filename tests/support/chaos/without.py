@@ -78,13 +78,13 @@ def _sequences() -> None:
 
     _replace(Order, "after", noted_now)
     _replace(Runs, "frames", since)
-    _replace(LegHistory, "called", property(lambda self: self.claimed_to_call))
+    _replace(LegHistory, "may_have_called_server", property(lambda self: self.claimed_to_call))
 
 
 def _continuity() -> None:
     """Take out the fix that notices when a stream came back shorter."""
 
-    _replace(Snapshot, "behind", property(lambda self: {}))
+    _replace(Snapshot, "known_ends_of_short_streams", property(lambda self: {}))
 
 
 def _between() -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import uuid_utils
+from nats.aio.client import Client
 
 from penstock.bus import Bus, BusSettings, Message, messages, subjects
 from penstock.bus.streams import Retention
@@ -26,6 +27,17 @@ async def make_streams(url: str, replicas: int = 1) -> None:
     """Make the streams as the operator does before services start; services may not make them."""
     async with connected(url, retention=Retention(replicas=replicas)):
         pass
+
+
+async def all_processed(client: Client) -> None:
+    """Wait until the server has processed everything that a client of nats-py has sent before.
+
+    One `flush` of nats-py 2.16 does not wait for that: its PING passes the commands that wait for
+    the client's writing task. That task has written these commands when the first PONG arrives, so
+    the second PING comes after them. (Penstock's own `Connection` needs only one `flush`.)
+    """
+    await client.flush()
+    await client.flush()
 
 
 def new_run_id() -> str:

@@ -7,10 +7,11 @@ server, and the test closes and opens it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 from urllib.parse import urlsplit
+
+from support.fakes.serving import close_after
 
 _READ_BYTES = 64 * 1024
 
@@ -33,7 +34,7 @@ class Cutter:
 
     async def serve(self) -> asyncio.Server:
         """Listen on a free port."""
-        server = await asyncio.start_server(_closing(self._on_connection), "127.0.0.1", 0)
+        server = await asyncio.start_server(close_after(self._on_connection), "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return server
 
@@ -104,7 +105,9 @@ class Gate:
 
     async def serve(self, port: int = 0) -> None:
         """Listen, on a free port if the gate has none."""
-        self._server = await asyncio.start_server(_closing(self._on_connection), "127.0.0.1", port)
+        self._server = await asyncio.start_server(
+            close_after(self._on_connection), "127.0.0.1", port
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     def open(self) -> None:
@@ -167,25 +170,6 @@ class Gate:
                 await self._passes.wait()
                 writer.write(data)
                 await writer.drain()
-
-
-def _closing(
-    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
-) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
-    """Return a callback of a server that closes each connection when its handler has ended.
-
-    A handler that is cancelled before its first step closes nothing by itself. The warning about
-    the open connection would make a later test fail.
-    """
-    tasks: set[asyncio.Task[None]] = set()
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(handle(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        task.add_done_callback(lambda _: writer.close())
-
-    return connected
 
 
 async def _copy(

@@ -147,7 +147,7 @@ class Guarded:
 
         async def body() -> AsyncIterator[bytes]:
             yield b"data: begun\n\n"
-            over = asyncio.create_task(self.auth.over(identity))
+            over = asyncio.create_task(self.auth.wait_until_credential_ends(identity))
             held = asyncio.create_task(self.held.wait())
             try:
                 done, _ = await asyncio.wait({over, held}, return_when=asyncio.FIRST_COMPLETED)

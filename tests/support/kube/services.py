@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from support.fakes.serving import close_after
+
 _READ_BYTES = 64 * 1024
 
 
@@ -42,7 +44,9 @@ class Service:
 
     async def listen(self) -> None:
         """Take a free port and listen."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024)
+        self._server = await asyncio.start_server(
+            close_after(self._accept), "127.0.0.1", 0, backlog=1024
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     def change(self, targets: Sequence[int]) -> None:

@@ -130,9 +130,8 @@ class NatsServer:
         config = self._write_config()
         program = self._program or [binary()]
         command = [*program, "-c", str(config), "-a", "127.0.0.1", "-p", str(self._port)]
-        self._process = servers.start(
-            self._name, command, log=self._folder / "nats.log", owner_pid=os.getpid()
-        )
+        log = self._folder / "nats.log"
+        self._process = servers.start_kept(self._name, command, log=log)
         self._port = wait_for(self._listening_port, _START_TIMEOUT_S, "nats-server")
 
     def _write_config(self) -> Path:
@@ -189,7 +188,7 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        """The process id of the server, not of its supervisor."""
+        """The process id of the server."""
         (ports,) = self._folder.glob("*.ports")
         return int(ports.stem.rsplit("_", 1)[1])
 
@@ -224,7 +223,7 @@ class NatsServer:
         """Send the signal of `nats-server --signal ldm=<pid>`; return when the server has ended."""
         os.kill(self.pid, signal.SIGUSR2)
         assert self._process is not None
-        self._process.popen.wait(60)
+        self._process.wait(60)
         self._process = None
 
     def wipe(self) -> None:

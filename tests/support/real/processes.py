@@ -10,7 +10,7 @@ from support.real.servers import Process
 
 def pid_of(process: Process) -> int:
     """Return the process id of the server itself, below its supervisor if it has one."""
-    if isinstance(process.popen, Forked):
+    if isinstance(process.popen, Forked) or process.kept:
         return process.popen.pid
     children = Path(f"/proc/{process.popen.pid}/task").glob("*/children")
     [pid] = " ".join(path.read_text() for path in children).split()

@@ -9,16 +9,22 @@ import atexit
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import IO
 
 from support.drive.waiting import wait_for
 from support.real.forked import Forked
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_KEEPER = Path(__file__).with_name("keeper.py")
 _STOP_TIMEOUT_S = 15
 _TAIL_LINES = 40
+
+_KEEPER_LOCK = threading.Lock()  # tests start and stop servers in several threads
 
 # The logs of the servers that this process uses. A failed test shows what they wrote during it.
 LOGS: dict[str, Path] = {}
@@ -47,15 +53,27 @@ class Process:
 
     popen: subprocess.Popen[bytes] | Forked
     log: Path
+    kept: bool = False  # whether the keeper ends the process if this process is killed
 
     def stop(self) -> None:
         """Ask the process to end, and wait for its end."""
         self.popen.terminate()
         try:
-            self.popen.wait(_STOP_TIMEOUT_S)
+            self.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.popen.kill()
-            self.popen.wait()
+            self.wait()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until the process has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: the process has not ended in time.
+        """
+        self.popen.wait(timeout_s)
+        if self.kept:
+            self.kept = False
+            _tell_keeper(f"-{self.popen.pid}")
 
 
 def start(
@@ -80,6 +98,41 @@ def start(
         )
     _STARTED.append((popen, owner_pid))
     return Process(popen, log)
+
+
+def start_kept(name: str, command: Sequence[str | Path], *, log: Path) -> Process:
+    """Start `command`, which ends with this process.
+
+    All these programs share one process that ends them if this process is killed. Starting a
+    supervisor for each would take more CPU than starting a nats-server.
+    """
+    LOGS[name] = log
+    with log.open("ab") as output:
+        popen = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+    _tell_keeper(f"+{popen.pid}")
+    _STARTED.append((popen, os.getpid()))
+    return Process(popen, log, kept=True)
+
+
+def _tell_keeper(line: str) -> None:
+    with _KEEPER_LOCK:
+        pipe = _keeper(os.getpid())
+        pipe.write(f"{line}\n".encode())
+        pipe.flush()
+
+
+@cache
+def _keeper(owner_pid: int) -> IO[bytes]:
+    """Start the keeper of this process, whose id is `owner_pid`; return the keeper's input."""
+    popen = subprocess.Popen(
+        [sys.executable, "-I", "-S", _KEEPER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    assert popen.stdin is not None
+    popen.returncode = 0  # the keeper ends after this process, so the Popen must not warn
+    atexit.register(popen.stdin.close)
+    return popen.stdin
 
 
 def start_python(

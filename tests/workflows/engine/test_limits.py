@@ -16,7 +16,16 @@ from penstock_workflows.engine import (
     decode,
     encode,
 )
-from penstock_workflows.engine.records import Ended
+from penstock_workflows.engine.records import (
+    ApprovalReported,
+    CancelledChildEnded,
+    ChildPaused,
+    ChildResumed,
+    Ended,
+    ForEachStarted,
+    Record,
+    as_json,
+)
 from support.pure.engine_world import RUN_ID, World, completed, failed, run_step, workflow
 
 
@@ -292,3 +301,16 @@ def test_a_record_keeps_its_fields_and_those_of_newer_versions_are_ignored() -> 
     record = Ended(1, "a", "completed", 3, {"x": None}, size=5, child={"status": "completed"})
     (given,) = orjson.loads(encode([record]))["records"]
     assert decode(orjson.dumps({"v": 1, "records": [{**given, "newer": 1}]})) == [record]
+
+
+def test_the_names_of_the_journals_records_do_not_follow_the_names_of_classes() -> None:
+    renamed: list[tuple[Record, str]] = [
+        (ForEachStarted(1, "a", []), "looped"),
+        (ChildPaused(1, "a", 2), "held"),
+        (ChildResumed(1, "a", 2), "released"),
+        (ApprovalReported(1, "a", "decided"), "news"),
+        (CancelledChildEnded(1, "b", "completed"), "left"),
+    ]
+    for record, name in renamed:
+        assert as_json(record)["record"] == name
+        assert decode(encode([record])) == [record]

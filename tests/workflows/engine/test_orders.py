@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock_workflows.engine import CancelInput, StartChild
 from penstock_workflows.engine.records import (
     Ended,
-    Looped,
+    ForEachStarted,
     Record,
     Scheduled,
     Started,
@@ -109,10 +109,10 @@ def check_journal(journal: list[Record], definition: dict[str, Any]) -> None:
     children: Counter[str] = Counter()
     for record in journal:
         match record:
-            case Scheduled() | Waiting() | Looped():
+            case Scheduled() | Waiting() | ForEachStarted():
                 needs = definition["steps"][record.step].get("needs", ())
                 assert done.issuperset(needs), f"{record.step} began before its needs were done"
-                if not isinstance(record, Looped):
+                if not isinstance(record, ForEachStarted):
                     begun[record.step, record.index, record.attempt] += 1
                     assert not ended[record.step, record.index]
                 if isinstance(record, Scheduled):

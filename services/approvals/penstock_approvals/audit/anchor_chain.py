@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from penstock_approvals.audit.chain import Link, keyed, linked
+from penstock_approvals.audit.chain import Link, chained, keyed
 
 MAX_HEADS: Final = 2_000  # the greatest number of runs in one anchor; such an anchor has 260 KiB
 
@@ -50,7 +50,7 @@ def anchor(
     return _signed(said, last, keys)
 
 
-def loss(
+def loss_record(
     stands: int, known: int, found_at: str, at: str, last: Link | None, keys: Sequence[bytes]
 ) -> Link:
     """Return a record for the chain of anchors.
@@ -63,7 +63,7 @@ def loss(
     said = {
         "event": "lost",
         "at": at,
-        "through": through_of(last),
+        "through": last_anchored_sequence(last),
         "day": day_of(last),
         "stands": stands,
         "known": known,
@@ -73,7 +73,7 @@ def loss(
 
 
 def _signed(said: Mapping[str, Any], last: Link | None, keys: Sequence[bytes]) -> Link:
-    made = linked({name: value for name, value in said.items() if value is not None}, last)
+    made = chained({name: value for name, value in said.items() if value is not None}, last)
     return replace(made, mac=keyed(made.hash, keys[0])) if keys else made
 
 
@@ -85,7 +85,7 @@ def is_signed(link: Link, keys: Sequence[bytes]) -> bool:
     )
 
 
-def through_of(last: Link | None) -> int:
+def last_anchored_sequence(last: Link | None) -> int:
     """Return the stream sequence up to which the anchors cover all records; 0 without anchors."""
     return int(last.record.get("through", 0)) if last is not None else 0
 

@@ -15,8 +15,8 @@ from penstock_approvals.audit.anchor_chain import (
     Head,
     anchor,
     day_of,
-    loss,
-    through_of,
+    last_anchored_sequence,
+    loss_record,
 )
 from penstock_approvals.audit.chain import GENESIS, Link, Malformed, parse
 from penstock_approvals.audit.trail import complete
@@ -78,7 +78,7 @@ class Anchors:
         for each in losses:
             while await self.unnamed([each]):
                 last, sequence = await self._last()
-                record = loss(*_facts(each), self._bus.clock.stamp(), last, self._keys)
+                record = loss_record(*_facts(each), self._bus.clock.stamp(), last, self._keys)
                 await self._append(record, sequence)
 
     async def unnamed(self, losses: Sequence[Loss]) -> list[Loss]:
@@ -108,7 +108,7 @@ class Anchors:
             last, sequence = await self._last()
             if day is not None and day_of(last) == day:
                 return False
-            heads, through, more = await self._heads(through_of(last))
+            heads, through, more = await self._heads(last_anchored_sequence(last))
             if not heads:
                 return False
             at = self._bus.clock.stamp()

@@ -15,7 +15,11 @@ from penstock.bus.subjects import audit, event
 from penstock.bus.write import objects
 from penstock_approvals.audit import entries
 from penstock_approvals.audit.chain import Link, keyed
-from penstock_approvals.audit.ran import TOOL_EVENTS, approved_calls, ran
+from penstock_approvals.audit.executed_calls import (
+    TOOL_EVENTS,
+    approved_calls,
+    entries_of_executed_calls,
+)
 from penstock_approvals.audit.trail import Audit, complete
 from penstock_approvals.audit.verify import Finding, Verifier
 
@@ -61,7 +65,7 @@ class ApprovalAudit:
         if entry is not None:
             await self.trail.append(record.run_id, entry)
 
-    async def ran(self, record: ApprovalRecord) -> None:
+    async def record_executed_calls(self, record: ApprovalRecord) -> None:
         """Write which approved calls ran, according to the run's events.
 
         The service calls this method when the run ends or pauses again. So the service does not
@@ -76,7 +80,7 @@ class ApprovalAudit:
                 with suppress(ObjectGone):
                     bodies.append(orjson.loads(await objects.unwrap(self._bus, stored.payload)))
         bodies.sort(key=lambda body: int(body["sequence"]))
-        await self.trail.append(record.run_id, *ran(record, bodies))
+        await self.trail.append(record.run_id, *entries_of_executed_calls(record, bodies))
 
     async def undocumented(self, run_id: str) -> set[str]:
         """Return the run's decided approvals for which the audit has no call that ran.

@@ -119,10 +119,10 @@ def link(run_id: str, entry: Entry, last: Link | None) -> Link:
     said = {field.name: getattr(entry, field.name) for field in fields(entry)}
     del said["which"]
     record = {name: value for name, value in said.items() if value is not None}
-    return linked({**record, "run_id": run_id, "key": entry.key}, last)
+    return chained({**record, "run_id": run_id, "key": entry.key}, last)
 
 
-def linked(said: Record, last: Link | None) -> Link:
+def chained(said: Record, last: Link | None) -> Link:
     """Return the record with this content that follows `last`."""
     n, prev = (last.n + 1, last.hash) if last is not None else (1, GENESIS)
     record = {**said, "n": n, "prev": prev}

@@ -20,7 +20,7 @@ VALUE: Final = "value-"  # the prefix of the name of an item's field, before the
 _NUMBER: Final = re.compile(r"[0-9]{1,6}")
 
 
-class BadForm(ValueError):
+class InvalidForm(ValueError):
     """The error for a form that cannot be read. The text says what to do."""
 
 
@@ -50,16 +50,16 @@ def parse(body: bytes) -> Form:
             body.decode(), keep_blank_values=True, strict_parsing=True, max_num_fields=MAX_FIELDS
         )
     except ValueError as error:
-        raise BadForm("the form cannot be read; open the link again") from error
+        raise InvalidForm("the form cannot be read; open the link again") from error
     if any(len(values) > 1 for values in pairs.values()):
-        raise BadForm("the form has a field twice; open the link again")
+        raise InvalidForm("the form has a field twice; open the link again")
     fields = {name: values[0] for name, values in pairs.items()}
     decision = fields.get("decision")
     if decision not in ("approve", "reject"):
-        raise BadForm("choose Approve or Reject")
+        raise InvalidForm("choose Approve or Reject")
     note = fields.get("note", "").replace("\r\n", "\n").strip()
     if len(note) > MAX_NOTE:
-        raise BadForm(f"the note has {len(note)} characters; at most {MAX_NOTE}")
+        raise InvalidForm(f"the note has {len(note)} characters; at most {MAX_NOTE}")
     values = {
         int(number): text.replace("\r\n", "\n")
         for name, text in fields.items()

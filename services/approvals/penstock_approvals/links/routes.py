@@ -31,7 +31,7 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import ErrorShape, Problem
-from penstock_approvals.answering import asked, is_key
+from penstock_approvals.answering import is_key, or_problem
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.last_lines import last_lines
 from penstock_approvals.links import form, page
@@ -123,7 +123,7 @@ class LinkPages:
         view = await self._view(link)
         if view.state is State.OPEN and view.record is not None:
             ip = request.client.host if request.client is not None else None
-            await asked(self._approvals.audit.viewed(view.record, link.decider(), ip))
+            await or_problem(self._approvals.audit.viewed(view.record, link.decider(), ip))
         return _html(view)
 
     @serves(
@@ -155,7 +155,7 @@ class LinkPages:
             # If a browser sends the form twice, both requests get the same answer.
             idempotency_key=f"link:{link.id}",
         )
-        reply = await asked(self._decide(link.approval_id, decision))
+        reply = await or_problem(self._decide(link.approval_id, decision))
         if reply.status == 200:
             await self._note_use(link, sent)
             return Response(None, 303, {**page.HEADERS, "location": request.url.path})
@@ -171,7 +171,7 @@ class LinkPages:
         link = None
         if SECRET.fullmatch(secret):
             self._guesses.take(hash_of(secret))
-            link = await asked(self._links.find(secret))
+            link = await or_problem(self._links.find(secret))
         if link is None:
             raise Problem(404, "there is no such link, or it is no longer kept. Ask for a new one")
         self._guesses.found(hash_of(secret))
@@ -180,10 +180,10 @@ class LinkPages:
     async def _view(
         self, link: LinkRecord, problem: str | None = None, given: form.Form | None = None
     ) -> View:
-        record = await asked(self._approvals.get(link.approval_id))
+        record = await or_problem(self._approvals.get(link.approval_id))
         state = state_of(link, record, self._bus.clock.now())
         is_open = state is State.OPEN and record is not None
-        lines = await asked(last_lines(self._bus, record.run_id)) if is_open and record else ()
+        lines = await or_problem(last_lines(self._bus, record.run_id)) if is_open and record else ()
         return View(link, state, record, lines, problem, given.fields() if given else None)
 
     async def _note_use(self, link: LinkRecord, sent: form.Form) -> None:
@@ -229,7 +229,7 @@ class LinkMaking:
         maker = decider_of(identity_of(request), "api")
         making = self._links.make(maker, record, body.user, body.role, body.lifetime_s)
         try:
-            secret, link = await asked(making)
+            secret, link = await or_problem(making)
         except LinkRefused as refused:
             raise Problem(refused.status, refused.detail) from refused
         shown = {
@@ -258,13 +258,13 @@ class LinkMaking:
         record = await self._found(request)
         await ignore_body(request)
         link_id = request.path_params["link_id"]
-        if not await asked(self._links.revoke(record.approval_id, link_id)):
+        if not await or_problem(self._links.revoke(record.approval_id, link_id)):
             raise Problem(404, "there is no such link")
         return Response(status_code=204)
 
     async def _found(self, request: Request) -> ApprovalRecord:
         approval_id = request.path_params["approval_id"]
-        record = await asked(self._approvals.get(approval_id)) if is_key(approval_id) else None
+        record = await or_problem(self._approvals.get(approval_id)) if is_key(approval_id) else None
         if record is None:
             raise Problem(404, f"there is no approval {approval_id}")
         return record
@@ -288,7 +288,7 @@ async def _form(request: Request) -> form.Form:
         raise Problem(415, f"send the form as {FORM}")
     try:
         return form.parse(await read_body(request, MAX_FORM_BYTES))
-    except form.BadForm as error:
+    except form.InvalidForm as error:
         raise Problem(422, str(error)) from error
 
 

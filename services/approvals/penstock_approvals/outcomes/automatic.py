@@ -30,7 +30,7 @@ class Consequence(StrEnum):
     LEAVE = "leave"  # The run stays paused until somebody cancels it.
 
 
-def consequence(record: ApprovalRecord) -> Consequence:
+def deadline_consequence(record: ApprovalRecord) -> Consequence:
     """Return what happens to the run when the approval's deadline has passed."""
     if record.on_deadline == "leave":
         return Consequence.LEAVE
@@ -41,7 +41,7 @@ def consequence(record: ApprovalRecord) -> Consequence:
     return Consequence.CANCEL if kinds & ANSWERED_ONLY else Consequence.REJECT
 
 
-def until_at_most(record: ApprovalRecord, until: str | None) -> ApprovalRecord:
+def expiring_at_most(record: ApprovalRecord, until: str | None) -> ApprovalRecord:
     """Return the record with a deadline no later than `until`; None means no limit.
 
     The run does not wait longer than `until`, so nobody may decide after this time. If `until`
@@ -60,19 +60,19 @@ def is_late(record: ApprovalRecord, now: datetime) -> bool:
     return record.expires_at is not None and datetime.fromisoformat(record.expires_at) <= now
 
 
-def expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
+def as_expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
     """Return the record with the status `expired`.
 
     If the policy rejects or approves the items at the deadline, the record also has this decision.
     """
     update: dict[str, Any] = {"status": "expired", "reason": f"not decided by {record.expires_at}"}
-    follows = _FOLLOWS.get(consequence(record))
+    follows = _FOLLOWS.get(deadline_consequence(record))
     if follows is not None:
         update |= {"decision": follows(record, now)}
     return record.model_copy(update={**update, "updated_at": now})
 
 
-def ruled(record: ApprovalRecord, now: str) -> ApprovalRecord:
+def as_ruled(record: ApprovalRecord, now: str) -> ApprovalRecord:
     """Return the record of a pause that the policy decides without people."""
     items = [
         Decided(item_id=each.item_id, decision=_decision(each), note=each.note)

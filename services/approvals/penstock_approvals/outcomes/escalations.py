@@ -14,7 +14,7 @@ from penstock.bus.records import ApprovalRecord, Deciders
 from penstock_approvals.policy.deciding_rights import REQUESTER
 
 
-def reached(record: ApprovalRecord, now: datetime) -> int:
+def reached_count(record: ApprovalRecord, now: datetime) -> int:
     """Return how many of the approval's escalations were reached."""
     return sum(datetime.fromisoformat(each.at) <= now for each in record.escalations)
 

@@ -36,7 +36,7 @@ SENDS_DIGEST: Final[frozenset[Channel]] = frozenset({"api", "link", "page", "cli
 MAX_VOTES: Final = 1000
 
 
-class Refused(Exception):
+class VoteRefused(Exception):
     """The error for a vote that does not count.
 
     `status` is an HTTP status, and the text says why.
@@ -62,7 +62,7 @@ def with_vote(
     """
     decider = request.made_by
     if (reason := may_decide(record, decider)) is not None:
-        raise Refused(403, reason)
+        raise VoteRefused(403, reason)
     earlier = _earlier(record, decider)
     if earlier is not None and _repeats(earlier, request):
         return record
@@ -73,12 +73,12 @@ def with_vote(
         check(record, request)
         edited = _edited(record, request)
     except (DecisionMismatch, NotEditable) as error:
-        raise Refused(422, str(error)) from None
+        raise VoteRefused(422, str(error)) from None
     _check_rulings(record, request)
     # An edge of an older version sends no decider. Clients of such an edge do not know the digest.
     saw_it = request.decider is not None and decider.channel in SENDS_DIGEST
     if require_digest and saw_it and request.digest is None:
-        raise Refused(422, "digest: send the `digest` of the approval that was shown")
+        raise VoteRefused(422, "digest: send the `digest` of the approval that was shown")
     return _counted(edited, request, now)
 
 
@@ -132,19 +132,19 @@ def _check_number(record: ApprovalRecord, earlier: Vote | None) -> None:
     """Raise Refused if the person has voted, or if there are too many votes."""
     if earlier is not None:
         text = f"{earlier.by} has decided this already, at {earlier.at}; another person must decide"
-        raise Refused(409, text)
+        raise VoteRefused(409, text)
     if len(record.votes) >= MAX_VOTES:
-        raise Refused(409, f"{MAX_VOTES} votes were with_vote; cancel the run")
+        raise VoteRefused(409, f"{MAX_VOTES} votes were cast; cancel the run")
 
 
 def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
     """Raise Refused unless the request has the digest of the record's current items."""
     if request.digest is not None and request.digest != record.digest:
         text = "the request is not the one that was shown: its digest differs; look at it again"
-        raise Refused(409, text)
+        raise VoteRefused(409, text)
     if request.digest is None and record.requested_digest is not None:
         text = "somebody has changed the arguments; look at the request, and send its digest"
-        raise Refused(409, text)
+        raise VoteRefused(409, text)
 
 
 def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
@@ -262,7 +262,7 @@ def _check_rulings(record: ApprovalRecord, request: DecideRequest) -> None:
         if ruling is not None and item.decision == "approve":
             why = f": {ruling.note}" if ruling.note else ""
             text = f"item {item.item_id}: rule {ruling.rule_id} of the policy rejects it{why}"
-            raise Refused(403, text)
+            raise VoteRefused(403, text)
 
 
 def _counted(record: ApprovalRecord, request: DecideRequest, now: str) -> ApprovalRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.dialects.approved_calls import same_args
+from penstock.dialects.approved_calls import have_same_args
 
 MAX_PATHS: Final = 10_000
 
@@ -34,7 +34,7 @@ def check_edit(asked: Mapping[str, Any], edited: Mapping[str, Any], allowed: Seq
 
 def is_same(asked: Mapping[str, Any], edited: Mapping[str, Any]) -> bool:
     """Return whether the arguments are the same, apart from arguments that are null."""
-    return same_args(dict(asked), dict(edited))
+    return have_same_args(dict(asked), dict(edited))
 
 
 def _differences(
@@ -52,7 +52,7 @@ def _differences(
         if isinstance(before, dict) and isinstance(after, dict):
             names = sorted({*before, *after})
             pairs += [((*path, name), before.get(name), after.get(name)) for name in names]
-        elif not same_args({"": before}, {"": after}):
+        elif not have_same_args({"": before}, {"": after}):
             yield path, before, after
     raise NotEditable(f"the arguments have more than {MAX_PATHS} values")
 

@@ -18,9 +18,9 @@ from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
 from penstock_approvals.records import ApprovalRecords
 from penstock_approvals.runs.announcements import Announcements, Event
+from penstock_approvals.runs.approval_ids import ApprovalIds
 from penstock_approvals.runs.approval_span import span_of
-from penstock_approvals.runs.news import WORKFLOWS
-from penstock_approvals.runs.of_runs import OfRuns
+from penstock_approvals.runs.workflow_notifier import WORKFLOWS
 
 _RUN_ENDED: Final = "the run has ended"
 
@@ -41,11 +41,11 @@ class RunEnds:
         self._announcements = announcements
         self._audit = audit
         self._deadlines = deadlines
-        self._of_runs = OfRuns(bus)
+        self._approval_ids = ApprovalIds(bus)
 
     async def note(self, run_id: str, approval_id: str) -> None:
         """Note an approval of a workflow's run, before its record is written."""
-        await self._of_runs.add(run_id, approval_id)
+        await self._approval_ids.add(run_id, approval_id)
 
     async def ended(self, run_id: str, *, is_workflow: bool = False) -> None:
         """Withdraw the open requests of a run that has ended, and record in the audit which calls
@@ -59,7 +59,7 @@ class RunEnds:
         approval_id = await self._last_request(run_id, pause)
         if approval_id is not None:
             await self._withdraw_one(run_id, approval_id)
-            await self.write_what_ran(run_id)
+            await self.record_executed_calls(run_id)
 
     async def withdraw(self, record: ApprovalRecord) -> None:
         """Withdraw a request whose run has ended."""
@@ -68,7 +68,7 @@ class RunEnds:
         else:
             await self._withdraw_one(record.run_id, record.approval_id)
 
-    async def no_longer_asked(self, data: Mapping[str, object]) -> None:
+    async def withdraw_for_workflow(self, data: Mapping[str, object]) -> None:
         """Withdraw a request for which a workflow no longer waits, for example because a timeout
         has passed.
 
@@ -79,25 +79,25 @@ class RunEnds:
         if record is not None and record.target == WORKFLOWS:
             await self._close(record.approval_id, str(data.get("reason") or _RUN_ENDED))
 
-    async def withdrawn_before(self, record: ApprovalRecord) -> None:
+    async def apply_earlier_withdrawal(self, record: ApprovalRecord) -> None:
         """Withdraw a request if its workflow withdrew the request before the request's record
         existed."""
         subject = event("approval.withdrawn", record.run_id)
         async for stored in direct.replay(self._bus, events_for(record.run_id), subject):
             body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
             if body["data"]["approval_id"] == record.approval_id:
-                await self.no_longer_asked(body["data"])
+                await self.withdraw_for_workflow(body["data"])
 
-    async def write_what_ran(self, run_id: str) -> None:
+    async def record_executed_calls(self, run_id: str) -> None:
         """Write into the audit which approved calls of the run's last leg ran."""
         for approval_id in await self._audit.undocumented(run_id):
             record = await self._records.get(approval_id)
             if record is not None:
-                await self._audit.ran(record)
+                await self._audit.record_executed_calls(record)
 
     async def _withdraw_all(self, run_id: str) -> None:
         """Withdraw the open requests of a workflow's run that has ended."""
-        ids = await self._of_runs.ids(run_id)
+        ids = await self._approval_ids.ids(run_id)
         records = [each for id in ids if (each := await self._records.get(id)) is not None]
         withdrawn = []
         for record in records:
@@ -110,7 +110,7 @@ class RunEnds:
             events = [_withdrawal(record) for record in withdrawn]
             await self._announcements.once(run_id, withdrawn[0].leg, *events)
         for record in records:
-            await self._of_runs.forget(run_id, record.approval_id)
+            await self._approval_ids.forget(run_id, record.approval_id)
 
     async def _withdraw_one(self, run_id: str, approval_id: str) -> None:
         """Withdraw a pending request, and announce the withdrawal.

@@ -21,7 +21,7 @@ from penstock.expressions import ExpressionError
 from penstock.runs.decide import forward_decision
 from penstock.tracing import spans
 from penstock.web.problems import Problem
-from penstock_automations.actions.carrier import Attempted, Occurrence, Verdict
+from penstock_automations.actions.executor import Attempted, Occurrence, Verdict
 from penstock_automations.actions.refusals import Codes, refused, unfilled
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.actions import DecideAction, filled
@@ -36,7 +36,7 @@ _CODES: Final[Codes] = {
     422: ("final", "cannot_decide"),
     503: ("failed", "unavailable"),
 }
-# `LOOKUP_S` is for how many seconds this action asks again for an unknown approval.
+# `LOOKUP_S` is the time in seconds during which this action asks again for an unknown approval.
 # `LOOKUP_RETRY_S` is the pause in seconds between two of these requests. The approvals service
 # handles `approval.requested` at the same time as this service, so the first answers may say that
 # there is no such approval.
@@ -44,15 +44,15 @@ LOOKUP_S, LOOKUP_RETRY_S = 5.0, 0.1
 _DONE: Final = {"approve": "approved", "reject": "rejected"}
 
 
-class DecideCarrier:
+class DecideExecutor:
     """Decides approvals."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     @asynccontextmanager
-    async def place(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
-        """Give 0: a decision is one short request, so no limit is needed."""
+    async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
+        """Yield 0, because a decision is one short request and needs no limit."""
         yield 0.0
 
     async def attempt(
@@ -76,14 +76,17 @@ class DecideCarrier:
             verdict = Verdict("failed", "unavailable", f"the approvals service is away: {error}")
         return Attempted(verdict, at, time.monotonic() - begun)
 
-    async def unrecorded(self, job: Job) -> Attempted | None:
-        """Return None: only the approval shows the decision, and this service may not read it."""
+    async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
+        """Return None, because only the approval shows whether the decision was made.
+
+        This service has no right to read approvals.
+        """
         return None
 
     async def _decided(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Verdict:
         record = rule.record
         action = record.rule.action.decide
-        assert action is not None, "the deliverer chooses the carrier by the kind of action"
+        assert action is not None, "the deliverer chooses the executor by the kind of action"
         if (reason := missing_right(record.rule, record.owner)) is not None:
             raise Problem(403, reason)
         event = event_of(orjson.loads(occurrence.payload))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from penstock.expressions import ExpressionError
 from penstock.web.problems import Problem
-from penstock_automations.actions.carrier import Verdict
+from penstock_automations.actions.executor import Verdict
 
 # Maps the HTTP status of a refusal to the outcome and the error's code. The outcome is "failed" if
 # a later attempt may succeed, else "final".
@@ -15,7 +15,7 @@ Codes = Mapping[int, tuple[Literal["failed", "final"], str]]
 
 
 def refused(problem: Problem, codes: Codes) -> Verdict:
-    """Return the result for a refusal. For a status that is not in `codes`, it is "failed"."""
+    """Return the result for a refusal. The outcome for an unknown status is "failed"."""
     outcome, code = codes.get(problem.status, ("failed", f"refused_{problem.status}"))
     return Verdict(outcome, code, problem.detail)
 

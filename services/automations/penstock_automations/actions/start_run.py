@@ -24,7 +24,7 @@ from penstock.runs.depth import MAX_DEPTH
 from penstock.runs.start import Origin, Start, Starter, require_reachable
 from penstock.settings import Config
 from penstock.web.problems import Problem
-from penstock_automations.actions.carrier import Attempted, Occurrence, Verdict
+from penstock_automations.actions.executor import Attempted, Occurrence, Verdict
 from penstock_automations.actions.refusals import Codes, refused, unfilled
 from penstock_automations.jobs.job import Job
 from penstock_automations.rules.actions import filled, filled_input
@@ -54,7 +54,7 @@ class Plan(Record):
     depth: int
 
 
-class RunCarrier:
+class StartRunExecutor:
     """Starts runs."""
 
     def __init__(self, bus: Bus, config: Config, starter: Starter) -> None:
@@ -64,8 +64,8 @@ class RunCarrier:
         self._plans = bus.bucket("deliveries")
 
     @asynccontextmanager
-    async def place(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
-        """Give 0: the start itself checks the limit of the owner's open runs."""
+    async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
+        """Yield 0, because the start itself checks the limit of the owner's open runs."""
         yield 0.0
 
     async def attempt(
@@ -91,8 +91,9 @@ class RunCarrier:
 
         return await self._attempted(started())
 
-    async def unrecorded(self, job: Job) -> Attempted | None:
-        """Complete the start if the run has a record; without a record, nothing was started."""
+    async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
+        """Complete the start if the run has a record. Else return None, because no run was
+        started."""
         entry = await self._plans.get(f"run.{job.key}")
         if entry is None:
             return None
@@ -149,7 +150,7 @@ class RunCarrier:
     async def _made(self, rule: CompiledRule, job: Job, occurrence: Occurrence) -> Plan:
         record = rule.record
         action = record.rule.action.run
-        assert action is not None, "the deliverer chooses the carrier by the kind of action"
+        assert action is not None, "the deliverer chooses the executor by the kind of action"
         if (reason := missing_right(record.rule, record.owner)) is not None:
             raise Problem(403, reason)
         if job.depth + 1 > MAX_DEPTH:

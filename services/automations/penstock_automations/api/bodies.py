@@ -11,7 +11,8 @@ from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import RuleRecord
 from penstock_automations.rules.secrets import WRITE_ONLY
 
-# Fields that only the server sets. A client may send them back with a rule; they are ignored.
+# Fields that only the server sets. If a client sends these fields back with a rule, the server
+# ignores them.
 READ_ONLY: Final = frozenset(
     {
         "version",

@@ -37,25 +37,26 @@ RULE_ID: Final = in_path("rule_id", "The rule's id")
 
 
 def may_use(who: Identity, record: RuleRecord) -> bool:
-    """Return whether the caller may see and change a rule: its maker may, and administrators."""
-    return record.owner.user_id == who.user_id or who.may("administer")
+    """Return whether the caller may see and change a rule, as its owner or as an administrator."""
+    return record.owner.user_id == who.user_id or who.has_scope("administer")
 
 
 async def found_rule(request: Request, store: RuleStore) -> CompiledRule:
-    """Return the rule of the path.
+    """Return the rule that the request's path names.
 
     Raises:
-        Problem: 404 if there is no such rule, or it belongs to another user; 503.
+        Problem: 404 if there is no such rule, or if the rule belongs to another user; 503 if the
+            bus does not answer.
     """
     rule_id = request.path_params["rule_id"]
-    # A client can send any id, also with characters that the bus does not allow in a key.
-    rule = await asked(store.get(rule_id)) if _RULE_ID.fullmatch(rule_id) else None
+    # A client can send any id, also one with characters that the bus does not allow in a key.
+    rule = await or_problem(store.get(rule_id)) if _RULE_ID.fullmatch(rule_id) else None
     if rule is None or not may_use(identity_of(request), rule.record):
         raise Problem(404, f"there is no automation {rule_id}")
     return rule
 
 
-async def asked(answer: Awaitable[T]) -> T:
+async def or_problem(answer: Awaitable[T]) -> T:
     """Return the answer of the bus. Raises Problem 503 if the bus does not answer."""
     try:
         return await answer
@@ -90,7 +91,7 @@ def cursor_of(*parts: Any) -> str:
     return base64.urlsafe_b64encode(orjson.dumps(parts)).decode().rstrip("=")
 
 
-def place_of(cursor: str, *types: type) -> tuple[Any, ...]:
+def cursor_parts(cursor: str, *types: type) -> tuple[Any, ...]:
     """Return the parts of a cursor. Raises Problem 422 if they do not have these types."""
     try:
         parts = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
@@ -116,7 +117,7 @@ async def optional_body(request: Request, model: type[B]) -> B:
 
 
 def time_of(text: str, field: str) -> datetime:
-    """Return the time that a field has. Raises Problem 422 for a text without a time zone."""
+    """Return the time in a field. Raises Problem 422 if the text is no time with a time zone."""
     try:
         time = datetime.fromisoformat(text)
         if time.tzinfo is None:

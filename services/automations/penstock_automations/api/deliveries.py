@@ -36,12 +36,12 @@ from penstock_automations.api.common import (
     RULE_ID,
     a_page,
     answer,
-    asked,
     cursor_of,
+    cursor_parts,
     found_rule,
     may_use,
     operation,
-    place_of,
+    or_problem,
     time_of,
 )
 from penstock_automations.delivery.listing import (
@@ -60,7 +60,8 @@ from penstock_automations.rules.store import CurrentRules, RuleStore
 
 MAX_REPLAYED: Final = 1000  # the greatest number of deliveries that one request replays
 AT_ONCE: Final = 50
-REPLAY_S: Final = 15.0  # a request that replays deliveries answers after at most this many seconds
+# The greatest number of seconds until a request that replays deliveries is answered.
+REPLAY_S: Final = 15.0
 
 
 class Query(BaseModel):
@@ -202,7 +203,7 @@ class Deliveries:
         await ignore_body(request)
         record = await self._found(request)
         try:
-            await asked(replay_delivery(self._bus, record))
+            await or_problem(replay_delivery(self._bus, record))
         except CannotReplay as error:
             raise Problem(409, f"the delivery cannot be made again: {error}") from error
         return answer(_shown(record), 202)
@@ -222,7 +223,7 @@ class Deliveries:
         )
     )
     async def replay_some(self, request: Request) -> Response:
-        """Begin to replay the deliveries of one rule that the body selects."""
+        """Begin to replay those deliveries of one rule that the body selects."""
         return await self._replay(request, [await found_rule(request, self._store)])
 
     @serves(
@@ -237,12 +238,12 @@ class Deliveries:
         )
     )
     async def replay_all(self, request: Request) -> Response:
-        """Begin to replay the deliveries of the caller's rules that the body selects."""
+        """Begin to replay those deliveries of the caller's rules that the body selects."""
         return await self._replay(request, await self._own(request))
 
     async def _own(self, request: Request) -> list[CompiledRule]:
         who = identity_of(request)
-        await asked(self._current.refresh())
+        await or_problem(self._current.refresh())
         return [rule for rule in self._current.all() if may_use(who, rule.record)]
 
     async def _listed(self, request: Request, rules: Sequence[CompiledRule]) -> Response:
@@ -263,7 +264,7 @@ class Deliveries:
             size = min(AT_ONCE, body.limit - replayed - left_out)
             part = body.model_copy(update={"after": after, "limit": size})
             page = await self._page(request, rules, part)
-            done = await asked(_replayed(self._bus, page.deliveries))
+            done = await or_problem(_replayed(self._bus, page.deliveries))
             replayed += done
             left_out += len(page.deliveries) - done
             after = _next(page)
@@ -274,7 +275,7 @@ class Deliveries:
     async def _page(
         self, request: Request, rules: Sequence[CompiledRule], query: Query | ReplayBody
     ) -> Page:
-        place = place_of(query.after, int, int) if query.after is not None else None
+        place = cursor_parts(query.after, int, int) if query.after is not None else None
         wanted = Selection(
             _names(rules),
             query.status,
@@ -283,10 +284,13 @@ class Deliveries:
         )
         async with self._turns.of(identity_of(request).user_id):
             after = (place[0], place[1]) if place is not None else None
-            return await asked(self._deliveries.page(wanted, after, query.limit))
+            return await or_problem(self._deliveries.page(wanted, after, query.limit))
 
     async def _found(self, request: Request) -> DeliveryRecord:
-        """Return the delivery of the path. Raises Problem 404 if there is none, or it is hidden."""
+        """Return the delivery that the path names.
+
+        Raises Problem 404 if there is no such delivery, or if the caller may not see it.
+        """
         rule = await found_rule(request, self._store)
         delivery_id = request.path_params["delivery_id"]
         name, _, source = delivery_id.partition(".")
@@ -295,7 +299,7 @@ class Deliveries:
         key = f"{name}.{source.replace('.', '-')}"
         record = None
         if name == rule.id and _is_key(key):
-            entry = await asked(self._bus.bucket(BUCKET).get(key))
+            entry = await or_problem(self._bus.bucket(BUCKET).get(key))
             record = record_of(entry) if entry is not None else None
         if record is None or not Selection(_names([rule])).has(record):
             raise Problem(404, f"there is no delivery {delivery_id}")

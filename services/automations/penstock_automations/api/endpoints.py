@@ -12,7 +12,7 @@ from penstock.web.auth import identity_of
 from penstock.web.operation import TEXT, Json, a_list, an_object, json, one_of, serves
 from penstock_automations.actions.webhook.endpoints import origin
 from penstock_automations.actions.webhook.mirror import endpoints_of
-from penstock_automations.api.common import answer, asked, may_use, operation
+from penstock_automations.api.common import answer, may_use, operation, or_problem
 from penstock_automations.rules.store import CurrentRules
 
 _ENDPOINT: Final[Json] = an_object(
@@ -42,16 +42,17 @@ class EndpointStates:
         )
     )
     async def index(self, request: Request) -> Response:
-        """Return the breakers that are not closed, of the endpoints in the caller's rules."""
+        """Return the breakers of the endpoints in the caller's rules, except for closed
+        breakers."""
         who = identity_of(request)
-        await asked(self._current.refresh())
+        await or_problem(self._current.refresh())
         own = {
             origin(webhook.url)
             for rule in self._current.all()
             if may_use(who, rule.record)
             and (webhook := rule.record.rule.action.webhook) is not None
         }
-        found = await asked(endpoints_of(self._bus))
-        everything = who.may("administer")
+        found = await or_problem(endpoints_of(self._bus))
+        everything = who.has_scope("administer")
         shown = [each for each in found if everything or each.endpoint in own]
         return answer({"endpoints": [each.model_dump(mode="json") for each in shown]})

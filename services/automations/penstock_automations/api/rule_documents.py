@@ -20,7 +20,7 @@ IF_MATCH: Final = Parameter(
     "If-Match",
     "The ETag of the rule that the caller has read. If the rule has changed since, the answer is "
     "412, and nothing changes.",
-    place="header",
+    location="header",
 )
 RULE: Final[Json] = an_object(
     id=TEXT,

@@ -104,10 +104,10 @@ def _with_secrets(rule: CompiledRule, of: str, name: str, secrets: list[str]) ->
 
 
 def _secrets(rule: Rule, of: Literal["webhook", "hook"] | str) -> tuple[str, list[str]]:
-    """Return the name of the field that holds the secrets of a part, and the secrets.
+    """Return the name of the field with the secrets of the webhook or the hook, and the secrets.
 
     Raises:
-        Problem: 409 if the rule does not have the part.
+        Problem: 409 if the rule has no webhook or no hook, as `of` says.
     """
     if of == "hook":
         if rule.hook is None:

@@ -21,13 +21,13 @@ from penstock_automations.api.common import (
     RULE_ID,
     a_page,
     answer,
-    asked,
     cursor_of,
+    cursor_parts,
     found_rule,
     may_use,
     operation,
     optional_body,
-    place_of,
+    or_problem,
 )
 from penstock_automations.api.rule_documents import (
     ACT_AS,
@@ -39,14 +39,14 @@ from penstock_automations.api.rule_documents import (
 from penstock_automations.api.stored_rules import (
     StoredRules,
     etag_of,
-    for_all_users,
+    matches_all_users,
+    may_see_all_runs,
     owner_of,
-    sees_all,
 )
-from penstock_automations.rules.hidden import made
+from penstock_automations.rules.hidden import made_secrets
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.records import CompiledRule
-from penstock_automations.rules.store import Conflict, CurrentRules
+from penstock_automations.rules.store import CurrentRules, VersionConflict
 
 
 class Query(BaseModel):
@@ -89,12 +89,12 @@ class Rules:
         except ValidationError as error:
             raise invalid(error) from error
         who = identity_of(request)
-        await asked(self._current.refresh())
+        await or_problem(self._current.refresh())
         own = [each for each in self._current.all() if may_use(who, each.record)]
         own.sort(key=lambda rule: rule.id)
         begin = 0
         if query.after is not None:
-            [last] = place_of(query.after, str)
+            [last] = cursor_parts(query.after, str)
             begin = bisect.bisect_right(own, last, key=lambda rule: rule.id)
         page = own[begin : begin + query.limit]
         more = len(own) > begin + len(page)
@@ -122,9 +122,9 @@ class Rules:
         who = identity_of(request)
         given = self._rules.read(await read_json(request, MAX_BODY_BYTES), None)
         owner = owner_of(who)
-        everybody = for_all_users(given.all_users, owner, sees_all(owner))
+        everybody = matches_all_users(given.all_users, owner, may_see_all_runs(owner))
         async with self._making:
-            await asked(self._current.refresh())
+            await or_problem(self._current.refresh())
             if self._count(who.user_id) >= self._most:
                 raise Problem(
                     409,
@@ -138,7 +138,7 @@ class Rules:
                 0,
                 f"the id {given.id} is taken; choose another",
             )
-        return await self._rules.written(record, made(given, record.rule, None), 201)
+        return await self._rules.written(record, made_secrets(given, record.rule, None), 201)
 
     @serves(
         operation(
@@ -169,7 +169,7 @@ class Rules:
         )
     )
     async def replace(self, request: Request) -> Response:
-        """Store the rule of the body in place of the rule of the path."""
+        """Store the rule in the request's body in place of the rule that the path names."""
         rule = await self._rules.writable(request)
         value = await read_json(request, MAX_BODY_BYTES)
         return await self._change(identity_of(request), rule, value)
@@ -189,7 +189,7 @@ class Rules:
         )
     )
     async def change(self, request: Request) -> Response:
-        """Change the rule of the path: replace the fields that the body names."""
+        """Replace those fields of the rule that the body names."""
         rule = await self._rules.writable(request)
         patch = await read_json(request, MAX_BODY_BYTES)
         if not isinstance(patch, dict):
@@ -212,10 +212,10 @@ class Rules:
         await ignore_body(request)
         rule = await self._rules.changeable(request)
         try:
-            await asked(self._rules.store.delete(rule.id, rule.revision))
-        except Conflict as error:
+            await or_problem(self._rules.store.delete(rule.id, rule.revision))
+        except VersionConflict as error:
             raise _lost_race(error) from error
-        await asked(self._rules.changed())
+        await or_problem(self._rules.changed())
         return Response(status_code=204)
 
     @serves(
@@ -238,7 +238,7 @@ class Rules:
         body = await optional_body(request, PauseBody)
         by = identity_of(request).user_id
         reason = body.reason or f"paused by {by}"
-        await asked(self._rules.store.pause(rule.id, reason, by, rule.record.uid))
+        await or_problem(self._rules.store.pause(rule.id, reason, by, rule.record.uid))
         return await self._rules.current(request)
 
     @serves(
@@ -255,7 +255,7 @@ class Rules:
         """End the pause, even if the rule comes from the file. Leave an active rule unchanged."""
         await ignore_body(request)
         rule = await found_rule(request, self._rules.store)
-        await asked(self._rules.store.resume(rule.id, rule.record.uid))
+        await or_problem(self._rules.store.resume(rule.id, rule.record.uid))
         return await self._rules.current(request)
 
     async def _change(self, who: Identity, rule: CompiledRule, value: Any) -> Response:
@@ -267,13 +267,13 @@ class Rules:
         given = self._rules.read(value, record.rule)
         # If an administrator changes another user's rule, the rule keeps the rights of its owner.
         owner = owner_of(who) if record.owner.user_id == who.user_id else record.owner
-        everybody = for_all_users(given.all_users, owner, record.all_users)
+        everybody = matches_all_users(given.all_users, owner, record.all_users)
         stored = record
         wanted = with_secrets(given.plain, record.rule)
         if (wanted, owner, everybody) != (record.rule, record.owner, record.all_users):
             text = f"the rule {rule.id} was changed at the same time: read it again"
             stored = await self._rules.apply(given.plain, owner, everybody, rule.revision, text)
-        return await self._rules.written(stored, made(given, stored.rule, record.rule))
+        return await self._rules.written(stored, made_secrets(given, stored.rule, record.rule))
 
     def _count(self, user_id: str) -> int:
         return sum(
@@ -282,5 +282,5 @@ class Rules:
         )
 
 
-def _lost_race(error: Conflict) -> Problem:
+def _lost_race(error: VersionConflict) -> Problem:
     return Problem(409, f"{error}: read it again")

@@ -10,7 +10,7 @@ import orjson
 import uuid_utils
 
 from penstock.events.examples import example
-from penstock_automations.actions.carrier import Occurrence
+from penstock_automations.actions.executor import Occurrence
 from penstock_automations.jobs.job import EventSource, Job, TriggerKind, TriggerSource
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule
@@ -43,7 +43,9 @@ def sample_types(rule: CompiledRule) -> list[str]:
 
 
 def sample(rule: CompiledRule, type_: str, now: str) -> tuple[Job, Occurrence]:
-    """Return a sample: an event or trigger, and its job. `now` is its time as RFC 3339.
+    """Return a sample for a rule: a job, and the event or trigger that causes the job.
+
+    `now` becomes the time of the event or trigger, as RFC 3339.
 
     Each call makes new ids, so that a receiver that ignores repeated ids handles each sample.
     """

@@ -12,15 +12,15 @@ from penstock.bus.connection.clock import Clock
 from penstock.web.auth import Identity, identity_of
 from penstock.web.problems import Problem
 from penstock_automations.api.bodies import ApiRule, shown_rule, without_read_only
-from penstock_automations.api.common import answer, asked, found_rule, invalid_rule
+from penstock_automations.api.common import answer, found_rule, invalid_rule, or_problem
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.cron import rfc3339
-from penstock_automations.rules.hidden import restored
+from penstock_automations.rules.hidden import with_restored_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord
 from penstock_automations.rules.refusals import Refusals
 from penstock_automations.rules.rights import missing_right
-from penstock_automations.rules.store import Conflict, RuleStore
+from penstock_automations.rules.store import RuleStore, VersionConflict
 
 SHOWN_TIMES: Final = 5  # how many next times of a schedule a client sees
 
@@ -28,7 +28,7 @@ SHOWN_TIMES: Final = 5  # how many next times of a schedule a client sees
 class StoredRules:
     """The rules that requests read and write.
 
-    `changed` is awaited after a write; it returns when the stored rules match every new event.
+    `changed` is awaited after each write, and returns when the stored rules match every new event.
     `clock` has NATS's time.
     """
 
@@ -45,7 +45,7 @@ class StoredRules:
         self._clock = clock
 
     async def writable(self, request: Request) -> CompiledRule:
-        """Return the rule of the path, if the caller may change its content.
+        """Return the rule that the path names, if the caller may change its content.
 
         A rule acts with its owner's rights. So a caller who writes another user's rule acts as that
         user.
@@ -57,7 +57,7 @@ class StoredRules:
         rule = await self.changeable(request)
         who = identity_of(request)
         owner = rule.record.owner.user_id
-        if owner != who.user_id and not who.may("act-as"):
+        if owner != who.user_id and not who.has_scope("act-as"):
             raise Problem(
                 403,
                 f"the rule acts with the rights of {owner}, so to write it needs the scope act-as "
@@ -66,11 +66,11 @@ class StoredRules:
         return rule
 
     async def changeable(self, request: Request) -> CompiledRule:
-        """Return the rule of the path, if the caller may change it over HTTP.
+        """Return the rule that the path names, if the caller may change it over HTTP.
 
         Raises:
-            Problem: 404; 409 for a rule of the file; 412 if the rule has changed since the caller
-                read it.
+            Problem: 404 if there is no such rule; 409 if it comes from the file of rules; 412 if it
+                has changed since the caller read it.
         """
         rule = await found_rule(request, self.store)
         if rule.record.source == "file":
@@ -88,9 +88,9 @@ class StoredRules:
         return rule
 
     def read(self, value: Any, earlier: Rule | None) -> ApiRule:
-        """Return the rule of a body. Raises Problem 422."""
+        """Return the rule in a request's body. Raises Problem 422 if the body has no valid rule."""
         try:
-            given = read_rule(restored(without_read_only(value), earlier), ApiRule)
+            given = read_rule(with_restored_secrets(without_read_only(value), earlier), ApiRule)
             self._refusals.check(given)
         except InvalidRule as error:
             raise invalid_rule(error) from error
@@ -103,15 +103,15 @@ class StoredRules:
 
         Raises:
             Problem: 403 if the owner does not have a right that the rule needs; 409 with the text
-                `refusal` if the rule has another revision; 503.
+                `refusal` if the rule has another revision; 503 if the bus does not answer.
         """
         if (reason := missing_right(rule, owner)) is not None:
             raise Problem(403, reason)
         try:
-            return await asked(
+            return await or_problem(
                 self.store.apply(rule, owner, all_users=everybody, expected=expected)
             )
-        except Conflict as error:
+        except VersionConflict as error:
             raise Problem(409, refusal) from error
 
     async def replace_secrets(self, rule: CompiledRule, changed: Rule) -> RuleRecord:
@@ -124,8 +124,8 @@ class StoredRules:
         self, record: RuleRecord, secrets: Mapping[str, str], status: int = 200
     ) -> Response:
         """Respond with a stored record, as soon as the rule matches events."""
-        await asked(self.changed())
-        rule = await asked(self.store.get(record.rule.id))
+        await or_problem(self.changed())
+        rule = await or_problem(self.store.get(record.rule.id))
         is_same = rule is not None and rule.record.version == record.version
         headers = {"etag": etag_of(rule)} if rule is not None and is_same else {}
         body = self.shown(record)
@@ -135,8 +135,8 @@ class StoredRules:
         return answer(body, status, **headers)
 
     async def current(self, request: Request) -> Response:
-        """Respond with the rule of the path, as soon as its last change is in effect."""
-        await asked(self.changed())
+        """Respond with the rule that the path names, as soon as its last change is in effect."""
+        await or_problem(self.changed())
         rule = await found_rule(request, self.store)
         return answer(self.shown(rule.record), etag=etag_of(rule))
 
@@ -149,9 +149,9 @@ class StoredRules:
         return {**shown_rule(record), "next_times": [rfc3339(each) for each in found]}
 
 
-def sees_all(owner: Owner) -> bool:
+def may_see_all_runs(owner: Owner) -> bool:
     """Return whether the owner may see the runs of all users."""
-    return owner.may("act-as") or owner.may("administer")
+    return owner.has_scope("act-as") or owner.has_scope("administer")
 
 
 def owner_of(who: Identity) -> Owner:
@@ -159,14 +159,15 @@ def owner_of(who: Identity) -> Owner:
     return Owner(user_id=who.user_id, roles=sorted(who.roles), scopes=sorted(who.scopes))
 
 
-def for_all_users(wanted: bool | None, owner: Owner, usual: bool) -> bool:
-    """Return whether a rule matches the runs of all users. `usual` is the value for None.
+def matches_all_users(wanted: bool | None, owner: Owner, usual: bool) -> bool:
+    """Return whether a rule matches the runs of all users: `wanted`, or `usual` if `wanted` is
+    None.
 
     Raises:
         Problem: 403 if the rule is to match these runs, but its owner may not see them.
     """
     everybody = usual if wanted is None else wanted
-    if everybody and not sees_all(owner):
+    if everybody and not may_see_all_runs(owner):
         raise Problem(
             403,
             "all_users: the runs of other users need the scope act-as or administer, which the "

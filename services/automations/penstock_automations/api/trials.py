@@ -27,15 +27,15 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem
 from penstock.web.read_scheduler import ReadScheduler
-from penstock_automations.actions.webhook.carrier import WebhookCarrier
+from penstock_automations.actions.webhook.executor import WebhookExecutor
 from penstock_automations.api.common import (
     MAX_BODY_BYTES,
     RULE_ID,
     answer,
-    asked,
     found_rule,
     operation,
     optional_body,
+    or_problem,
     time_of,
 )
 from penstock_automations.api.samples import sample, sample_types
@@ -95,12 +95,12 @@ _TRIED: Final = an_object(
 class Trials:
     """The handlers of the routes."""
 
-    def __init__(self, bus: Bus, store: RuleStore, webhooks: WebhookCarrier) -> None:
+    def __init__(self, bus: Bus, store: RuleStore, webhooks: WebhookExecutor) -> None:
         self._bus = bus
         self._store = store
         self._webhooks = webhooks
-        # Each user may try one rule at a time. Without this, a user could flood a receiver with
-        # tests, or keep the process busy with dry runs.
+        # Each user may try one rule at a time. Without this limit, a user could flood a receiver
+        # with tests, or keep the process busy with dry runs.
         self._turns = ReadScheduler()
 
     @serves(
@@ -147,7 +147,7 @@ class Trials:
         )
     )
     async def dry_run(self, request: Request) -> Response | None:
-        """Try the rule on past events, and return what it would have done."""
+        """Try the rule on past events, and return what the rule would have done."""
         rule = await found_rule(request, self._store)
         body = await read_model(request, DryRunBody, MAX_BODY_BYTES)
         since = time_of(body.since, "since")
@@ -182,7 +182,7 @@ class Trials:
         self, user_id: str, rule: CompiledRule, since: datetime, limit: int
     ) -> Response:
         async with self._turns.of(user_id):
-            found = await asked(dry_run(self._bus, rule, since, limit))
+            found = await or_problem(dry_run(self._bus, rule, since, limit))
         return answer(
             {
                 "looked_at": found.looked_at,

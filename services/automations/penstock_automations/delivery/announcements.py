@@ -1,9 +1,9 @@
-"""Writes the events of a delivery to the timeline of its run, as source frames, each once.
+"""Writes the events of a delivery to its run's timeline: each event once, as a source frame.
 
 Two processes may carry out the same job one after another, or at the same time. So a process first
 reads the frames that were written about the event. These frames are in RAW after the event's own
 source frame. The fence refuses the write if another process has written a frame since the read. A
-process keeps the frames that it has read or written in memory, so most writes need no read.
+process keeps in memory the frames that it has read or written, so most writes need no read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.bus.write.fence import tail
 from penstock_automations.jobs.job import Job
 
 WRITER: Final = "automations"
-# The header by which `_read_frames` finds an event that was written before.
+# The name of the header by which `_read_frames` finds an event that was written before.
 DELIVERY: Final = "Penstock-Delivery"
 _LOCKS = 64
 LAGS_S = 0.05
@@ -49,8 +49,8 @@ class Timeline:
 class _Frames:
     """This service's frames of a run after the position `after` in RAW, up to the frame `last`.
 
-    `keys` names the deliveries and the kinds of event of these frames. If the fence accepts a write
-    after `last`, no other process has written a frame since.
+    `keys` has, for each of these frames, the delivery and the kind of the event. If the fence
+    accepts a write after `last`, no other process has written a frame since.
     """
 
     after: int
@@ -67,8 +67,8 @@ class Announcements:
         self._number = itertools.count(1)
         self._known: OrderedDict[str, _Frames] = OrderedDict()  # by run id
         self._keys = 0  # the number of keys in all of `_known`
-        # Deliveries of one run take turns. Without this, the fence would refuse many of their
-        # writes.
+        # Deliveries of one run take turns. If they wrote at the same time, the fence would refuse
+        # many of the writes.
         self._turns = [asyncio.Lock() for _ in range(_LOCKS)]
 
     async def once(
@@ -81,7 +81,7 @@ class Announcements:
     ) -> bool:
         """Write a source event unless the delivery has written this kind of event before.
 
-        Returns whether this call wrote it.
+        Returns whether this call wrote the event.
 
         Raises:
             BusError: the bus does not answer; repeat the call.
@@ -129,9 +129,9 @@ class Announcements:
     async def _caught_up(self, run_id: str, known: _Frames) -> _Frames | None:
         """Return the known frames, with the frames that other processes have written since.
 
-        Only the later frames are read. Otherwise two processes that write about the same run would
-        read all its frames for each write, and a long run would take ever longer. Returns None if
-        the last known frame has expired or was lost, so that all frames must be read.
+        Only the later frames are read. If each write read all frames of the run, a write would take
+        longer the more frames the run has. Returns None if the last known frame has expired or was
+        lost, so that all frames must be read.
         """
         stream, pattern = raw_for(run_id), raw_stored(run_id, WRITER)
         if known.last == 0:

@@ -1,4 +1,4 @@
-"""Tells a workflow how its call ended."""
+"""Reports the outcome of a call to the workflow that made the call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def publish_call_outcome(bus: Bus, call: CallJob, record: DeliveryRecord) 
     """Publish the outcome of a call. A repeated call of this function is harmless.
 
     Raises:
-        BusError: it was not published, or it is unknown whether it was published; repeat the call.
+        BusError: the outcome was not published, or it is unknown whether it was; repeat the call.
     """
     payload = called_of(call, record).dump()
     headers = {"Nats-Msg-Id": f"{call.webhook_id}.called"}
@@ -39,7 +39,7 @@ async def publish_call_outcome(bus: Bus, call: CallJob, record: DeliveryRecord) 
 
 
 async def wants_answer(bus: Bus, call: CallJob) -> bool:
-    """Return whether the workflow's run has not ended; True if its record is missing.
+    """Return whether the workflow's run has not ended; True if the run's record is missing.
 
     Raises:
         BusError: the bucket cannot be read.

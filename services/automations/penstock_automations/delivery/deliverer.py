@@ -23,15 +23,20 @@ from penstock.bus.write import objects
 from penstock.bus.write.schedules import schedule
 from penstock.runs.calls import CallJob
 from penstock.tracing import spans
-from penstock_automations.actions.carrier import Attempted, Carrier, Later, Occurrence
+from penstock_automations.actions.executor import (
+    ActionExecutor,
+    AttemptDeferred,
+    Attempted,
+    Occurrence,
+)
 from penstock_automations.broker import Taken
 from penstock_automations.delivery.announcements import Announcements, Timeline
 from penstock_automations.delivery.backoff import delay_s
 from penstock_automations.delivery.called import publish_call_outcome, wants_answer
 from penstock_automations.delivery.delivery_span import context_of, span_of
-from penstock_automations.delivery.outcomes import dead_letter, outcome, triggered
+from penstock_automations.delivery.outcomes import dead_letter, outcome_event, triggered_data
 from penstock_automations.delivery.records import Attempt, DeliveryRecord, Records
-from penstock_automations.jobs.deferrals import growing_s
+from penstock_automations.jobs.deferrals import deferral_delay_s
 from penstock_automations.jobs.job import CallSource, EventSource, Job, TriggerSource
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
@@ -54,8 +59,8 @@ MAX_DEFERRALS = 10_000
 PAUSED_S = (10.0, 3600.0)
 
 # The TTL in seconds of a job that is due and waits in SCHEDULES for a process. By default, records
-# of deliveries are kept as long. If a process ends before it deletes the job's message, the server
-# deletes the message after this time.
+# of deliveries are kept for the same time. If a process ends before it deletes the job's message,
+# the server deletes the message after this time.
 DUE_TTL_S = 30 * 86_400.0
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
@@ -63,7 +68,12 @@ GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`at_once` is the number of jobs in memory; the other fields are as in the settings."""
+    """The limits of a deliverer.
+
+    `at_once` is the greatest number of jobs in memory. If no process reports for `ack_wait_s`
+    seconds that it works on a job, the server gives the job to another process. `delays_s` has the
+    seconds between the attempts of a delivery.
+    """
 
     at_once: int
     ack_wait_s: float
@@ -80,7 +90,7 @@ class Deliverer:
         rules: CurrentRules,
         store: RuleStore,
         order: Order,
-        carriers: Mapping[ActionKind, Carrier],
+        executors: Mapping[ActionKind, ActionExecutor],
         limits: Limits,
         give_up: GiveUp,
         call_secrets: Mapping[str, CallSecret],
@@ -90,7 +100,7 @@ class Deliverer:
         self._rules = rules
         self._store = store
         self._order = order
-        self._carriers = carriers
+        self._executors = executors
         self._limits = limits
         self._give_up = give_up
         self._call_secrets = call_secrets
@@ -166,8 +176,11 @@ class Deliverer:
         await taken.ack()
 
     async def _end(self, stored: Stored, error: Exception) -> None:
-        """Give up a job whose handling fails. Record the outcome, because other jobs may wait for
-        it."""
+        """Give up a job whose handling fails.
+
+        The failure is recorded as the delivery's outcome, because other jobs may wait for the
+        outcome.
+        """
         log.error("%s: given up", stored.subject, exc_info=error)
         try:
             job = Job.parse(stored.payload)
@@ -207,7 +220,7 @@ class Deliverer:
             text = f"put off {job.deferrals} times: the rule is paused, or the receiver away"
             return await self._fail(job, stored, record, "put_off_too_often", text)
         if rule.record.paused is not None or not rule.record.rule.enabled:
-            return await self._defer(job, growing_s(PAUSED_S, job.deferrals))
+            return await self._defer(job, deferral_delay_s(PAUSED_S, job.deferrals))
         await self._take_place(rule, job, stored, record)
 
     async def _deliver_call(
@@ -231,16 +244,17 @@ class Deliverer:
     async def _take_place(
         self, rule: CompiledRule, job: Job, stored: Stored, record: DeliveryRecord
     ) -> None:
-        """Make an attempt if there is a place for it now; otherwise put the job off."""
-        carrier = self._carriers[rule.record.rule.action.kind]
-        async with carrier.place(rule, job) as wait_s:
+        """Make an attempt if there is a place for the attempt now; if there is none, postpone the
+        job."""
+        executor = self._executors[rule.record.rule.action.kind]
+        async with executor.reserve_capacity(rule, job) as wait_s:
             if wait_s:
                 return await self._defer(job, wait_s)
-            await self._attempt(carrier, rule, job, stored, record)
+            await self._attempt(executor, rule, job, stored, record)
 
     async def _attempt(
         self,
-        carrier: Carrier,
+        executor: ActionExecutor,
         rule: CompiledRule,
         job: Job,
         stored: Stored,
@@ -257,9 +271,9 @@ class Deliverer:
         else:
             own = occurrence
         attempted = await self._persist(
-            lambda: carrier.attempt(rule, job, own, record.started_run_id)
+            lambda: executor.attempt(rule, job, own, record.started_run_id)
         )
-        if isinstance(attempted, Later):
+        if isinstance(attempted, AttemptDeferred):
             return await self._defer(job, attempted.wait_s)
         await self._handle_attempt(job, stored, record, attempted)
         if spans.is_on():
@@ -346,8 +360,8 @@ class Deliverer:
         self, job: Job, stored: Stored, record: DeliveryRecord, code: str, text: str
     ) -> None:
         """End a delivery, unless a killed process has made the attempt without recording it."""
-        for carrier in self._carriers.values():
-            attempted = await self._persist(partial(carrier.unrecorded, job))
+        for executor in self._executors.values():
+            attempted = await self._persist(partial(executor.complete_unrecorded_attempt, job))
             if attempted is not None:
                 return await self._handle_attempt(job, stored, record, attempted)
         await self._fail(job, stored, record, code, text)
@@ -385,7 +399,12 @@ class Deliverer:
                 telemetry.DEADLETTERS.labels("automations").inc()
                 log.error(
                     "%s: %s: delivery %s has failed: %s",
-                    *(job.about, job.on_behalf, job.webhook_id, outcome(job, record)[1]["result"]),
+                    *(
+                        job.about,
+                        job.on_behalf,
+                        job.webhook_id,
+                        outcome_event(job, record)[1]["result"],
+                    ),
                 )
         if job.ordered:
             following_job = await self._persist(lambda: self._order.done(job))
@@ -396,7 +415,7 @@ class Deliverer:
     async def _announce_trigger(self, job: Job, record: DeliveryRecord) -> None:
         timeline = _timeline(job, record)
         if timeline is not None:
-            data = triggered(job, record.name)
+            data = triggered_data(job, record.name)
             await self._persist(
                 lambda: self._announcements.once(
                     timeline, job, "triggered", "automation.triggered", data
@@ -410,7 +429,7 @@ class Deliverer:
         metrics. For such a delivery, the result is always True.
         """
         timeline = _timeline(job, record)
-        type_, data = outcome(job, record)
+        type_, data = outcome_event(job, record)
         if timeline is None:
             # a failure that becomes a dead letter is logged by `_complete`
             if record.status != "failed" or not job.can_be_repeated:
@@ -479,8 +498,8 @@ class Deliverer:
             try:
                 return await step()
             except BusError as error:
-                # Many deliveries may wait at once. So each logs only its failed tries 1, 2, 4, 8
-                # and so on.
+                # Many deliveries may wait at once. So each delivery logs only its failed tries 1,
+                # 2, 4, 8 and so on.
                 if tries.bit_count() == 1:
                     log.warning("a delivery waits, and was tried %d times: %s", tries, error)
                 await asyncio.sleep(RETRY_S)

@@ -1,4 +1,4 @@
-"""The trace context and the span of a delivery. Pure."""
+"""Makes the trace context and the span of a delivery. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from penstock_automations.jobs.job import EventSource, Job
 
 
 def _parent(job: Job, traceparent: str | None) -> str | None:
-    """Return the context of the parent span: the event's run, or the workflow's step."""
+    """Return the trace context of the delivery's parent span; None if there is none.
+
+    The parent is the span of the event's run. If the job comes from a trigger, the parent is the
+    span that `traceparent` names.
+    """
     if isinstance(job.source, EventSource):
         return spans.of_run(traceparent, job.source.run_id)
     return traceparent
@@ -27,9 +31,9 @@ def context_of(job: Job, traceparent: str | None) -> str | None:
 
 
 def span_of(job: Job, record: DeliveryRecord, traceparent: str | None) -> Span | None:
-    """Return the span of a delivery; None if it has not ended, or has no trace.
+    """Return the span of a delivery; None if the delivery has not ended, or has no trace.
 
-    `traceparent`: see `context_of`.
+    `context_of` describes `traceparent`.
     """
     context = context_of(job, traceparent)
     if context is None or record.ended_at is None:

@@ -18,8 +18,12 @@ RETRY_S = 1.0
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 
-class Due:
-    """Publishes jobs at their time. After a kill, publishing a job again stores nothing twice."""
+class DueJobs:
+    """Publishes jobs when they are due.
+
+    If a process is killed, another process publishes the job again. DELIVERIES then discards the
+    second copy.
+    """
 
     def __init__(self, bus: Bus, give_up: GiveUp) -> None:
         self._bus = bus
@@ -41,8 +45,8 @@ class Due:
                 log.warning("%s is published in %g s: %s", stored.subject, RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
                 await taken.working()
-        # Acknowledge first: the server reports a message that is deleted before its acknowledgement
-        # as terminated.
+        # The message is acknowledged before it is deleted. In the other order, the server would
+        # report the message as terminated.
         try:
             await taken.ack_and_wait()
         except BusError as error:

@@ -38,8 +38,8 @@ READ_AT_ONCE: Final = 50  # after this many records, other requests are handled
 class Selection:
     """A choice of deliveries: by rules, status and the time at which a delivery began.
 
-    A rule is given by its id and its `uid`. The times are Unix milliseconds. `since` is included,
-    `until` is not.
+    A rule is given by its id and its `uid`. The times are Unix milliseconds. A delivery that began
+    at `since` is selected; a delivery that began at `until` is not.
     """
 
     rules: frozenset[tuple[str, str]]
@@ -54,8 +54,8 @@ class Selection:
 
 
 class DeliveryRows(IndexRows):
-    """The index of all deliveries. `age` is minus the time when a delivery began, in Unix
-    milliseconds."""
+    """The index of all deliveries. `age` is the negative of the time when a delivery began (in Unix
+    milliseconds), so the newest delivery comes first."""
 
     def __init__(self) -> None:
         super().__init__(

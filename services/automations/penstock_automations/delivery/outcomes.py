@@ -16,7 +16,7 @@ class NotDelivered(Exception):
     """A delivery has failed for good."""
 
 
-def triggered(job: Job, name: str) -> dict[str, Any]:
+def triggered_data(job: Job, name: str) -> dict[str, Any]:
     """Return the data of `automation.triggered`."""
     return {
         "automation": job.rule,
@@ -27,7 +27,7 @@ def triggered(job: Job, name: str) -> dict[str, Any]:
     }
 
 
-def outcome(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
+def outcome_event(job: Job, record: DeliveryRecord) -> tuple[str, dict[str, Any]]:
     """Return the type and data of the event with the outcome of a delivery."""
     last = record.last
     data: dict[str, Any] = {

@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from penstock.bus import Bus
 from penstock.bus.records import Record
-from penstock_automations.actions.carrier import RequestHead
+from penstock_automations.actions.executor import RequestHead
 from penstock_automations.jobs.job import Job, SourceKind
 
 BUCKET = "deliveries"

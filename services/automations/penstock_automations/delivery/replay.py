@@ -27,8 +27,8 @@ async def replay_delivery(bus: Bus, record: DeliveryRecord) -> Job:
 
     The receiver gets the same `webhook-id`. Two calls at the same time cause only one replay,
     because both publish a job with the same id, and DELIVERIES discards the second job. The next
-    replay gets a new id only after an attempt of this replay. The dead letter of the failure is
-    marked as replayed.
+    replay gets a new id only after an attempt of this replay was recorded. The dead letter of the
+    failure is marked as replayed.
 
     Raises:
         CannotReplay: the delivery has no outcome yet, or there was nothing to deliver.

@@ -21,7 +21,7 @@ _FORBIDDEN: Final[tuple[Network, ...]] = tuple(
     map(
         ip_network,
         (
-            "192.0.0.0/24",  # protocol assignments; clouds use some for metadata
+            "192.0.0.0/24",  # protocol assignments; clouds use some of these addresses for metadata
             "192.88.99.0/24",  # 6to4 relays
             "2001::/23",  # protocol assignments, and Teredo, which contains an IPv4 address
             "2001:db8::/32",  # documentation
@@ -68,7 +68,8 @@ def literal(host: str) -> Address | None:
 
 
 def is_forbidden(address: Address, allowed: Iterable[Network] = ()) -> bool:
-    """Return whether webhooks must not reach the address, because it is not public or allowed."""
+    """Return whether webhooks must not reach the address, because it is neither public nor
+    allowed."""
     if any(address in network for network in allowed if network.version == address.version):
         return False
     if isinstance(address, IPv6Address) and (

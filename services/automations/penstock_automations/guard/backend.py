@@ -98,7 +98,7 @@ class Guard:
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """The network backend of a pool of connections that a guard checks."""
+    """A network backend that makes only the connections that a guard allows."""
 
     def __init__(
         self,
@@ -152,5 +152,5 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         raise AddressRefused("webhooks reach no sockets of this machine")
 
     async def sleep(self, seconds: float) -> None:
-        """Wait; part of the interface of backends."""
+        """Wait; httpcore requires this method of a backend."""
         await asyncio.sleep(seconds)

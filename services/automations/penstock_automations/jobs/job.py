@@ -20,10 +20,11 @@ _TRIGGER_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """An event that matched a rule, named by its run and by its sequence in the stream of events.
+    """An event that matched a rule.
 
-    `raw` is the position in RAW of the event's source frame. The source frames that this service
-    writes about the delivery have later positions.
+    `sequence` is the event's number in its run, and `event` is its sequence in the stream of
+    events. `raw` is the position in RAW of the event's source frame. The source frames that this
+    service writes about the delivery have later positions.
     """
 
     kind: ClassVar[SourceKind] = "event"
@@ -45,7 +46,7 @@ class EventSource:
         return f"{self.run_id}.{self.sequence}"
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the source, as jobs have them."""
+        """Return the fields that a job as JSON has for this source."""
         return {"source": self.kind, **_without_defaults(self)}
 
 
@@ -68,7 +69,7 @@ class TriggerSource:
         return self.id
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the source, as jobs have them."""
+        """Return the fields that a job as JSON has for this source."""
         return {"source": self.kind, "id": self.id, "body": self.body}
 
 
@@ -91,7 +92,7 @@ class CallSource:
         return self.call.call_id
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the source, as jobs have them."""
+        """Return the fields that a job as JSON has for this source."""
         return {"source": self.kind, "call": self.call.model_dump(exclude_none=True)}
 
 
@@ -112,7 +113,7 @@ class Job:
     depth: int = 0  # how many rules led to the event
     attempt: int = 1  # the number of the attempt to make
     deferrals: int = 0  # how often the delivery was put off without an attempt
-    replay: int = 0  # how often a person had the delivery made again
+    replay: int = 0  # how often the delivery was replayed by a person
     failure: str | None = None  # the reason why the delivery fails at once, without an attempt
     failure_code: FailureCode = "condition"
 
@@ -142,7 +143,7 @@ class Job:
 
     @property
     def can_be_repeated(self) -> bool:
-        """Whether a replay may succeed. Only then does a failure become a dead letter.
+        """Whether a replay may succeed. A failure becomes a dead letter only if this is True.
 
         A call is never replayed: its workflow gets the failure, and decides what to do.
         """
@@ -174,7 +175,7 @@ class Job:
 
     @property
     def schedule_subject(self) -> str:
-        """The subject in SCHEDULES of the scheduled message with this job."""
+        """The subject of this job's scheduled message in SCHEDULES."""
         step = f"{self.attempt}-{self.deferrals}-{self.replay}"
         return subjects.schedule("automations", f"{self.key}.{step}")
 
@@ -185,7 +186,7 @@ class Job:
 
     @property
     def order_key(self) -> str:
-        """The key in KV of the queue of an ordered rule for this run."""
+        """The KV key of the queue that an ordered rule has for this run."""
         return f"order.{self.rule}.{self.run_id}"
 
     def next_attempt(self) -> Job:
@@ -206,7 +207,7 @@ class Job:
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
-        """Parse a job that `dump` wrote; unknown fields of later versions are left out.
+        """Parse a job that `dump` wrote; unknown fields of later versions are ignored.
 
         Raises:
             ValueError: the payload is no job.

@@ -1,11 +1,11 @@
-"""Keeps the deliveries of a run in order, for rules that ask for it.
+"""Keeps the deliveries of a run in order, for rules that ask for this order.
 
 KV `deliveries` has one queue for each ordered rule and run. The server delivers an event to any
 process, and again after a kill. So processes may report the events of a run in any order and more
 than once. The queue nevertheless has the order of the stream. A process that extends a queue first
-reads all events of the run since the last event in the queue. It writes the queue only if no other
-process has written the queue meanwhile. So runs are independent of each other, and no process has
-to wait for another process.
+reads all events of the run since the last event in the queue. The process writes the queue only if
+no other process has written the queue meanwhile. So runs are independent of each other, and no
+process has to wait for another process.
 
 Only the first job of a queue is in DELIVERIES. When this job has its outcome, the next job is
 published. Every step may be repeated.
@@ -37,8 +37,8 @@ class Order:
         self._bucket = bus.bucket("deliveries")
 
     async def extend(self, jobs: Sequence[Job], between: Between) -> Job | None:
-        """Put jobs of one rule and run into their queue, after adding all earlier jobs that it
-        lacks.
+        """Append jobs of one rule and run to their queue; first append all earlier jobs that the
+        queue lacks.
 
         Returns the first job of the queue if the caller must publish it, else None. A repeated call
         returns the first job again if it is one of `jobs`, because an earlier caller may have ended

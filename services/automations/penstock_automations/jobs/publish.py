@@ -8,7 +8,8 @@ from penstock_automations.jobs.job import Job
 
 
 async def publish(bus: Bus, job: Job) -> None:
-    """Store a job in DELIVERIES; within the server's window, a repeated call stores nothing.
+    """Store a job in DELIVERIES. A repeated call within the server's duplicate window stores
+    nothing.
 
     Raises:
         BusError: the job was not stored, or it is unknown whether it was stored; repeat the call.

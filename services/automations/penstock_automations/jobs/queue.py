@@ -1,4 +1,7 @@
-"""Defines the queue of an ordered rule and run, whose deliveries wait for each other. Pure."""
+"""Defines the queue of the deliveries that an ordered rule makes for one run. Pure.
+
+Each delivery waits until the delivery before it has ended.
+"""
 
 from __future__ import annotations
 

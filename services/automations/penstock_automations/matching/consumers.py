@@ -67,7 +67,7 @@ class Consumers:
 
 
 def filters(types: frozenset[str]) -> tuple[str, ...]:
-    """Return the filter subjects of a consumer of these event types.
+    """Return the filter subjects for a consumer that gets events of these types.
 
     Without types, the result is `NOTHING`, a subject without messages, because a consumer without
     filters would get every event.

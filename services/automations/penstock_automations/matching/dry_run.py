@@ -1,5 +1,5 @@
-"""Tries a rule on past events: finds the events that match, and says why other events do not
-match."""
+"""Tries a rule on past events: finds the events that match, and the reasons why the other events do
+not match."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.bus.read import direct
 from penstock.bus.write import objects
 from penstock.expressions import ExpressionError, MissingField
 from penstock_automations.matching.facts import Facts, RunFacts
-from penstock_automations.matching.match import may_act, too_deep
+from penstock_automations.matching.match import depth_refusal, may_act
 from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_of
 
 MAX_EVENTS: Final = 10_000
@@ -83,7 +83,9 @@ async def dry_run(bus: Bus, rule: CompiledRule, since: datetime, limit: int = MA
             result.counts[shown.why] += 1
             if result.counts[shown.why] <= SHOWN_OF_EACH:
                 result.shown.append(shown)
-            if time.monotonic() - turn > TURN_S:  # one condition may take a second
+            # The evaluation of a single condition may take as long as one second. So the time is
+            # checked after each event.
+            if time.monotonic() - turn > TURN_S:
                 await asyncio.sleep(0)
                 turn = time.monotonic()
     return result
@@ -131,7 +133,7 @@ def _why(
 ) -> tuple[Why, str]:
     if not may_act(rule, facts, body):
         return "not_allowed", "the rule would set itself off, or too many rules led to the event"
-    if (reason := too_deep(facts, body)) is not None:
+    if (reason := depth_refusal(facts, body)) is not None:
         return "not_allowed", reason
     if rule.trouble is not None:
         return "failed", rule.trouble

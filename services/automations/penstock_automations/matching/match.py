@@ -26,11 +26,11 @@ def matches(
     clock: Callable[[], float],
     took: Callable[[CompiledRule, float], None],
 ) -> list[Match]:
-    """Return the rules whose condition holds for the event, and the rules whose condition fails.
+    """Return the rules that match the event, and the rules whose condition cannot be evaluated.
 
-    `bound` is from `bound_event`. A condition that reads a missing field does not hold. A failing
-    condition has no effect on other rules. `took` is called with each rule and the seconds of its
-    evaluation, measured with `clock`.
+    `bound` is from `bound_event`. A condition that reads a missing field does not hold. A condition
+    that cannot be evaluated has no effect on other rules. `took` is called with each rule and the
+    seconds of its evaluation, measured with `clock`.
     """
     found = []
     for rule in rules:
@@ -54,9 +54,10 @@ def matches(
 
 
 def bound_event(body: Mapping[str, Any], size_bytes: int) -> Bound | ExpressionError:
-    """Return an event for the conditions of all rules; the error if CEL cannot represent it.
+    """Convert an event to a value that the conditions of all rules can use.
 
-    Binding costs as much as a condition, so bind an event once.
+    Return the error if CEL cannot represent the event. The conversion costs as much as the
+    evaluation of a condition, so convert each event only once.
     """
     try:
         return CONDITIONS.bind({"event": event_of(body)}, size_bytes)
@@ -81,15 +82,17 @@ def may_act(rule: CompiledRule, facts: RunFacts, body: Mapping[str, Any]) -> boo
     """Return whether the rule may act on an event of this run.
 
     A rule acts with its owner's rights. So it may act on its owner's runs only, unless it sees the
-    runs of all users. Without `loops`, a rule may act neither on events about its own deliveries
-    nor on runs that it led to. See also `too_deep`.
+    runs of all users. Without `loops`, a rule may act neither on events about the rule's own
+    deliveries nor on runs that the rule has caused, directly or through other rules. See also
+    `depth_refusal`.
     """
     record = rule.record
     if not record.all_users and facts.owner != record.owner.user_id:
         return False
     is_delivery = body["event"]["category"] == "automation"
-    if is_delivery and too_deep(facts, body) is not None:
-        # Refuse without an announcement, which would itself be refused and announced, without end.
+    if is_delivery and depth_refusal(facts, body) is not None:
+        # The refusal is not announced. Otherwise, the announcement itself would be refused and
+        # announced, and so on without end.
         return False
     if record.rule.loops:
         return True
@@ -97,8 +100,8 @@ def may_act(rule: CompiledRule, facts: RunFacts, body: Mapping[str, Any]) -> boo
     return not is_own_event and rule.id not in facts.rules
 
 
-def too_deep(facts: RunFacts, body: Mapping[str, Any]) -> str | None:
-    """Return why no rule may act on the event; None if rules may.
+def depth_refusal(facts: RunFacts, body: Mapping[str, Any]) -> str | None:
+    """Return why no rule may act on the event; None if rules may act on it.
 
     Without this limit, rules that start each other's runs, or match each other's events, would
     never end.

@@ -25,9 +25,9 @@ from penstock_automations.matching.match import (
     Match,
     bound_event,
     depth_of,
+    depth_refusal,
     matches,
     may_act,
-    too_deep,
 )
 from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import CurrentRules, RuleStore
@@ -35,12 +35,12 @@ from penstock_automations.rules.store import CurrentRules, RuleStore
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-SLOW_S = 0.1  # an evaluation that takes longer counts as slow
-AT_ONCE = 5  # conditions that are evaluated on one event before other tasks may run
+SLOW_S = 0.1  # seconds; an evaluation that takes longer counts as slow
+AT_ONCE = 5  # the number of conditions that are evaluated on one event before other tasks may run
 MAX_SLOW = 5  # after this many slow evaluations a rule is paused, because it delays all other rules
 
-# The errors when an event cannot be read: the normalizer did not write it, or its object has
-# expired.
+# The errors that are raised when an event cannot be read, because the normalizer did not write the
+# event, or because the event's object has expired.
 _UNREADABLE = (ObjectGone, ValueError, KeyError, TypeError, AttributeError)
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
@@ -91,13 +91,15 @@ class Matching:
         type_, _, run_id = stored.subject.rpartition(".")
         stream = events_for(run_id)
         rules = [
-            rule for rule in self._rules.of_type(type_) if rule.sees(type_, stream, stored.sequence)
+            rule
+            for rule in self._rules.of_type(type_)
+            if rule.waits_for_event(type_, stream, stored.sequence)
         ]
         try:
             return await self._matched(rules, stored, type_, run_id) if rules else []
         except _UNREADABLE as error:
-            # No later try can read this event. If it were not given up, all later events would wait
-            # for it.
+            # No later try can read this event. If this event were not given up, all later events
+            # would wait for this event.
             await self._give_up(stored, error)
             return []
 
@@ -110,14 +112,14 @@ class Matching:
         if facts is None:
             log.warning("run %s: no rule acts on its %s, since it has no record", run_id, type_)
             return []
-        # Rules that may not act are dropped before their conditions are evaluated. Otherwise one
-        # user's rules would use time for every event of all other users.
+        # A rule that may not act on this run is dropped before its condition is evaluated. If all
+        # conditions were evaluated, one user's rules would take time for other users' events.
         allowed = [rule for rule in rules if may_act(rule, facts, body)]
         found = await self._found(allowed, body, len(payload), run_id)
         jobs = []
         for match in found:
             rule = match.rule
-            deep = too_deep(facts, body) if match.failure is None else None
+            deep = depth_refusal(facts, body) if match.failure is None else None
             failure = match.failure or deep
             if failure is not None:
                 log.warning("run %s: rule %s: %s", run_id, rule.id, failure)
@@ -147,8 +149,8 @@ class Matching:
     ) -> list[Match]:
         """Return the rules that match, and let other tasks run between slow conditions.
 
-        Otherwise many slow rules of one user would block all deliveries and requests of the
-        process.
+        Without these pauses, many slow rules of one user would block all deliveries and requests of
+        the process.
         """
         found: list[Match] = []
         took = partial(self._took, run_id)
@@ -183,12 +185,13 @@ class Matching:
         jobs: list[Job] = []
         for stored in await direct.between(self._bus, stream, names, after, upto):
             type_ = stored.subject.rpartition(".")[0]
-            if not rule.sees(type_, stream, stored.sequence):
+            if not rule.waits_for_event(type_, stream, stored.sequence):
                 continue
             try:
                 jobs += await self._matched([rule], stored, type_, run_id)
             except _UNREADABLE:
-                continue  # the process to which the server delivers this event gives it up
+                # The process that gets this event from the server makes the event a dead letter.
+                continue
         return jobs
 
     def _took(self, run_id: str, rule: CompiledRule, seconds: float) -> None:

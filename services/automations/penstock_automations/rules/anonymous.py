@@ -16,7 +16,7 @@ REASON: Final = (
 )
 
 
-async def pause_rules_of_nobody(store: RuleStore) -> None:
+async def pause_rules_without_owner(store: RuleStore) -> None:
     """Pause the rules of `anonymous`.
 
     Such a rule sees the runs of all users. If the rule stayed active, somebody who made it before

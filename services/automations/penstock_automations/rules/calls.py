@@ -1,4 +1,4 @@
-"""Makes the webhook of a workflow's call, in the form in which rules have webhooks. Pure."""
+"""Makes a rule from a workflow's call, so that the call can be delivered as a webhook. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class CallRefused(Exception):
 
 
 def rule_of_call(call: CallJob, secrets: Mapping[str, CallSecret]) -> CompiledRule:
-    """Return a rule whose action is the call, so that the call is delivered as webhooks are.
+    """Return a rule whose action is the call, so that the call is delivered like the webhook of a
+    rule.
 
     Raises:
         CallRefused: the URL or a header cannot be used, there is no secret of this name, or the

@@ -1,9 +1,10 @@
 """Computes the times of a cron expression in a time zone. Pure.
 
 The times are the same as in Debian's cron. An expression with a fixed minute and hour fires once on
-each of its days. If daylight saving time skips its local time, it fires at the end of the gap. If
-its local time occurs twice, it fires at the first occurrence only. An expression with `*` as minute
-or hour follows real time, so it fires in both occurrences of the repeated hour.
+each of its days. If daylight saving time skips this local time, the expression fires at the end of
+the gap. If this local time occurs twice, the expression fires at the first occurrence only. An
+expression with `*` as minute or hour follows real time, so this expression fires in both
+occurrences of the repeated hour.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from cronsim import CronSim, CronSimError
 
 FIELDS: Final = 5  # minute, hour, day of the month, month, day of the week
 MINUTE_S: Final = 60.0
-# `latest` first looks at the last two minutes, then at a period 16 times as long, and so on. So it
-# computes few times both for a schedule of every minute and for a schedule of every year.
+# `latest` first looks at the last two minutes, then at a period 16 times as long, and so on. So
+# `latest` computes only a few dates, both for a schedule of every minute and for a schedule of
+# every year.
 _FIRST_LOOK_S, _LOOK_GROWS = 2 * MINUTE_S, 16
 
 

@@ -17,7 +17,7 @@ from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner, RuleRecord
 from penstock_automations.rules.rights import check_agent, missing_right
-from penstock_automations.rules.store import Conflict, RuleStore
+from penstock_automations.rules.store import RuleStore, VersionConflict
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ def read_rules(path: Path) -> list[FileRule]:
 
 
 async def apply_file(path: Path, store: RuleStore, config: Config) -> None:
-    """Store the rules of a file, and delete rules of an earlier file that this file lacks.
+    """Store the rules of a file. Delete rules that came from an earlier file and are not in this
+    file.
 
     A rule that has not changed keeps its version. Rules that were made over HTTP stay.
 
@@ -88,7 +89,7 @@ async def apply_file(path: Path, store: RuleStore, config: Config) -> None:
             continue
         try:
             await store.apply(plain, owner, all_users=everybody, source="file")
-        except Conflict:
+        except VersionConflict:
             log.info("rule %s is stored by another process at the same time", rule.id)
     for rule_id in known.keys() - {rule.id for rule in wanted}:
         if known[rule_id].record.source == "file":

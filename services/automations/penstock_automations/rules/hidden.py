@@ -29,7 +29,8 @@ def shown(model: BaseModel) -> dict[str, Any]:
 
 
 def secrets_of(model: BaseModel, above: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, str]]:
-    """Yield each secret of the model with its path, made of names of fields and list indexes."""
+    """Yield each secret of the model with its path; a path consists of field names and list
+    indexes."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         path = (*above, name)
@@ -41,7 +42,7 @@ def secrets_of(model: BaseModel, above: tuple[str | int, ...] = ()) -> Iterator[
             yield path, value
 
 
-def restored(value: Any, earlier: Rule | None) -> Any:
+def with_restored_secrets(value: Any, earlier: Rule | None) -> Any:
     """Return the JSON of a rule with the earlier rule's secrets in place of `(hidden)`.
 
     So a client that does not know the secrets can read a rule, change a field and send it back.
@@ -57,8 +58,8 @@ def restored(value: Any, earlier: Rule | None) -> Any:
     return found
 
 
-def made(given: Rule, stored: Rule, earlier: Rule | None) -> dict[str, str]:
-    """Return the secrets that the server has made for a rule, by the part of the rule.
+def made_secrets(given: Rule, stored: Rule, earlier: Rule | None) -> dict[str, str]:
+    """Return the secrets that the server has made for a rule, keyed by the part of the rule.
 
     The parts are `webhook` and `hook`.
     """

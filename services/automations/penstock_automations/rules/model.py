@@ -27,20 +27,20 @@ from penstock_automations.rules.actions import DecideAction, RunAction
 from penstock_automations.rules.secrets import WRITE_ONLY, check_secret
 from penstock_automations.rules.triggers import Hook, Schedule
 
+_TYPES: Final = frozenset(CATALOGUE)
 # The types that a pattern such as `llm.*` leaves out, because they have very many events and few
 # rules want these events. A rule that wants such a type must name the type.
-_TYPES: Final = frozenset(CATALOGUE)
 MANY: Final = frozenset({"llm.stream", "llm.tool_args"})
 MAX_SUBJECTS = 50
 MAX_TIMEOUT_S = 60.0
 
 # the type of the only event that the action `decide` can answer
 DECIDED: Final = "approval.requested"
-# the types of the events that may bring links, because the approval waits for people
+# the event types for which a webhook may contain links, because the approval waits for people
 LINKED: Final = frozenset({DECIDED, "approval.escalated"})
 TRIGGERS: Final = ("subjects", "schedule", "hook")
 
-# The words that follow /v1/automations/ in paths of their own.
+# The words that no rule may have as its id, because they follow /v1/automations/ in other paths.
 RESERVED: Final = frozenset({"deliveries", "endpoints", "hooks", "replay"})
 
 RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
@@ -67,7 +67,8 @@ class HeaderAuth(Part):
     name: str = Field(description="The header's name.", pattern=r"^[A-Za-z0-9-]{1,64}$")
     value: str = Field(
         description="The header's value. Penstock never shows it.",
-        # No space at either end: h11 would refuse it with an error text that contains the secret.
+        # No space is allowed at either end. h11 would refuse such a value with an error text that
+        # contains the secret.
         pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$",
         json_schema_extra=WRITE_ONLY,
     )

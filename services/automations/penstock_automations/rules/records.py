@@ -35,7 +35,7 @@ class Owner(Record):
     roles: list[str] = Field([])
     scopes: list[str] = Field([])
 
-    def may(self, scope: str) -> bool:
+    def has_scope(self, scope: str) -> bool:
         """Return whether the maker had the scope."""
         return scope in self.scopes
 
@@ -68,7 +68,7 @@ class RuleRecord(Record):
 
     @property
     def is_active(self) -> bool:
-        """Whether the rule's trigger fires it now."""
+        """Whether the rule's trigger fires the rule now."""
         return self.rule.enabled and self.paused is None
 
     @property
@@ -104,10 +104,10 @@ class CompiledRule:
 
     @property
     def matches_now(self) -> bool:
-        """Whether the rule's trigger fires it now."""
+        """Whether the rule's trigger fires the rule now."""
         return self.record.is_active
 
-    def sees(self, type_: str, stream: str, sequence: int) -> bool:
+    def waits_for_event(self, type_: str, stream: str, sequence: int) -> bool:
         """Return whether the rule waits for the event with this type, stream and sequence."""
         return (
             self.matches_now

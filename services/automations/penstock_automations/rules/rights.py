@@ -19,16 +19,16 @@ _NO_WORKFLOW: Final = (
 
 
 def missing_right(rule: Rule, owner: Owner) -> str | None:
-    """Return why the owner may not have a rule with this action; None if the owner may.
+    """Return why the owner may not have a rule with this action; None if the owner may have it.
 
     A rule acts with the rights that its owner had when the rule was written. These rights are
     checked when the rule is written, and again when the rule acts.
     """
     scope = _SCOPES.get(rule.action.kind)
-    if scope is not None and not owner.may(scope):
+    if scope is not None and not owner.has_scope(scope):
         return f"the action {rule.action.kind} needs the scope {scope}, which the owner lacks"
     webhook = rule.action.webhook
-    if webhook is not None and webhook.links and not owner.may("administer"):
+    if webhook is not None and webhook.links and not owner.has_scope("administer"):
         return "links let others decide: they need the scope administer, which the owner lacks"
     if rule.action.run is not None and not owner.user_id:
         return "a run belongs to a user, so the rule needs an owner"

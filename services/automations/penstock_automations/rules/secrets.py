@@ -1,4 +1,4 @@
-"""Makes and checks secrets of Standard Webhooks, and tokens. Pure but for randomness."""
+"""Makes and checks secrets of Standard Webhooks, and tokens. Pure, except for random texts."""
 
 from __future__ import annotations
 

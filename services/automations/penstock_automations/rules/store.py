@@ -25,7 +25,7 @@ LAGS_S = 0.05
 _STREAM, _PREFIX = "KV_rules", "$KV.rules."
 
 
-class Conflict(Exception):
+class VersionConflict(Exception):
     """Another caller changed the rule at the same time."""
 
 
@@ -63,7 +63,7 @@ class RuleStore:
             BusError: nothing was stored, or it is unknown whether the record was stored.
         """
         if await self._bucket.update(record.rule.id, record.dump(), revision) is None:
-            raise Conflict(f"the rule {record.rule.id} was changed at the same time")
+            raise VersionConflict(f"the rule {record.rule.id} was changed at the same time")
         return record
 
     async def apply(
@@ -80,9 +80,9 @@ class RuleStore:
         A rule without a signing secret keeps its earlier secrets, or gets a new secret. A rule that
         did not match events before matches only events that are stored after this call. A new or
         changed schedule fires only at times after this call. If the owner changes, the rule counts
-        as a new rule. It does not keep the earlier secrets, and waiting deliveries of the earlier
-        rule are not made. A paused rule stays paused when it is changed over HTTP. `expected` is
-        the revision that the rule must have; 0 if there must be no rule with this id.
+        as a new rule. The new rule does not keep the earlier secrets, and waiting deliveries of the
+        earlier rule are not made. A paused rule stays paused when it is changed over HTTP.
+        `expected` is the revision that the rule must have; 0 if there must be no rule with this id.
 
         Raises:
             Conflict: the rule was changed at the same time, or has another revision than expected.
@@ -90,7 +90,7 @@ class RuleStore:
         """
         earlier = await self.get(rule.id)
         if expected is not None and expected != (earlier.revision if earlier else 0):
-            raise Conflict(f"the rule {rule.id} was changed at the same time")
+            raise VersionConflict(f"the rule {rule.id} was changed at the same time")
         # The earlier rule if it has the same owner. Else None, because the rule counts as new.
         kept = earlier
         if kept is not None and not kept.record.has_rights_of(owner, all_users=all_users):
@@ -130,7 +130,7 @@ class RuleStore:
             try:
                 await self.put(record, found.revision)
                 return True
-            except Conflict:
+            except VersionConflict:
                 continue
         return False
 
@@ -155,7 +155,7 @@ class RuleStore:
             try:
                 await self.put(found.record.model_copy(update=changes), found.revision)
                 return True
-            except Conflict:
+            except VersionConflict:
                 continue
         return False
 
@@ -168,7 +168,7 @@ class RuleStore:
         """
         while (entry := await self._bucket.get(rule_id)) is not None:
             if expected is not None and entry.revision != expected:
-                raise Conflict(f"the rule {rule_id} was changed at the same time")
+                raise VersionConflict(f"the rule {rule_id} was changed at the same time")
             if await self._bucket.delete(rule_id, entry.revision):
                 return True
         return False
@@ -268,8 +268,8 @@ class CurrentRules:
         return seen
 
     def _on_reconnect(self) -> None:
-        # NATS may have been restored to an older state. Its last revision may be one that this
-        # process knows. So all rules are read again.
+        # NATS may have been restored to an older state. Later writes may then have got revisions
+        # that this process has read already. So all rules are read again.
         self._is_stale = True
 
     async def follow(self) -> None:

@@ -22,8 +22,8 @@ from penstock_automations.rules.cron import Cron, rfc3339
 from penstock_automations.rules.records import CompiledRule, event_of
 
 SERVICE: Final = "automations-schedules"  # the service's name in subjects in SCHEDULES
-ON_TIME_S: Final = 60.0  # a firing that is later than this counts as missed or caught up
-EARLY_S: Final = 5.0  # a firing that is earlier than this waits again: NATS's clock was set back
+ON_TIME_S: Final = 60.0  # seconds; a firing that is later counts as missed or caught up
+EARLY_S: Final = 5.0  # seconds; an earlier firing waits again, because NATS's clock was set back
 
 Outcome = Literal["fired", "caught_up", "missed", "stale", "early"]
 
@@ -63,7 +63,7 @@ class Firing:
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
-        """Parse a firing that `dump` wrote; unknown fields of later versions are left out.
+        """Parse a firing that `dump` wrote; unknown fields of later versions are ignored.
 
         Raises:
             ValueError: the payload is no firing.
@@ -77,14 +77,14 @@ class Firing:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueFiring:
     """The decision on a firing that is due. `at` is the time that is fired or was missed."""
 
     outcome: Outcome
     at: float
 
     @property
-    def fires(self) -> bool:
+    def is_fired(self) -> bool:
         """Whether the rule is fired."""
         return self.outcome in ("fired", "caught_up")
 
@@ -101,8 +101,8 @@ def next_firing(
 
     `pending` is the firing that is scheduled now. If the time of `pending` has come, the result is
     `pending`, because the server is about to publish it. `handled` is the time that the caller has
-    just fired. Without `pending` and `handled`, times may have been missed. Then the result is the
-    latest time that may still be fired, else the next time.
+    just fired. If both are None, the rule may have missed times. Then the result is the latest
+    missed time that may still be fired; if there is none, the result is the next time.
     """
     times = rule.record.times
     if times is None:
@@ -123,7 +123,7 @@ def next_firing(
     return Firing(rule.id, rule.record.uid, times.expression, times.timezone, at)
 
 
-def due(firing: Firing, rule: CompiledRule | None, now: float) -> Due:
+def due(firing: Firing, rule: CompiledRule | None, now: float) -> DueFiring:
     """Decide on a firing that the server has published. The outcomes are:
 
     - "stale": the rule was deleted, paused or changed, or came into force after the time.
@@ -133,18 +133,18 @@ def due(firing: Firing, rule: CompiledRule | None, now: float) -> Due:
     - "caught_up": times were missed; the rule is fired once, for the latest one.
     """
     if rule is None or not firing.is_of(rule) or firing.at <= rule.record.since:
-        return Due("stale", firing.at)
+        return DueFiring("stale", firing.at)
     if firing.at > now + EARLY_S:
-        return Due("early", firing.at)
+        return DueFiring("early", firing.at)
     latest = Cron(firing.cron, firing.timezone).latest(_earliest(rule, now), now)
     at = max(firing.at, latest or 0.0)
     if at == firing.at and now - at <= ON_TIME_S:
-        return Due("fired", at)
-    return Due("caught_up" if latest is not None else "missed", at)
+        return DueFiring("fired", at)
+    return DueFiring("caught_up" if latest is not None else "missed", at)
 
 
 def body_of_firing(times: Cron, at: float) -> dict[str, Any]:
-    """Return the JSON of a time of a schedule, in the form of an event.
+    """Return the JSON of a schedule's firing, in the form of an event.
 
     The JSON depends on the schedule and the time only, so every process makes the same JSON.
     """
@@ -202,5 +202,5 @@ def _earliest(rule: CompiledRule, now: float) -> float:
 
 
 def _ignored(rule: CompiledRule, seconds: float) -> None:
-    """Ignore the seconds of an evaluation. The seconds matter only where other rules wait for the
+    """Ignore how long an evaluation took. This time matters only where other rules wait for the
     evaluation."""

@@ -19,19 +19,21 @@ from standardwebhooks.webhooks import Webhook
 from penstock_automations.rules.secrets import new_secret
 from penstock_automations.rules.triggers import Hook
 
-# How many seconds the time of a signature may differ from NATS's time, as Standard Webhooks says.
+# The greatest allowed difference in seconds between a signature's time and NATS's time, as Standard
+# Webhooks says.
 WINDOW_S: Final = 300
 ID_PREFIX: Final = "hook-"
 # The hook against which requests to unknown rules are checked.
 NOBODY: Final = Hook(secrets=[new_secret()])
 
-# The characters of an id. Quotes and braces are not allowed: the signature covers the id and then
-# the body, so a caller could pass off a part of such an id as a part of the body.
+# The characters of an id. Quotes and braces are not allowed. The signature covers the id, followed
+# by the body. So with quotes and braces, a caller could pass off a part of the id as a part of the
+# body.
 _ID: Final = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,256}")
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,10}")
 _MAX_SIGNATURES: Final = 10
-# The number of secrets with which each request is compared. It is the same for a rule with one
-# secret or with tokens, so that each check takes the same time.
+# The number of secrets with which each request is compared. The number is the same for a rule with
+# one secret or with tokens, so that each check takes the same time.
 _SECRETS: Final = 2
 
 Refusal = Literal["id", "timestamp", "signature", "token"]
@@ -51,7 +53,8 @@ class HookRequest:
 
     @property
     def id(self) -> str | None:
-        """The id that the caller gave the request, the same for each repeat; None without an id."""
+        """The id that the caller gave the request, which is the same for each repeat; None if there
+        is none."""
         return self.webhook_id or self.idempotency_key
 
 

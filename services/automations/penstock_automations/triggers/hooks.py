@@ -43,24 +43,30 @@ from penstock_automations.triggers.hook_request import (
 log = logging.getLogger(__name__)
 
 PAUSED_RETRY_S: Final = 60
-# The greatest size of a job in bytes, because a job must fit into one message. The size is checked
-# again after the body was parsed, because JSON may grow when it is written again: 1e15 becomes
+# The greatest size of a job in bytes. A job must fit into one message. The size is checked again
+# after the body was parsed, because JSON may grow when it is written again: 1e15 becomes
 # 1000000000000000.0.
 MAX_JOB_BYTES: Final = 480 * 1024
 _RULE_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _PARAMETERS: Final = (
     in_path("rule_id", "The rule's id"),
     Parameter(
-        "webhook-id", "The caller's id of the request, the same when it is repeated", place="header"
+        "webhook-id",
+        "The caller's id of the request, the same when it is repeated",
+        location="header",
     ),
-    Parameter("webhook-timestamp", "When the request was signed, in Unix seconds", place="header"),
     Parameter(
-        "webhook-signature", "`v1,` and the signature; several separated by spaces", place="header"
+        "webhook-timestamp", "When the request was signed, in Unix seconds", location="header"
+    ),
+    Parameter(
+        "webhook-signature",
+        "`v1,` and the signature; several separated by spaces",
+        location="header",
     ),
     Parameter(
         "idempotency-key",
         "The id of a request with a token, in place of webhook-id",
-        place="header",
+        location="header",
     ),
     Parameter("token", "The rule's token, if the rule says `token_in_url`"),
 )
@@ -205,7 +211,7 @@ def _document(body: bytes) -> object:
 
 
 def _depth(header: str | None) -> int:
-    """Return how many rules led to the request. Raises Problem 422 if these are too many.
+    """Return how many rules led to the request. Raises Problem 422 if there are too many.
 
     Penstock's own webhooks send this number. Without the number, a rule that calls its own hook
     would fire for ever. The problem 422 is also raised for a header that is no number.

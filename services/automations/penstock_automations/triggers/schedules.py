@@ -29,7 +29,7 @@ from penstock_automations.rules.store import CurrentRules
 from penstock_automations.rules.triggers import MAX_CATCH_UP_S
 from penstock_automations.triggers.firing import (
     SERVICE,
-    Due,
+    DueFiring,
     Firing,
     body_of_firing,
     due,
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 BATCH: Final = 100  # how many firings are handled at once
-# Seconds between two looks at all rules. A process schedules the next time of a rule itself if no
-# process has scheduled it this many seconds after the rule's time. Usually the process that handles
-# the firing has scheduled the next time long before.
+# Seconds between two checks of all rules. A check schedules the next time of a rule if no process
+# has done so `CHECK_S` seconds after the rule's last time. Usually the process that handled the
+# firing has scheduled the next time long before.
 CHECK_S: Final = 30.0
 
 # The TTL in seconds of a message that is due. The message waits this long for a process. A longer
@@ -89,7 +89,8 @@ class Schedules:
                     await self._changed.wait()
 
     def wake(self) -> None:
-        """Make `keep` look at the rules now. Called when rules have changed."""
+        """Make `keep` look at the rules now. The service calls this method when rules have
+        changed."""
         self._changed.set()
 
     async def arrange(self) -> None:
@@ -120,11 +121,12 @@ class Schedules:
         else:
             try:
                 await self._handle(taken, firing)
-            except Exception:  # without this, the whole batch would be repeated
+            except Exception:  # without this handler, the whole batch would be repeated
                 log.exception("rule %s: its time is handled again", firing.rule)
                 await taken.give_back(AGAIN_S)
                 return
-        # The server reports a message that is deleted before its acknowledgement as terminated.
+        # The message is acknowledged before it is deleted. In the other order, the server would
+        # report the message as terminated.
         try:
             await taken.ack_and_wait()
         except BusError as error:
@@ -141,7 +143,7 @@ class Schedules:
         if rule is None or found.outcome == "stale":
             return  # the process that changed the rule schedules its next time
         times = rule.record.times
-        if times is not None and found.fires:
+        if times is not None and found.is_fired:
             body = body_of_firing(times, found.at)
             size_bytes = len(orjson.dumps(body))
             job = job_of(rule, "schedule", id_of_time(found.at), body, size_bytes)
@@ -233,7 +235,7 @@ _TEXTS: Final = {
 }
 
 
-def _log(firing: Firing, found: Due, now: float) -> None:
+def _log(firing: Firing, found: DueFiring, now: float) -> None:
     if found.outcome in _TEXTS:
         log.warning(
             "rule %s: its time %s %s %s, %.0f s ago",

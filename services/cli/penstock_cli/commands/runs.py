@@ -47,7 +47,7 @@ def answer_of(given: bool | None, output: Output) -> runs.Answer | None:
     """
     if given is not None:
         return partial(approvals.decided, decision="approve" if given else "reject")
-    return partial(approvals.ask, output) if output.interactive else None
+    return partial(approvals.ask, output) if output.is_interactive else None
 
 
 def events(

@@ -115,7 +115,7 @@ async def drop(bus: Bus, output: Output, selection: Selection, yes: bool) -> int
     if not found:
         return code
     if not yes:
-        if not output.interactive:
+        if not output.is_interactive:
             output.notice("penstock: nobody can be asked here: say --yes to drop them for good")
             return USAGE
         numbers = ", ".join(str(one.number) for one in found)

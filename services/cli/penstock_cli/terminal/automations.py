@@ -190,9 +190,9 @@ def _refusals(rule: FileRule, error: ApiError) -> list[str]:
     The line has the place, the rule's id, the field and the reason.
     """
     if not error.errors:
-        return [f"{rule.place('id')}: {rule.id}: {error}"]
+        return [f"{rule.location_of('id')}: {rule.id}: {error}"]
     return [
-        f"{rule.place(each['field'], each.get('line'), each.get('column'))}: {rule.id}: "
+        f"{rule.location_of(each['field'], each.get('line'), each.get('column'))}: {rule.id}: "
         f"{each['field']}: {each['message']}"
         for each in error.errors
     ]

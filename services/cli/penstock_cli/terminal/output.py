@@ -30,7 +30,7 @@ class Output:
         self._console = Console(highlight=False, soft_wrap=True)
 
     @property
-    def interactive(self) -> bool:
+    def is_interactive(self) -> bool:
         """True if a person at the terminal can be asked."""
         return not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
 

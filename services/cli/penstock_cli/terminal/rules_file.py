@@ -44,7 +44,7 @@ class FileRule:
         """The rule's id."""
         return str(self.value["id"])
 
-    def place(self, field: str, line: int | None = None, column: int | None = None) -> str:
+    def location_of(self, field: str, line: int | None = None, column: int | None = None) -> str:
         """Return `LINE` or `LINE:COLUMN` of a field such as `action.webhook.url`.
 
         `line` and `column` give a place within the field's text, for example within a condition.
@@ -83,7 +83,7 @@ def read_rules(text: str, variables: Mapping[str, str]) -> list[FileRule]:
     seen: set[str] = set()
     for rule in rules:
         if rule.id in seen:
-            raise InvalidFile(f"{rule.place('id')}: the id {rule.id} is used twice")
+            raise InvalidFile(f"{rule.location_of('id')}: the id {rule.id} is used twice")
         seen.add(rule.id)
     return rules
 

@@ -107,7 +107,7 @@ class Follower:
                 self._notice(f"penstock: {error}")
                 if error.status == CONFLICT:
                     return True  # another person has decided
-                if not self._output.interactive:
+                if not self._output.is_interactive:
                     self._wait = False  # the answer of --yes or --no does not fit this request
                     return False
         return False

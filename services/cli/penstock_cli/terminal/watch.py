@@ -119,7 +119,7 @@ class Watch:
 
         Raises CallFailed if Penstock cannot be reached for some minutes, or refuses the caller.
         """
-        if not self._output.interactive:
+        if not self._output.is_interactive:
             self._output.notice(
                 "penstock: nobody can be asked here: `approvals watch` needs a terminal. "
                 "`approvals list --mine --json` lists what waits"

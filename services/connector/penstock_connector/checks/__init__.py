@@ -20,8 +20,8 @@ from penstock_connector.secrets import without_secrets
 
 __all__ = ["TIMEOUT_S", "Finding", "Verdict", "check", "check_all"]
 
-TIMEOUT_S: Final = 5.0  # seconds for one request; a check sends a few requests
-AT_A_TIME: Final = 8  # the number of agents that are checked at the same time
+TIMEOUT_S: Final = 5.0  # the most seconds for one request; a check sends a few requests
+AT_A_TIME: Final = 8  # the most agents that are checked at the same time
 
 _CHECKS: Final[Mapping[str, Callable[[Probe, ServerAgent], Awaitable[Finding]]]] = {
     "agno": agno.check,

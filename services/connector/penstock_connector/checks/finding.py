@@ -26,7 +26,7 @@ class Finding:
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing must be changed."""
+        """Whether the configuration needs no change."""
         return self.verdict in {"ok", "unproven"}
 
 

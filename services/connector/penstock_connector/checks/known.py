@@ -1,4 +1,5 @@
-"""Recognizes which server answers at an address. The advice of a failed check needs this."""
+"""Recognizes which server answers at an address. The advice after a failed check names this
+server."""
 
 from __future__ import annotations
 

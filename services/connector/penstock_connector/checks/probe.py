@@ -16,7 +16,8 @@ from penstock_connector.checks.finding import shown
 # The most bytes that are read of a response. A large AgentOS describes itself in some 100 KiB.
 MAX_BYTES: Final = 4 * 1024 * 1024
 
-MAX_TEXT_BYTES: Final = 2000  # the bytes of a response that are kept as the text of its `Answer`
+# the most bytes of a response that are kept as the text of its `Answer`
+MAX_TEXT_BYTES: Final = 2000
 
 
 class NotReached(Exception):
@@ -79,8 +80,8 @@ class Probe:
     async def get(self, url: str) -> Answer:
         """Send a GET and return the response; a repeated call returns the first response.
 
-        `url` must begin with `self.url` or `self.origin`. If it did not, the agent's headers, which
-        may contain credentials, would be sent to another server.
+        `url` must begin with `self.url` or `self.origin`. With any other URL, the agent's headers,
+        which may contain credentials, would be sent to another server.
 
         Raises:
             NotReached: no HTTP response came.

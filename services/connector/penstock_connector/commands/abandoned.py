@@ -15,22 +15,22 @@ from penstock.bus.records import ContinueCommand
 from penstock.bus.streams import COMMANDS
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import run_id_of
-from penstock_connector.commands.continue_ import Continues
-from penstock_connector.commands.shared import Context
+from penstock_connector.commands.continue_ import ContinueHandler
+from penstock_connector.commands.shared import CommandContext
 from penstock_connector.state.decided import NotDecided
-from penstock_connector.state.run_state import CLOSED, ending, kind_of
+from penstock_connector.state.run_state import CLOSED, end_event, kind_of
 from penstock_connector.succession.watchdog import StuckReason
 
 log = logging.getLogger(__name__)
 
-_NEVER_STARTED: Final = ending(
+_NEVER_STARTED: Final = end_event(
     "lifecycle.failed",
     code="internal",
     error="the command to start the run was lost before a connector had it; the agent's server "
     "was not called: start the run again",
     retryable=True,
 )
-_NEVER_SENT: Final = ending(
+_NEVER_SENT: Final = end_event(
     "lifecycle.failed",
     code="internal",
     error="the decision was taken, and was lost on its way to the agent's server; it was not "
@@ -40,9 +40,10 @@ _NEVER_SENT: Final = ending(
 
 
 class DeadLetters:
-    """Ends runs whose command is a dead letter; all methods raise BusError."""
+    """Ends runs whose command is a dead letter; all methods raise BusError if the bus does not
+    answer."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CommandContext) -> None:
         self._context = context
 
     async def ends_its_run(self, stored: Stored) -> bool:
@@ -66,7 +67,7 @@ class DeadLetters:
 
     async def end_run(self, run_id: str, error: Exception) -> None:
         """End the run as failed; do nothing if the run has ended, or if a connector holds it."""
-        failed = ending(
+        failed = end_event(
             "lifecycle.failed", code="internal", error=f"the command cannot be carried out: {error}"
         )
         runs, takeover = self._context.stores.runs, self._context.takeover
@@ -83,7 +84,7 @@ class AbandonedRuns:
     All methods raise BusError, and they raise Retry if another connector works on the run.
     """
 
-    def __init__(self, context: Context, continues: Continues) -> None:
+    def __init__(self, context: CommandContext, continues: ContinueHandler) -> None:
         self._context = context
         self._stores = context.stores
         self._continues = continues
@@ -121,7 +122,8 @@ class AbandonedRuns:
         """End a run whose start, or whose decision, was lost before it reached an agent server.
 
         A command is carried out only after its claim was taken. So this method takes the claim
-        first. If it did not, a lost command that still arrives would begin a run that has ended.
+        first. Otherwise, the lost command could still arrive later, and would begin a run that has
+        ended.
         """
         with self._context.registry.exclusively(run_id):
             if stuck is StuckReason.NEVER_STARTED:

@@ -1,7 +1,7 @@
 """Carries out `command.connector.cancel.<run>`: asks the connector that holds the run to cancel.
 
-Any connector may get the command. The command is finished only when the leg has ended. If the
-holder's process ends right after it has accepted the cancel, the command is delivered again.
+Any connector may get the command. The command is acknowledged only when the leg has ended. So if
+the holder accepts the cancel and dies right after that, the command is delivered again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 from penstock.bus import BusUnavailable, OutcomeUnknown, Retry, Stored
 from penstock.bus.records import CancelCommand
 from penstock.bus.subjects import control
-from penstock_connector.commands.shared import Context
-from penstock_connector.state.run_state import CLOSED, ending, holder_of, kind_of
+from penstock_connector.commands.shared import CommandContext
+from penstock_connector.state.run_state import CLOSED, end_event, holder_of, kind_of
 from penstock_connector.succession.takeover import DIED
 
 log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds to wait for the holder's answer to a request to cancel
-ENDING_S: Final = 1.0  # seconds between two checks whether a cancelled leg has ended
+ENDING_S: Final = 1.0  # seconds before the next check whether a cancelled leg has ended
 
 
 class Reply(Enum):
@@ -38,13 +38,13 @@ class Decision(Enum):
 
     WAIT_FOR_END = "wait_for_end"  # the holder has accepted the cancel, and ends the leg
     WAIT = "wait"  # the holder does not answer, or has not subscribed yet
-    # the run has no `open`: its start is claimed, and the run is ended
+    # the run has no `open`: this connector claims the start and ends the run
     END_UNSTARTED = "end_unstarted"
     CANCEL_BETWEEN_LEGS = "cancel_between_legs"  # the run waits for a decision, or has ended
     # A connector claimed the start as cancelled and wrote the `open`, and died before it wrote the
     # run's end.
     END_UNCALLED = "end_uncalled"
-    # the leg's holder is dead: this connector takes the leg over and cancels it
+    # the leg's holder is dead: this connector takes the leg over and cancels the run
     TAKE_OVER = "take_over"
     NOTHING = "nothing"  # the run has ended
 
@@ -84,10 +84,10 @@ def decide(seen: CancelFacts) -> Decision:
     return Decision.WAIT if seen.is_held else Decision.TAKE_OVER
 
 
-class Cancels:
+class CancelHandler:
     """Carries out cancel commands; a cancel command may be delivered more than once."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CommandContext) -> None:
         self._context = context
         self._stores = context.stores
         self._actions: dict[Decision, Callable[[CancelCommand, CancelFacts], Awaitable[None]]] = {
@@ -109,10 +109,10 @@ class Cancels:
         """
         async with self._context.attempts.at("cancel", stored):
             command = CancelCommand.model_validate_json(stored.payload)
-            seen = await self._see(command)
+            seen = await self._read_facts(command)
             await self._actions[decide(seen)](command, seen)
 
-    async def _see(self, command: CancelCommand) -> CancelFacts:
+    async def _read_facts(self, command: CancelCommand) -> CancelFacts:
         run_id, runs = command.run_id, self._stores.runs
         reply = await self._ask_holder(command)
         if reply is Reply.ACCEPTED:
@@ -147,14 +147,14 @@ class Cancels:
 
     async def _end_unstarted(self, command: CancelCommand, seen: CancelFacts) -> None:
         claims, run_id = self._stores.claims, command.run_id
-        # The start is claimed first. If it were not, a start command that arrives later would begin
-        # a run that was cancelled.
+        # The start is claimed first. Without the claim, a start command that arrives later would
+        # begin a run that was cancelled.
         claim = await claims.claim(run_id, "cancelled")
         if claim is not None and claim.state != "cancelled":
             if not await claims.take_over(run_id, "cancelled"):
                 raise Retry(0.5)
             log.info("run %s: cancelled; its connector %s died", run_id, claim.pod)
-        event = ending("lifecycle.cancelled", **_facts(command), confirmed=True)
+        event = end_event("lifecycle.cancelled", **_facts(command), confirmed=True)
         await self._context.open_and_end(run_id, event)
 
     async def _cancel_between_legs(self, command: CancelCommand, seen: CancelFacts) -> None:
@@ -170,7 +170,7 @@ class Cancels:
         run_id, why = command.run_id, DIED.format(holder_of(seen.last))
         with self._context.registry.exclusively(run_id):
             await self._context.takeover.take_over(run_id, seen.last, why, command)
-        raise Retry(0.1)  # the leg has ended, or another connector is about to end it
+        raise Retry(0.1)  # the leg has ended, or its new holder is about to end it
 
     async def _nothing(self, command: CancelCommand, seen: CancelFacts) -> None:
         """Do nothing, because the run has ended."""

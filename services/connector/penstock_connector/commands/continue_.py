@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.bus import BusError, FenceConflict, Retry, Stored
 from penstock.bus.records import ContinueCommand
-from penstock_connector.commands.shared import HISTORY_LOST, Context
+from penstock_connector.commands.shared import HISTORY_LOST, CommandContext
 from penstock_connector.legs.orders import Order
 from penstock_connector.state.connectors import Liveness
 from penstock_connector.state.run_state import kind_of, leg_of
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class Decision(Enum):
     """The action that a continue command needs."""
 
-    SEND = "send"  # this connector has claimed the sending: it opens the leg
-    # a dead connector has claimed the sending, and has sent nothing
+    SEND = "send"  # this connector has claimed the sending, and opens the leg
+    # a dead or silent connector has claimed the sending, and has sent nothing
     TAKE_OVER_SENDING = "take_over_sending"
     TAKE_OVER_LEG = "take_over_leg"  # the leg is open, and its holder may be dead
     WAIT = "wait"  # another connector has claimed the sending, and may still open the leg
@@ -67,7 +67,7 @@ class OpenDecision(Enum):
     """The action for a decision whose sending this connector has claimed."""
 
     OPEN = "open"
-    LOOK_AGAIN = "look_again"  # the leg was opened before: the run is read again
+    LOOK_AGAIN = "look_again"  # the leg was opened before, so the run is read again
     # the decision may have been sent, but NATS has lost the leg's frames
     END_AS_LOST = "end_as_lost"
     REFUSE = "refuse"  # the run has ended
@@ -86,10 +86,10 @@ def decide_to_open(
     return OpenDecision.OPEN
 
 
-class Continues:
+class ContinueHandler:
     """Carries out continue commands; a continue command may be delivered more than once."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CommandContext) -> None:
         self._context = context
         self._stores = context.stores
         self._actions: dict[
@@ -115,7 +115,7 @@ class Continues:
 
         Raises:
             NotDecided: no recorded decision has the same content as the command. The run still
-                waits.
+                waits for its decision.
             Retry: another connector works on the run, or the run has a new source frame.
             BusError: the bus does not answer.
         """
@@ -132,16 +132,18 @@ class Continues:
             sent = await sendings.read(command.approval_id)
             if sent is not None and sent.state != "claimed":
                 return
-            # A sending can be claimed only once. If it were claimed before the decision is
-            # confirmed, a command without a decision would take the only claim.
+            # The decision is confirmed before the sending is claimed. A sending can be claimed only
+            # once. In the other order, a command without a decision would take the only claim.
             command = await self._context.orders.decisions.confirmed(command)
             # The claim comes before the reads. If the reads came first, two connectors could read
             # the same state and both send the decision.
             sending = await sendings.claim(command.approval_id)
-            seen = await self._see(command, sending)
+            seen = await self._read_facts(command, sending)
             await self._actions[decide(seen)](order, command, seen)
 
-    async def _see(self, command: ContinueCommand, sending: ClaimedSending | None) -> ContinueFacts:
+    async def _read_facts(
+        self, command: ContinueCommand, sending: ClaimedSending | None
+    ) -> ContinueFacts:
         if sending is None or sending.sent.state != "claimed":
             return ContinueFacts(sending, command.leg)
         last = await self._stores.runs.tail(command.run_id)
@@ -156,8 +158,8 @@ class Continues:
         except (BusError, Retry):
             raise
         except Exception:
-            # Another connector may be able to send the decision. If the claim were kept, that
-            # connector would wait for this one.
+            # Another connector may be able to send the decision. If the claim were kept, the other
+            # connector would wait for this connector.
             await self._stores.sendings.give_back(command.approval_id)
             raise
 
@@ -226,8 +228,9 @@ class Continues:
     async def _end_as_lost(
         self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
     ) -> None:
-        # The result is recorded before the run is ended. In the other order, a crash between the
-        # two writes would leave a sending that looks as if the decision must still be sent.
+        # The result is recorded before the run is ended. In the other order, this process could die
+        # between the two writes. The run would then have ended, but the record of the sending would
+        # show that the decision must still be sent.
         await self._stores.sendings.record(command.approval_id, "outcome_unknown")
         if last is None:
             await self._context.open_and_end(order.run_id, HISTORY_LOST)

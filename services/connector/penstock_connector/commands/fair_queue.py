@@ -1,4 +1,4 @@
-"""A fair queue of starts: while legs are scarce, users take turns.
+"""Queues starts fairly: while more starts wait than legs are free, the users take turns.
 
 A connector fetches more starts than it has free legs, and the starts wait in this queue. So the
 connector also sees the start of a second user when the first user has sent many starts before. The
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from penstock.bus import Retry
 from penstock.telemetry import STARTS_WAITING
 
-CHECK_S = 0.05  # seconds between two checks which legs have ended
+CHECK_S = 0.05  # seconds between two checks for legs that have ended
 
 
 def next_user(
@@ -28,9 +28,9 @@ def next_user(
 ) -> str | None:
     """Return the user whose start is next; None if no start waits. Pure.
 
-    `waiting` has the stream sequence of each user's first start. `legs` has the number of legs of
-    each user. `served` has the number of each user's last turn; all turns of all users are numbered
-    in order.
+    `waiting` maps each user to the stream sequence of the user's first start that waits. `legs`
+    maps each user to the number of the user's legs. `served` maps each user to the number of the
+    user's last turn; the turns of all users are numbered together.
     """
     return min(
         waiting,
@@ -41,7 +41,7 @@ def next_user(
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    sequence: int  # in the stream of commands
+    sequence: int  # the sequence of the start command in the stream COMMANDS
     tie: int  # increases with each start, and orders two starts with the same sequence
     run_id: str = field(compare=False)
     granted: asyncio.Future[None] = field(compare=False)
@@ -50,8 +50,8 @@ class _Waiting:
 class FairQueue:
     """Gives starts their turns while there is room for legs; at most `at_once` legs open at a time.
 
-    `room` returns the number of legs that may still be held. `is_held` returns whether the leg of a
-    run is held now.
+    `room` returns the number of further legs that this connector may hold. `is_held` returns
+    whether the leg of a run is held now.
     """
 
     def __init__(
@@ -65,10 +65,11 @@ class FairQueue:
         self._opening: Counter[str] = Counter()
         # the user of each run that has had its turn at this connector
         self._users: dict[str, str] = {}
-        self._held: Counter[str] = Counter()  # the number of such runs of each user
-        self._served: dict[str, int] = {}
+        self._held: Counter[str] = Counter()  # the number of runs in `_users`, by user
+        self._served: dict[str, int] = {}  # the number of each user's last turn
         self._number = itertools.count(1)
         self._looking: asyncio.Task[None] | None = None
+        # The number of runs in `_users` above which the runs whose legs have ended are removed.
         self._forget_from = at_once
         self._closed = False
 
@@ -122,15 +123,14 @@ class FairQueue:
         except asyncio.CancelledError:
             self._drop(user_id, mine)
             if mine.granted.done() and not mine.granted.cancelled():
-                self._opened(
-                    mine.run_id
-                )  # the turn was granted and the start was cancelled at the same moment
+                # the turn was granted and the start was cancelled at the same moment
+                self._opened(mine.run_id)
             raise
         finally:
             self._update_metric()
 
     async def _find_ended_legs(self) -> None:
-        """Find out which legs have ended, again and again, while a start waits."""
+        """Check every CHECK_S seconds which legs have ended, as long as a start waits."""
         try:
             while self._waiting:
                 await asyncio.sleep(CHECK_S)

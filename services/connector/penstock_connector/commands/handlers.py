@@ -11,11 +11,11 @@ import httpx
 from penstock.bus import Bus, BusError, Peers, Retry, Stored
 from penstock.settings import Config
 from penstock_connector.commands.abandoned import AbandonedRuns, DeadLetters
-from penstock_connector.commands.cancel import Cancels
-from penstock_connector.commands.continue_ import Continues
+from penstock_connector.commands.cancel import CancelHandler
+from penstock_connector.commands.continue_ import ContinueHandler
 from penstock_connector.commands.fair_queue import FairQueue
-from penstock_connector.commands.shared import Context
-from penstock_connector.commands.start import Starts
+from penstock_connector.commands.shared import CommandContext
+from penstock_connector.commands.start import StartHandler
 from penstock_connector.legs.opener import LegOpener
 from penstock_connector.legs.orders import Orders
 from penstock_connector.legs.registry import LegRegistry
@@ -30,7 +30,7 @@ from penstock_connector.succession.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-OPEN_AT_ONCE: Final = 64  # the number of starts whose legs are opened at the same time
+OPEN_AT_ONCE: Final = 64  # the most starts whose legs are opened at the same time
 
 
 class Commands:
@@ -52,15 +52,18 @@ class Commands:
         self.runner = LegRunner(stores, settings, client, orders, self.registry)
         opener = LegOpener(stores, self.registry, self.runner)
         takeover = Takeover(stores, config, settings, orders, self.registry, opener, self.runner)
-        context = Context(
-            bus, config, stores, orders, self.registry, opener, takeover, Attempts(bus)
+        context = CommandContext(
+            *(bus, config, stores, orders, self.registry, opener, takeover, self.runner),
+            Attempts(bus),
         )
         self._max_waiting = settings.max_waiting_starts
-        self.waiting = FairQueue(lambda: self.registry.room, self.registry.has_leg, OPEN_AT_ONCE)
-        continues = Continues(context)
-        self.start = Starts(context, self.waiting).handle
+        self.waiting = FairQueue(
+            lambda: self.registry.free_legs, self.registry.has_leg, OPEN_AT_ONCE
+        )
+        continues = ContinueHandler(context)
+        self.start = StartHandler(context, self.waiting).handle
         self.resume = continues.handle
-        self.cancel = Cancels(context).handle
+        self.cancel = CancelHandler(context).handle
         self.dead_letters = DeadLetters(context)
         self.reaper = Reaper(stores, self.registry, takeover)
         self.handover = Handover(stores, self.registry, self.runner, takeover)
@@ -76,18 +79,18 @@ class Commands:
     @property
     def room(self) -> int:
         """The number of starts to fetch: one for each free leg, and `max_waiting_starts` more."""
-        return max(self.registry.room, 0) + self._max_waiting
+        return max(self.registry.free_legs, 0) + self._max_waiting
 
     @property
     def has_free_legs(self) -> bool:
         """Whether a start that waits at another connector could begin at this connector."""
-        return self.registry.room > 0 and not len(self.waiting)
+        return self.registry.free_legs > 0 and not len(self.waiting)
 
 
 def retried(handle: Callable[[Stored], Awaitable[None]]) -> Callable[[Stored], Awaitable[None]]:
-    """Return a handler that has the command delivered again if the bus does not answer.
+    """Return a handler that raises Retry for a BusError, so that the command is delivered again.
 
-    With the bare handler, a long outage of the bus would turn commands into dead letters.
+    If `handle` were used directly, a long outage of the bus would turn commands into dead letters.
     """
 
     async def handled(stored: Stored) -> None:

@@ -1,10 +1,10 @@
 """Lets the starts of a session begin in the order of their commands in the stream COMMANDS.
 
 The server may deliver any start to any connector. An earlier start of a session may wait at one
-connector, for a leg or for its redelivery, while another connector gets a later start of the
-session. The later start must not begin first. All connectors see the same sequences in COMMANDS.
-Therefore a connector that gets a start first checks whether an earlier start of the session still
-waits in the stream.
+connector, for a free leg or for its redelivery. Meanwhile, another connector may get a later start
+of the session. The later start must not begin first. All connectors see the same sequences in
+COMMANDS. Therefore a connector that gets a start first checks whether an earlier start of the
+session still waits in the stream.
 
 The subject of a command does not name the session. So each connector reads every start command
 once, and keeps an index from sessions to the sequences of commands. The index may be outdated, so
@@ -37,8 +37,9 @@ LAG_S = 0.05  # seconds before a replica that lags behind is read again
 # Seconds between two checks: CHECK_S for each earlier start of the session, but at most
 # MAX_CHECK_S.
 CHECK_S, MAX_CHECK_S = 0.1, 1.0
-# The index is built again when it has more starts than this, and more than twice the starts that it
-# had after it was last built. The new index leaves out the starts whose commands are finished.
+# The number of starts above which the index is built again. But the index is not built again before
+# it has more than twice the starts that it had after the last build. The new index leaves out the
+# starts whose commands are finished.
 REBUILD_FROM = 10_000
 
 
@@ -49,7 +50,7 @@ class _Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierStart:
     """An earlier start of the session, which must begin first."""
 
     stored: Stored  # the command of the earlier start
@@ -70,14 +71,13 @@ class SessionOrder:
         # by session: the sequences of its starts, in ascending order
         self._sequences: dict[str, list[int]] = {}
         self._rebuild_from = REBUILD_FROM
-        # by sequence: since when a start waits for an earlier start
+        # by sequence: the monotonic time since which a start has waited for an earlier start
         self._waiting_since: dict[int, float] = {}
-        # by session: the event for which a start of the session waits here
+        # by session: the event that wakes the starts of the session that wait here
         self._moved: dict[str, asyncio.Event] = {}
 
-    async def before(self, stored: Stored) -> Earlier | None:
-        """Return the first start of the session that must begin before this one; None if there is
-        none.
+    async def before(self, stored: Stored) -> EarlierStart | None:
+        """Return the session's first start that must begin before `stored`; None if no start must.
 
         Raises:
             BusError: the bus does not answer.
@@ -93,14 +93,14 @@ class SessionOrder:
             if waits is not None:
                 since = self._waiting_since.setdefault(stored.sequence, time.monotonic())
                 count = bisect_left(of_session, stored.sequence)
-                return Earlier(waits, count, time.monotonic() - since)
-            # unless another start has deleted it meanwhile
+                return EarlierStart(waits, count, time.monotonic() - since)
+            # another task may have deleted this sequence while `_still_waits` ran
             if of_session and of_session[0] == first:
                 del of_session[0]
         self._waiting_since.pop(stored.sequence, None)
         return None
 
-    async def wait(self, stored: Stored, earlier: Earlier) -> None:
+    async def wait(self, stored: Stored, earlier: EarlierStart) -> None:
         """Wait until a start of the session has begun here, or until it is time to check again."""
         mine = self._starts.get(stored.sequence)
         if mine is None or mine.session is None:
@@ -136,7 +136,8 @@ class SessionOrder:
         if await self._runs.tail(start.run_id) is not None:
             return None
         claim = await self._claims.read(start.run_id)
-        # the command was read from the stream, and was not delivered to this connector
+        # The command was read from the stream, and was not delivered to this connector. So its
+        # count of deliveries is 0.
         stored.delivered = 0
         return stored if claim is None or claim.state != "cancelled" else None
 
@@ -151,7 +152,8 @@ class SessionOrder:
             if is_full:
                 self._forget_all()
             if self._read_to and upto == self._read_to + 1:
-                await self._note(start)  # there is no other command to read
+                # no other command comes between the last read command and this one
+                await self._note(start)
             while self._read_to < upto:
                 found, pending = await direct.read(self._bus, COMMANDS, STARTS, self._read_to + 1)
                 for each in found:

@@ -1,5 +1,4 @@
-"""The objects that all command handlers use, and the end of a run whose agent server is not
-called."""
+"""Has the objects that all command handlers use, and ends runs whose agent server is not called."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ from penstock.settings import Config, ServerAgent
 from penstock_connector.legs.opener import LegOpener
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.registry import LegRegistry
+from penstock_connector.legs.runner import LegRunner
 from penstock_connector.state.attempts import Attempts
-from penstock_connector.state.run_state import ending
+from penstock_connector.state.run_state import end_event
 from penstock_connector.state.stores import Stores
 from penstock_connector.succession.takeover import Takeover
-from penstock_connector.upstreams.agui import client_tools
 
 log = logging.getLogger(__name__)
 
-# The number of characters of the message that lifecycle.started shows. The number is limited,
-# because the message is in the `open`, which is one frame.
+# The most characters of the user's message that lifecycle.started shows. The number is limited,
+# because the message is in the `open`, and the `open` is a single source frame.
 MAX_SHOWN_CHARACTERS: Final = 50_000
 
 # The fields that both a start command and the run's record have.
@@ -36,7 +35,7 @@ _OF_RECORD: Final = {
     *("parent_run_id", "step_id", "workflow_depth"),
 }
 
-HISTORY_LOST: Final = ending(
+HISTORY_LOST: Final = end_event(
     "lifecycle.failed",
     code="history_lost",
     error="NATS has lost data (a power cut, or an older store that was put back): whether the "
@@ -45,7 +44,7 @@ HISTORY_LOST: Final = ending(
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CommandContext:
     """The objects that all command handlers use."""
 
     bus: Bus
@@ -55,6 +54,7 @@ class Context:
     registry: LegRegistry
     opener: LegOpener
     takeover: Takeover
+    runner: LegRunner
     attempts: Attempts
 
     async def open_and_end(self, run_id: str, event: dict[str, Any]) -> None:
@@ -73,19 +73,20 @@ class Context:
         command = StartCommand.model_validate(
             record.model_dump(include=_OF_RECORD) | {"created_at": record.created_at}
         )
-        facts = facts_of_open(command, self.config.server_agent(record.agent))
+        facts = self.facts_of_open(command, self.config.server_agent(record.agent))
         await writer.write("open", orjson.dumps(facts), leg=1)
         await writer.write("event", orjson.dumps(event), leg=1)
 
     async def may_be_lost(
         self, order: Order, bucket: Literal["KV_claims", "KV_sent"], *, was_claimed: bool
     ) -> bool:
-        """Return whether the command may have been carried out while RAW has lost the leg's frames.
+        """Return whether the command may have been carried out although RAW has no frames of the
+        leg.
 
-        The result is True under two conditions. The command was stored before RAW lost data. And an
-        earlier connector may have claimed the command: a claim was found, or the bucket of the
-        claims has lost data, too. If both are true, it is unknown whether the agent server was
-        called, so the connector must not call it again.
+        The result is True if two conditions are met. First, the command was stored before RAW lost
+        data. Second, an earlier connector may have claimed the command: a claim was found, or the
+        bucket of the claims has lost data, too. It is then unknown whether the agent server was
+        called, so the connector must not call the agent server again.
         """
         continuity, raw = self.bus.continuity, raw_for(order.run_id)
         if not continuity.of(raw):
@@ -103,7 +104,7 @@ class Context:
 
     async def _asked_at(self, order: Order) -> str | None:
         """Return the time at which the command was stored. If COMMANDS has lost the command, return
-        the time of its decision.
+        the time of the command's decision.
 
         The result is None if neither time is known.
         """
@@ -114,31 +115,27 @@ class Context:
             return None
         return await self.orders.decisions.decided_at(order.approval_id)
 
-
-def facts_of_open(command: StartCommand, agent: ServerAgent | None) -> dict[str, Any]:
-    """Return the payload of the first leg's `open`: the run's facts that the normalizer needs."""
-    facts: dict[str, Any] = {
-        "agent": command.agent,
-        # Without an agent no frame follows, so any decoder can be named.
-        "protocol": agent.protocol if agent else "agno",
-        "kind": agent.kind if agent else "agent",
-        "session_id": command.session_id,
-        "user_id": command.user_id,
-        "message": command.message[:MAX_SHOWN_CHARACTERS],
-    }
-    if agent is not None and agent.name:
-        facts["agent_name"] = agent.name
-    if agent is not None:
-        facts["hosts"] = agent.hosts
-    if agent is not None and agent.drop:
-        facts["drop"] = agent.drop
-    if command.body is not None and agent is not None and agent.protocol == "adk":
-        # The client's choice applies to all legs of the run.
-        facts["streaming"] = bool(orjson.loads(command.body).get("streaming", False))
-    if agent is not None and agent.protocol == "agui":
-        facts["client_tools"] = client_tools(agent, command)
-    if command.idempotency_key:
-        facts["idempotency_key"] = command.idempotency_key
-    if command.traceparent:
-        facts["traceparent"] = command.traceparent
-    return facts | command.parent_facts()
+    def facts_of_open(self, command: StartCommand, agent: ServerAgent | None) -> dict[str, Any]:
+        """Return the payload of a run's first `open`: the facts that the normalizer needs."""
+        facts: dict[str, Any] = {
+            "agent": command.agent,
+            # Without an agent, no agent's frame follows the `open`. So nothing is decoded, and any
+            # protocol can be named here.
+            "protocol": agent.protocol if agent else "agno",
+            "kind": agent.kind if agent else "agent",
+            "session_id": command.session_id,
+            "user_id": command.user_id,
+            "message": command.message[:MAX_SHOWN_CHARACTERS],
+        }
+        if agent is not None:
+            if agent.name:
+                facts["agent_name"] = agent.name
+            facts["hosts"] = agent.hosts
+            if agent.drop:
+                facts["drop"] = agent.drop
+            facts |= self.runner.upstream(agent).facts_of_open(agent, command)
+        if command.idempotency_key:
+            facts["idempotency_key"] = command.idempotency_key
+        if command.traceparent:
+            facts["traceparent"] = command.traceparent
+        return facts | command.parent_facts()

@@ -20,27 +20,28 @@ from penstock.bus import BusError, Retry, Stored
 from penstock.bus.records import Claim, StartCommand
 from penstock.bus.subjects import run_id_of
 from penstock_connector.commands.fair_queue import FairQueue
-from penstock_connector.commands.session_order import Earlier, SessionOrder
-from penstock_connector.commands.shared import HISTORY_LOST, Context, facts_of_open
+from penstock_connector.commands.session_order import EarlierStart, SessionOrder
+from penstock_connector.commands.shared import HISTORY_LOST, CommandContext
 from penstock_connector.legs.orders import Order
 from penstock_connector.state.connectors import Liveness
 
 log = logging.getLogger(__name__)
 
-READ_AT_ONCE: Final = 64  # the number of commands that are read at the same time
+READ_AT_ONCE: Final = 64  # the most commands that are read at the same time
 # Seconds that a start waits for an earlier start of its session at another connector. After
 # TAKE_UP_S, this connector begins the earlier start itself if it has a free leg. After
-# TAKE_UP_ANYWAY_S, it does so even without a free leg, because the other connector may hang.
+# TAKE_UP_ANYWAY_S, this connector begins the earlier start even without a free leg, because the
+# other connector may hang.
 TAKE_UP_S, TAKE_UP_ANYWAY_S = 2.0, 30.0
 
 
 class Decision(Enum):
     """The action that a start command needs."""
 
-    OPEN = "open"  # the claim is new: open the leg
+    OPEN = "open"  # the claim is new, so the leg is opened
     # this connector claimed the start at an earlier delivery; the leg is not open
     OPEN_AGAIN = "open_again"
-    # a dead connector has claimed the start; the leg is not open
+    # a dead or silent connector has claimed the start; the leg is not open
     TAKE_OVER_CLAIM = "take_over_claim"
     TAKE_OVER_LEG = "take_over_leg"  # the leg is open, and its connector may be dead
     WAIT = "wait"  # another connector has claimed the start, and may still open the leg
@@ -68,8 +69,8 @@ def decide(seen: StartFacts) -> Decision:
     return _WITHOUT_OPEN[seen.claimer]
 
 
-# The actions while the leg is open, by the liveness of the connector that claimed the start. If
-# that connector is alive, it holds the leg, or another connector has taken the leg over.
+# The actions while the leg is open, by the liveness of the connector that claimed the start. A
+# claimer that is alive holds the leg, or another connector has taken the leg over.
 _WITH_OPEN: Final = {
     Liveness.OURS: Decision.TAKE_OVER_LEG,
     Liveness.ALIVE: Decision.NOTHING,
@@ -87,10 +88,10 @@ _WITHOUT_OPEN: Final = {
 }
 
 
-class Starts:
+class StartHandler:
     """Carries out start commands; a start command may be delivered more than once."""
 
-    def __init__(self, context: Context, queue: FairQueue) -> None:
+    def __init__(self, context: CommandContext, queue: FairQueue) -> None:
         self._context = context
         self._stores = context.stores
         self._queue = queue
@@ -121,7 +122,7 @@ class Starts:
         finally:
             self._order.has_begun(stored)
 
-    async def _wait_for_earlier(self, earlier: Earlier, stored: Stored) -> None:
+    async def _wait_for_earlier(self, earlier: EarlierStart, stored: Stored) -> None:
         """Wait for an earlier start of the session; if the wait is too long, begin the earlier
         start here."""
         is_due = earlier.waited_s > (TAKE_UP_S if self._queue.is_free else TAKE_UP_ANYWAY_S)
@@ -135,7 +136,8 @@ class Starts:
                 await self.handle(earlier.stored)
         except (BusError, Retry):
             await self._order.wait(stored, earlier)
-        except Exception:  # the delivery of the earlier command makes it a dead letter
+        # delivered to a connector, this command will fail there, too, and become a dead letter
+        except Exception:
             log.exception("run %s: it cannot be begun here", run_id)
             await self._order.wait(stored, earlier)
 
@@ -158,10 +160,10 @@ class Starts:
             # The claim comes before the reads. If the reads came first, two connectors could read
             # the same state and both open the leg.
             claim = await self._stores.claims.claim(order.run_id)
-            seen = await self._see(order.run_id, claim)
+            seen = await self._read_facts(order.run_id, claim)
             await self._actions[decide(seen)](order, seen)
 
-    async def _see(self, run_id: str, claim: Claim | None) -> StartFacts:
+    async def _read_facts(self, run_id: str, claim: Claim | None) -> StartFacts:
         if claim is None:
             return StartFacts(None)
         is_held_here = self._context.registry.has_leg(run_id)
@@ -183,13 +185,14 @@ class Starts:
             return
         try:
             agent = context.config.server_agent(command.agent)
-            writer, facts = self._stores.runs.writer(run_id), facts_of_open(command, agent)
+            writer = self._stores.runs.writer(run_id)
+            facts = context.facts_of_open(command, agent)
             await context.opener.open(order, agent, writer, facts, is_taken_over=was_claimed)
         except BusError:
             raise
         except Exception:
-            # Another connector may be able to carry the command out. If the claim were kept, that
-            # connector would wait for this one.
+            # Another connector may be able to carry the command out. If the claim were kept, the
+            # other connector would wait for this connector.
             await self._stores.claims.give_back(run_id)
             raise
 

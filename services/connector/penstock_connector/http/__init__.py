@@ -1,1 +1,1 @@
-"""HTTP to agent servers: each request has its own connection, and there is no pool."""
+"""Sends HTTP requests to agent servers; each request has its own connection, without a pool."""

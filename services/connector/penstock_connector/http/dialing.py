@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple
 
-# Seconds after which the next address is tried while the earlier ones are still tried (RFC 8305).
-# If each address were tried alone, a name with an IPv6 address that does not answer would take the
-# whole connect timeout.
+# The seconds after which the next address is tried, even if the attempts with earlier addresses
+# have not ended (RFC 8305). If each address were tried alone, an IPv6 address that does not answer
+# would use up the whole connect timeout.
 STAGGER_S: Final = 0.25
 
 

@@ -18,8 +18,9 @@ import httpx
 # The number of bytes of a response that may wait for a reader. If more bytes wait, the socket is
 # not read.
 MAX_UNREAD_BYTES: Final = 64 * 1024
-# The number of bytes in a row without any part of the body: the head, chunk extensions, trailers.
-# If there were no limit, a server could send an endless head, which would fill the memory.
+# The most bytes in a row that a server may send without any part of the body: the head, chunk
+# extensions, trailers. Without this limit, a server could send an endless head, which would fill
+# the memory.
 MAX_OVERHEAD_BYTES: Final = 256 * 1024
 _INFORMATIONAL: Final = range(100, 200)
 _SWITCHING_PROTOCOLS: Final = 101
@@ -36,7 +37,8 @@ class State(Enum):
 
 
 class Receiver(Protocol):
-    """Takes a body piece by piece; both methods are called in the loop's turn that reads."""
+    """Takes a body piece by piece; the event loop calls both methods in the same turn in which it
+    reads the bytes."""
 
     def feed(self, chunk: bytes) -> None:
         """Take a piece of the body."""
@@ -48,9 +50,10 @@ class Receiver(Protocol):
         ...
 
 
-# All connections share this buffer. They can share it because the bytes are parsed before the next
-# read. A buffer for each connection would take 640 MB for 10,000 legs. A plain `asyncio.Protocol`
-# would get `bytes` of any size, so one read could exceed the limit of a leg by 256 KiB.
+# The buffer into which all connections read. The connections can share the buffer, because the
+# bytes are parsed before the next read. A buffer for each connection would take 640 MB for 10,000
+# legs. A plain `asyncio.Protocol` would get `bytes` of any size, so one read could exceed the limit
+# of a leg by 256 KiB.
 _BUFFER: Final = memoryview(bytearray(64 * 1024))
 
 
@@ -69,7 +72,7 @@ class Exchange(asyncio.BufferedProtocol):
         self._parser = httptools.HttpResponseParser(self)
         # The parser is lenient, because a strict parser would refuse the responses of some servers
         # that httpx can read. A lenient parser may take two responses on one connection for one
-        # response, but this connection has only one.
+        # response. This can do no harm here, because each connection has only one response.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True,
             lenient_chunked_length=True,
@@ -80,6 +83,7 @@ class Exchange(asyncio.BufferedProtocol):
             lenient_optional_cr_before_lf=True,
             lenient_spaces_after_chunk_size=True,
         )
+        # whether the end of the connection marks the end of the body
         self._ends_with_connection = True
         self._overhead_bytes = 0
         self._has_body = False  # whether the bytes that are parsed now contain a piece of the body
@@ -90,7 +94,7 @@ class Exchange(asyncio.BufferedProtocol):
         self._waiter: asyncio.Future[None] | None = None
         self._cannot_write = False
 
-    # Called by the transport
+    # Called by `transport.py` and `reading.py`
 
     async def send(self, request: bytes, timeout_s: float | None) -> None:
         """Send the request; return when the connection has accepted it, or a response has begun.
@@ -111,7 +115,7 @@ class Exchange(asyncio.BufferedProtocol):
         """Wait until the status and the headers have been received.
 
         Raises:
-            httpx.ReadTimeout: they were not received in time.
+            httpx.ReadTimeout: the status and the headers were not received in time.
             httpx.HTTPError: the connection broke, or the server sent something that is not HTTP.
         """
         try:
@@ -124,7 +128,7 @@ class Exchange(asyncio.BufferedProtocol):
             raise self._error
 
     async def read(self, timeout_s: float | None) -> bytes:
-        """Return the next piece of the body; no bytes at the body's end.
+        """Return the next piece of the body; empty bytes if the body has ended.
 
         Raises:
             httpx.ReadTimeout: no piece was received in time.
@@ -152,8 +156,8 @@ class Exchange(asyncio.BufferedProtocol):
         self._receiver = receiver
         unread, self._unread, self._unread_bytes = self._unread, deque(), 0
         # Reading may be paused, because more than `MAX_UNREAD_BYTES` were waiting. A receiver that
-        # has room never calls `resume`. So reading is resumed here; if it were not, the socket
-        # would never be read again.
+        # has room never calls `resume`. So reading is resumed here. Otherwise, the socket would
+        # never be read again.
         self.resume()
         for chunk in unread:
             receiver.feed(chunk)  # this call may pause the reading
@@ -250,7 +254,8 @@ class Exchange(asyncio.BufferedProtocol):
     # Called by httptools
 
     def on_message_begin(self) -> None:
-        """Begin a response: the final response, or an informational one (1xx) before it."""
+        """Begin a response, which is the final response, or an informational response (1xx) before
+        it."""
         self.reason, self.headers = b"", []
         self._ends_with_connection = True
 

@@ -1,8 +1,8 @@
 """Reads the body of a response into a `Receiver`, directly from the connection where possible.
 
-httpx reads responses through a proxy, and responses that a server compresses although no client
-asked for it. All other bodies go from the parser to the receiver, so no task is woken for each
-piece.
+httpx reads two kinds of responses: responses that come through a proxy, and responses that a server
+has compressed although the connector did not ask for this. All other bodies go from the parser to
+the receiver, so no task is woken for each piece.
 """
 
 from __future__ import annotations

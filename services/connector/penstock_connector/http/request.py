@@ -20,7 +20,7 @@ def request_bytes(request: httpx.Request, content: bytes) -> bytes:
 
     Raises:
         httpx.LocalProtocolError: the method, the URL or a header has a line end or another control
-            character. Such a character would make it another request.
+            character. With such a character, the server could read a different request.
     """
     method, target = request.method.encode("ascii", "replace"), request.url.raw_path
     if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):

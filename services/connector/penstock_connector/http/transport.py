@@ -1,8 +1,9 @@
-"""httpx transports that open a new connection for each request, and the client that uses them.
+"""Has httpx transports that open a new connection for each request, and the client that uses these
+transports.
 
-httpx's pool looks at all its connections at each request and at the end of each response. So one
-start cost 7 ms of CPU with few open legs, and 20 ms with 4,000. In this module, no cost grows with
-the number of connections.
+httpx's pool looks at all its connections at each request and at the end of each response. So with
+that pool, one start cost 7 ms of CPU with few open legs, and 20 ms with 4,000 open legs. In this
+module, no cost grows with the number of connections.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from penstock_connector.http.exchange import Exchange
 from penstock_connector.http.proxies import environment_proxies
 from penstock_connector.http.request import request_bytes
 
-WRITE_TIMEOUT_S: Final = 60.0  # seconds in which a server must read a request
+WRITE_TIMEOUT_S: Final = 60.0  # the most seconds that a server may take to read a request
 EXCHANGE: Final = "penstock_exchange"  # the key of the `Exchange` in a response's extensions
-_SHUTDOWN_S: Final = 5.0  # seconds in which a server must answer the end of a TLS connection
+# the most seconds that a server may take to answer the end of a TLS connection
+_SHUTDOWN_S: Final = 5.0
 _PORTS: Final = {"http": 80, "https": 443}
 
 

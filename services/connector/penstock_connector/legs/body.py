@@ -1,7 +1,7 @@
 """Keeps the part of a response's body that is in memory: unstored bytes and an incomplete frame.
 
-These bytes are counted for the leg and for the process. If there were no limit for the process,
-many legs together could take all memory.
+These bytes have a limit for each leg, and a limit for the process. Without the limit for the
+process, many legs together could take all memory.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from penstock.bus.budget import Budget
 from penstock.sse import Frame, FrameTooLarge, Parser
 from penstock_connector.legs.flush import Flush
 
-SMALL_FRAME_BYTES = 1024 * 1024  # an incomplete frame up to this size is always allowed
-AT_ONCE_BYTES = 256 * 1024  # with more unwritten bytes, a leg writes without waiting for other legs
+# an incomplete frame of at most this size is accepted even if the budget is used up
+SMALL_FRAME_BYTES = 1024 * 1024
+# the number of unwritten bytes above which a leg writes at once, without waiting for other legs
+AT_ONCE_BYTES = 256 * 1024
 
 
 class Body:
     """Keeps the bytes of one leg from the read until they are stored.
 
-    The bytes of this leg have a limit, and the bytes of all legs have a common budget. A reader
-    that was stopped continues when its own leg has stored bytes. A leg without unstored bytes may
-    read one more chunk, even if other legs use up the budget. All chunks are in one buffer, because
-    a list of tiny chunks would take many times the memory that is counted.
+    The bytes of this leg have a limit, and the bytes of all legs have a common budget. A paused
+    reader continues only after its own leg has stored bytes. A leg without unstored bytes may read
+    one more chunk, even if other legs use up the budget. All chunks are in one buffer, because a
+    list of tiny chunks would take many times the memory that is counted.
 
     `on_room` is called when there is room again after `has_room` was False.
     """
@@ -74,11 +76,11 @@ class Body:
             self._set_due()
 
     async def take(self) -> tuple[str, bytes]:
-        """Wait until bytes must be written, and take them all; the result has no bytes at the
-        body's end.
+        """Wait until bytes must be written, and take them all.
 
-        Return the time of receipt of the first byte, and the bytes. The caller must store the bytes
-        before it calls again, because each call counts the bytes of the last call as stored.
+        Return the time of receipt of the first byte, and the bytes. The bytes are empty if the body
+        has ended and all its bytes were taken before. The caller must store the bytes before it
+        calls again, because each call counts the bytes of the last call as stored.
         """
         self._give_back(self._writing_bytes)
         self._writing_bytes = 0
@@ -118,7 +120,7 @@ class Body:
 
 
 class FramesTooLarge(FrameTooLarge):
-    """The incomplete frames of all legs together are too large."""
+    """The incomplete frames of all legs together are larger than the budget that they share."""
 
     def __init__(self, limit_bytes: int, frames: list[Frame]) -> None:
         super().__init__(limit_bytes, frames)
@@ -126,8 +128,8 @@ class FramesTooLarge(FrameTooLarge):
 
 
 class Frames:
-    """Parses a body into frames; the bytes of the incomplete frame count in a budget of all
-    legs."""
+    """Parses a body into frames, and counts the incomplete frame in a budget that all legs
+    share."""
 
     def __init__(self, limit_bytes: int, budget: Budget) -> None:
         self._parser = Parser(limit_bytes)

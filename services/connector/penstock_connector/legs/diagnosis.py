@@ -1,7 +1,7 @@
 """Logs why an agent's runs fail before they begin: the called address, and what to change.
 
-Clients get neither the address nor the advice, because both describe the operator's network. The
-server of an agent is checked at most once a minute, however many of its runs fail.
+Clients get neither the address nor the advice, because both describe the operator's network. An
+agent's server is checked at most once a minute, however many runs of the agent fail.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from penstock_connector.secrets import without_secrets
 
 log = logging.getLogger(__name__)
 
-AGAIN_S: Final = 60.0  # the least number of seconds between two checks of the same agent
-_SERVER_ERROR: Final = 500  # from this status on, the configuration is not the reason
+AGAIN_S: Final = 60.0  # the minimum number of seconds between two checks of the same agent's server
+# The lowest HTTP status that reports an error inside the agent server. Such an error does not come
+# from the agent's configuration, so the server is not checked.
+_SERVER_ERROR: Final = 500
 
 
 class Diagnosis:
@@ -66,7 +68,8 @@ class Diagnosis:
                 return
             is_right = "nothing in its configuration, which fits the server"
             advice = is_right if finding.is_fine else finding.text
-        # The error of a server that answered may repeat the request, which has the user's message.
+        # If the server answered, its error may repeat the request, and the request contains the
+        # user's message. So only the status of such an answer is logged.
         status = f"it answered {outcome.facts.get('status_code', 'no event stream')}"
         error = status if reached else outcome.facts.get("error", "")
         facts = without_secrets(agent, {"url": url, "error": error})
@@ -77,7 +80,8 @@ class Diagnosis:
 
 
 def _has_answered(outcome: Outcome) -> bool | None:
-    """Return whether the server answered; None if the configuration cannot be the reason."""
+    """Return whether the server answered; None if the configuration cannot have caused the
+    outcome."""
     code = outcome.facts.get("code") if outcome.kind == "lost" else None
     if code == "not_a_stream":
         return True

@@ -1,10 +1,10 @@
 """Decides when the bytes that legs have read are written, for all legs of a process.
 
-If the connector wakes for each message, a message costs 350 µs; if it handles many messages at
-once, each costs 140 µs. The broker, the normalizer and the edge each save about the same. So in a
-busy process the bytes wait for up to 5 ms, and all legs write in the same turn of the loop. Then
-the connection to NATS has one write, and all bytes that one leg has read are one source frame. In a
-quiet process no bytes wait.
+A message costs 350 µs if the connector wakes for each message, and 140 µs if the connector handles
+many messages at once. The broker, the normalizer and the edge each save about the same. So in a
+busy process the bytes wait for up to 5 ms, and all legs write in the same turn of the event loop.
+The messages of all legs then go to NATS in one write to the socket, and the bytes that one leg has
+read become one source frame. In a quiet process no bytes wait.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-QUIET_PER_S: Final = 50.0  # up to this rate, in pieces a second, no piece waits
-BUSY_PER_S: Final = 1000.0  # from this rate on, each piece waits for `LONGEST_S`
-LONGEST_S: Final = 0.005
+QUIET_PER_S: Final = 50.0  # the rate, in received pieces a second, up to which no piece waits
+# the rate, in received pieces a second, from which on a piece waits for `LONGEST_S`
+BUSY_PER_S: Final = 1000.0
+LONGEST_S: Final = 0.005  # the longest time, in seconds, that a piece waits
 # The time constant, in seconds, with which the measured rate follows the load. Half a second after
-# the last piece, the rate has fallen to a third.
+# the last piece, the measured rate has fallen to about a third.
 FOLLOWS_S: Final = 0.5
-# a shorter delay counts as none, because the timers of uvloop count whole milliseconds
+# The shortest delay in seconds. A shorter delay is replaced by 0, because the timers of uvloop
+# count whole milliseconds.
 SHORTEST_S: Final = 0.0005
 
 
@@ -44,7 +46,7 @@ class Flush:
 
     @property
     def delay_s(self) -> float:
-        """The seconds that a piece which comes now would wait."""
+        """The number of seconds that a piece would wait if it came now."""
         return delay_s(self._per_s)
 
     def count(self) -> None:

@@ -17,7 +17,7 @@ class LegHistory:
     """Takes a leg's source frames in their order, and reconstructs the progress of the leg.
 
     After the last frame, `progress` equals the progress that the leg's earlier holder had.
-    `watcher` is the adapter's `watch`.
+    `watcher` is the method `watch` of the agent's adapter.
     """
 
     leg: int
@@ -25,6 +25,7 @@ class LegHistory:
     max_frame_bytes: int
     progress: Progress = field(default_factory=Progress)
     opened: bool = False  # whether the leg's `open` was found
+    # whether a frame shows that its writer may have called the agent server
     claimed_to_call: bool = False
     # Two times of NATS, RFC 3339. `_begun_at` is the time of the leg's first byte; before the first
     # byte, it is the time of the leg's first frame. `_taken_at` is the time of the new holder's
@@ -36,7 +37,7 @@ class LegHistory:
     _parser: Parser | None = None
 
     @property
-    def called(self) -> bool:
+    def may_have_called_server(self) -> bool:
         """Whether the agent server may have been called; also True if the `open` is missing."""
         return self.claimed_to_call or not self.opened
 
@@ -58,9 +59,13 @@ class LegHistory:
 
     @property
     def spent_s(self) -> float:
-        """The seconds of `timeout_s` that have passed since the first byte, or since the `open` if
-        no byte has come."""
-        if not self.called or not self._begun_at or not self._taken_at:
+        """The part of the agent's `timeout_s` that the leg has used before the takeover, in
+        seconds.
+
+        The time counts from the leg's first byte, or from its `open` if no byte has come. The
+        result is 0 if the agent server was not called.
+        """
+        if not self.may_have_called_server or not self._begun_at or not self._taken_at:
             return 0.0
         begun, taken = (datetime.fromisoformat(at) for at in (self._begun_at, self._taken_at))
         return max(0.0, (taken - begun).total_seconds())
@@ -98,12 +103,12 @@ class LegHistory:
 
 
 def may_call(kind: str, facts: dict[str, object]) -> bool:
-    """Return whether the writer of this `open` or `claim` may have called the agent server after
-    it.
+    """Return whether the connector that wrote this `open` or `claim` may then have called the
+    server.
 
-    A connector that opens a leg calls the agent server at once, unless earlier legs of the session
-    have not ended. In that case, the `open` has `calls: false`. A connector that takes a leg over
-    writes a `claim` with `calls: false`, and another `claim` with `calls: true` before it calls the
-    agent server.
+    A connector that opens a leg normally calls the agent server at once. If earlier legs of the
+    session have not ended, the connector must wait, and the `open` has `calls: false`. A connector
+    that takes a leg over writes a `claim` with `calls: false`, and another `claim` with `calls:
+    true` before it calls the agent server.
     """
     return bool(facts.get("calls", kind == "open"))

@@ -1,6 +1,6 @@
 """Runs one leg: sends one request to an agent server, and stores the response verbatim in RAW.
 
-A leg goes through these phases, and never returns to an earlier one:
+A leg goes through these phases, and never returns to an earlier phase:
 - WAITING: earlier legs of the session have not ended.
 - PREPARING: the request is being made; nothing was sent.
 - CALLING: the request may have been sent, and the response is read.
@@ -9,7 +9,7 @@ A leg goes through these phases, and never returns to an earlier one:
 
 The bytes of the response are in RAW before any code interprets them. While the broker is slow, the
 response is not read. A leg ends with exactly one `end` or `lost` frame. A connector that releases a
-leg to another connector writes neither of them. The code that continues a stream after a cut
+leg to another connector writes neither frame. The code that continues a stream after a cut
 connection also continues a leg that was taken over.
 """
 
@@ -51,12 +51,13 @@ from penstock_connector.upstreams.base import Call, ReattachState, Upstream, Ups
 
 log = logging.getLogger(__name__)
 
-# the number of tries in a row without a new event after which the leg ends
+# the most tries in a row without a new event; after one more such try, the leg ends
 REATTACH_TRIES: Final = 5
-# seconds before a try, multiplied by the number of tries in a row without a new event
+# The delay before a try to reattach, in seconds. The delay is multiplied by the number of tries in
+# a row that have brought no new event.
 REATTACH_S: Final = 0.5
-# For this many seconds after a write of this connector, the leg certainly belongs to this
-# connector. The fence has accepted the write, and a takeover takes longer than this time.
+# The number of seconds after an accepted write in which the leg certainly still belongs to this
+# connector. A takeover by another connector takes longer than this time.
 FRESH_S: Final = 0.5
 WAS_CUT: Final = "the connection was cut"
 HISTORY_LOST: Final = (
@@ -64,7 +65,7 @@ HISTORY_LOST: Final = (
     "nobody can go on with it"
 )
 
-# The errors that httpx raises before it has sent any byte of the request.
+# The errors that httpx raises if it has not sent any byte of the request.
 _NOT_SENT: Final = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -86,9 +87,9 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The functions of the runner that a leg calls."""
+    """Contains the functions of the runner that a leg calls."""
 
-    prepare: Callable[[], Awaitable[Call]]  # makes the request; each call makes the same request
+    prepare: Callable[[], Awaitable[Call]]  # makes the request; the result is the same each time
     turn: Callable[[], Awaitable[None]]  # returns when the session's earlier legs have ended
     # Stores the agent server's own id of the run, for a connector that takes the leg over.
     remember: Callable[[str], Awaitable[None]]
@@ -119,9 +120,9 @@ class Leg:
     call: Call | None = None  # the request that was made
     _has_frames: bool = False  # whether this connector has received a complete frame
     _written_at: float = field(default_factory=time.monotonic)
-    # when the request was sent; None after the first bytes of the answer
+    # the monotonic time at which the request was sent; None after the first bytes of the answer
     _asked_at: float | None = None
-    milestones: Milestones = ()  # for the leg's span
+    milestones: Milestones = ()  # the steps that the leg has reached, for the leg's span
 
     def __post_init__(self) -> None:
         if self.history is not None:
@@ -170,7 +171,7 @@ class Leg:
         return outcome
 
     async def _outcome(self) -> Outcome:
-        # Only a leg that was not first when it joined the queue waits here: the first leg stays
+        # A leg that was first when it joined the queue need not wait, because the first leg stays
         # first.
         if self.is_queued and not await self._turn_comes():
             return self.requests.stop_as or self._cancelled(confirmed=True)
@@ -182,7 +183,7 @@ class Leg:
                     return self.requests.stop_as or await self._cancel(stream)
                 outcome = stream.result()
                 if outcome.kind == "lost" and self.requests.cancelled is not None:
-                    # the cancel may be the reason why the connection broke
+                    # the cancel may have broken the connection, so the leg ends as cancelled
                     return await self._cancel(stream)
                 return outcome
         except TimeoutError:
@@ -203,7 +204,7 @@ class Leg:
                 return True
             return False
         finally:
-            # if the task were not stopped, a cancelled leg would keep its subscription
+            # if the task were not stopped, a cancelled leg would keep its subscription to the queue
             await stop(turn)
 
     async def _unless_stopped(self, task: asyncio.Future[Any]) -> bool:
@@ -231,9 +232,9 @@ class Leg:
         if await self._ask_to_cancel():
             await asyncio.wait({stream}, timeout=self.resources.settings.cancel_grace_s)
             confirmed = stream.done() and stream.result().kind != "lost"
-            # An Agno server that is asked to cancel a run before its beginning closes the stream
-            # without a frame. Then no event shows that the run was cancelled, so the leg's last
-            # frame must show it.
+            # If an Agno server is asked to cancel a run that has not begun, the server closes the
+            # stream without a frame. Then no event shows that the run was cancelled, so the leg's
+            # last source frame must show the cancel.
             if confirmed and self._has_frames:
                 return stream.result()
         await stop(stream)
@@ -273,7 +274,7 @@ class Leg:
         return await self._follow(prepared)
 
     async def _prepare(self) -> Call | Outcome:
-        """Make the request; if it cannot be made, return the outcome of the leg."""
+        """Return the request; if the request cannot be made, return the leg's outcome instead."""
         try:
             self.call = await self.steps.prepare()
             return self.call
@@ -313,7 +314,7 @@ class Leg:
                 return await self._send_and_store(again, reattached=True)
             except ConnectionCut as cut:
                 reason = f"the connection to the upstream was cut: {cut}"
-                if seen.over:
+                if seen.has_final_event:
                     return ended("eof")
                 has_moved = (seen.last_event_index, seen.last_id) != before
                 fruitless = 0 if has_moved else fruitless + 1
@@ -340,8 +341,8 @@ class Leg:
             raise ConnectionCut(str(error)) from error
 
     async def _begin_attempt(self) -> None:
-        """Write a `claim` that marks a new attempt: the agent server produces the leg again from
-        here on."""
+        """Write a `claim` that begins a new attempt; the agent server then produces the unfinished
+        part of the response again."""
         self._progress.attempt += 1
         await self._claim(attempt=self._progress.attempt)
         self._progress.attempt_unanswered = True
@@ -398,7 +399,7 @@ class Leg:
             self._has_frames = self._has_frames or body.has_frames
         if isinstance(outcome, ReattachRefused):
             return self._cannot_continue(f"{self.why or WAS_CUT}: {outcome.error}")
-        if outcome.label == "eof" and seen.says_when_over and not seen.over:
+        if outcome.label == "eof" and seen.has_final_events and not seen.has_final_event:
             raise ConnectionCut("it ended before the run did")
         return outcome
 
@@ -448,7 +449,8 @@ class Leg:
         return outcome
 
     async def _close(self) -> None:
-        """Let the adapter finish; its exceptions are logged, and do not change the outcome."""
+        """Let the adapter finish; the adapter's exceptions are logged, and do not change the
+        outcome."""
         if self.call is None:
             return
         await self._require_ours()

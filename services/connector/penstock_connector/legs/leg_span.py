@@ -1,4 +1,4 @@
-"""The trace context and the span of a leg: of a request to an agent server."""
+"""Makes the span of a leg, and the headers of the leg's request to an agent server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from penstock.tracing.spans import Span
 from penstock_connector.legs.outcome import Outcome
 from penstock_connector.upstreams.base import Call
 
-# What a leg has reached, such as the first bytes of the answer, each with its time in nanoseconds
-# since 1970.
+# The steps that a leg has reached, such as the first bytes of the answer. Each step has its time,
+# in nanoseconds since 1970.
 Milestones = tuple[tuple[str, int], ...]
-MAX_MILESTONES: Final = 32  # a leg may reattach any number of times
+MAX_MILESTONES: Final = 32  # the most milestones of one leg, which may reattach any number of times
 
 
 def with_milestone(milestones: Milestones, reached: str) -> Milestones:
-    """Return the milestones with one that is reached now; unchanged while tracing is off."""
+    """Return the milestones and the new milestone `reached`, with the present time.
+
+    The milestones are returned unchanged while tracing is off, or if the leg has MAX_MILESTONES.
+    """
     if not spans.is_on() or len(milestones) >= MAX_MILESTONES:
         return milestones
     return (*milestones, (reached, time.time_ns()))
@@ -31,7 +34,8 @@ def headers_of(agent: ServerAgent, call: Call, opening: Call | None) -> dict[str
     """
     traceparent = opening.traceparent if opening is not None else None
     traced = {"traceparent": traceparent} if traceparent is not None else {}
-    # A compressed body could not be stored as an event stream that readers parse.
+    # The agent server must not compress the body. The body is stored byte for byte, and the readers
+    # of RAW parse the stored bytes as an event stream.
     return {"accept-encoding": "identity", **traced, **agent.headers, **call.headers}
 
 

@@ -44,12 +44,12 @@ class LegOpener:
         """Write the leg's records and its `open`, and then start the leg.
 
         `facts` is the payload of the `open`. `is_taken_over` means that an earlier connector
-        claimed the command. If `agent` is None, no agent has the name in the command, and the leg
-        is opened and ended.
+        claimed the command. `agent` is None if the configuration has no agent with the name in the
+        command. In this case, the leg is opened and ended at once.
 
         If the bus fails before the `open` is written, the command is delivered again. Once the
-        `open` is written, this connector holds the leg, so it repeats each further step while the
-        bus does not answer.
+        `open` is written, this connector holds the leg, so this connector repeats each further step
+        while the bus does not answer.
 
         Raises:
             FenceConflict: another connector has opened the leg, or the run has a new source frame.
@@ -58,16 +58,16 @@ class LegOpener:
         stores, run_id = self._stores, order.run_id
         await self._registry.closed(run_id)
         order = order.after(writer.last)
-        # 1. The record of the leg. If there were no record, no connector would find an open leg
-        #    whose connector died right after the `open`.
+        # 1. Write the record of the leg. If there were no record, no connector would find an open
+        #    leg whose connector died right after the `open`.
         await stores.leg_records.put(run_id, order.record)
         recorded_at_s = time.monotonic()
         try:
             is_first = True
             if agent is not None:
-                # 2. The place in the session's queue, before the `open`. In the other order,
-                #    clients could see this leg begin, start another leg after it, and the later leg
-                #    could get an earlier place.
+                # 2. Take the place in the session's queue before the `open` is written. In the
+                #    other order, clients could see this leg begin, and then start another leg. The
+                #    later leg could get an earlier place.
                 is_first, thread_id = await self._join(order, agent)
                 order = order.with_thread_id(thread_id)
                 facts = {**facts, **_names(order)}
@@ -76,9 +76,9 @@ class LegOpener:
                 # successor reads here that nothing was sent. If the field were missing, the
                 # successor would assume that the agent server may have been called.
                 facts = {**facts, "calls": False}
-            # 3. The `open`, before the agent server is called. If it came after the call, a
-            #    successor could not know whether the agent server was called. The fence accepts
-            #    only one `open` of a leg.
+            # 3. Write the `open` before the agent server is called. In the other order, a successor
+            #    could not know whether the agent server was called. The fence accepts only one
+            #    `open` of a leg.
             await writer.write("open", orjson.dumps(facts), leg=order.leg)
         except Exception as error:
             if isinstance(error, FenceConflict) or not isinstance(error, BusError):
@@ -90,14 +90,14 @@ class LegOpener:
                 await stores.leg_records.delete(run_id)
             raise
         if is_taken_over:
-            # 4. The records of earlier connectors are deleted after the `open`. A suspended
-            #    connector may still write its own `open` before the fence has accepted this one.
-            #    That connector then needs its place in the queue and its record.
+            # 4. Delete the records of earlier connectors after the `open` is written. A suspended
+            #    connector may still write its own `open` before the fence has accepted the `open`
+            #    of this connector. That connector then needs its place in the queue and its record.
             await with_retries(lambda: self._clear_predecessors(order))
         if time.monotonic() - recorded_at_s > FRESH_S:
-            # 5. If the writes took long, another connector may have considered this connector dead.
-            #    It may then have deleted the record of the leg, because the leg was not open yet.
-            #    So the record is written again.
+            # 5. Write the record again if the writes took long. Another connector may have
+            #    considered this connector dead. That connector may then have deleted the record of
+            #    the leg, because the leg was not open yet.
             await with_retries(lambda: stores.leg_records.put(run_id, order.record))
         if agent is None:
             await self._end_without_agent(order, writer)
@@ -121,7 +121,7 @@ class LegOpener:
             self._runner.new_thread_id(order, agent),
             order.queued_leg(self._stores.pod),
             owner=order.command.user_id,
-            lists_open_runs=agent.protocol == "agui",  # see `state/paused_session.py`
+            lists_open_runs=self._runner.upstream(agent).pauses_thread,
         )
 
     async def _clear_predecessors(self, order: Order) -> None:

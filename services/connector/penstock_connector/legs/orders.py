@@ -1,4 +1,4 @@
-"""Orders: an order is a command to open a leg, with all data that is needed to carry it out.
+"""Defines an order: a command to open a leg, with all data that the connector needs for the leg.
 
 An order consists of a leg's record and the parsed command. A connector that takes a leg over reads
 the same order from the record of the leg's earlier holder.
@@ -40,7 +40,7 @@ class Order:
 
     @property
     def leg(self) -> int:
-        """The number of the leg; a start has the number 1."""
+        """The number of the leg; the leg of a start has the number 1."""
         return self.record.leg
 
     @property
@@ -68,7 +68,7 @@ class Order:
 
 
 class Orders:
-    """Reads orders, and makes the requests to agent servers for them."""
+    """Reads orders, and makes the requests to agent servers for these orders."""
 
     def __init__(self, bus: Bus, client: httpx.AsyncClient) -> None:
         self._bus = bus

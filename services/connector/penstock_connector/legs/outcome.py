@@ -37,7 +37,7 @@ def lost(code: str, error: str, **facts: Any) -> Outcome:
     return Outcome("lost", {"code": code, "error": error, **facts})
 
 
-# the fence refused a write of this connector
+# the outcome if the fence refused a write of this connector
 TAKEN_OVER: Final = Outcome("gone", {"outcome": "taken_over"})
-# this connector has handed the leg over to another one
+# the outcome if this connector released the leg, so that another connector can take the leg over
 RELEASED: Final = Outcome("gone", {"outcome": "released"})

@@ -25,18 +25,20 @@ class Progress:
     """The facts that a leg needs to reattach, or to end if it cannot reattach."""
 
     seen: ReattachState = field(default_factory=ReattachState)
-    # the number of the attempt: a reattachment with `produces_again` begins the next one
+    # the number of the present attempt; a reattachment with `produces_again` begins the next
+    # attempt
     attempt: int = 1
-    # whether the server has begun to answer this connector or an earlier one
+    # whether the server has begun to answer this connector or an earlier connector
     answered: bool = False
     # whether the newest attempt has begun but no byte of its response has come
     attempt_unanswered: bool = False
-    run_id: str = ""  # for the log
+    run_id: str = ""  # the id of the run, for the log
     unwatchable: bool = False  # whether the adapter failed on a frame, so that `seen` may be wrong
 
     @property
     def can_reattach(self) -> bool:
-        """Whether a second request can neither run a tool twice nor skip events."""
+        """Whether a second request is safe: the request would neither run a tool twice nor skip
+        events."""
         return not (self.attempt_unanswered or self.unwatchable)
 
     def watch(self, watcher: Watcher, frame: Frame) -> None:

@@ -14,7 +14,7 @@ from penstock_connector.legs.leg import Leg, Phase
 from penstock_connector.legs.outcome import Outcome
 
 # The seconds that `stop` waits for legs to write their outcomes, and the number of such waits.
-# After them, the process ends, even if the bus does not answer.
+# After the last wait, the process ends even if the bus does not answer.
 STOP_S: Final = 2.0
 STOP_TRIES: Final = 3
 STOPPED: Final = "the connector was stopped, the upstream was not"
@@ -59,7 +59,7 @@ class LegRegistry:
         return self.state_of(run_id) is not None
 
     @property
-    def room(self) -> int:
+    def free_legs(self) -> int:
         """The number of further legs that this process may hold."""
         return self._max_legs - len(self._legs)
 

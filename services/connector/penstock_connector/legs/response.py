@@ -22,9 +22,9 @@ from penstock_connector.legs.stream_detection import MAX_BYTES, StreamDetector
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams.base import Upstream
 
-MAX_DETAIL_CHARACTERS: Final = 4000  # the number of characters of an error response that are kept
+MAX_DETAIL_CHARACTERS: Final = 4000  # the most characters of an error response that are kept
 MAX_DETAIL_BYTES: Final = 4 * MAX_DETAIL_CHARACTERS
-DETAIL_S: Final = 5.0  # seconds in which the text of an error response is read
+DETAIL_S: Final = 5.0  # the most seconds for which the text of an error response is read
 
 
 class ConnectionCut(Exception):
@@ -111,9 +111,9 @@ class ResponseBody:
                 await self._reading.stop()
                 await self._response.aclose()
             finally:
-                # A write is never cancelled: after a cancelled write, the next write could not know
-                # whether the cancelled one was stored. Bytes that were read before are written,
-                # too.
+                # A write is never cancelled, because after a cancelled write it would be unknown
+                # whether its bytes were stored. Bytes that were read before the leg was stopped are
+                # written, too.
                 self._body.close()
                 await asyncio.wait({storing})
                 storing.exception()  # asyncio would log the exception if it were never retrieved
@@ -149,7 +149,10 @@ class ResponseBody:
                 return outcome
 
     def _parse(self, chunk: bytes) -> tuple[Outcome | ReattachRefused | None, bytes]:
-        """Parse the chunk; return the outcome if the chunk ends the leg, and the bytes to store."""
+        """Parse the chunk; return the leg's outcome and the bytes to store.
+
+        The outcome is None if the leg continues after this chunk.
+        """
         limit_bytes, before = self._settings.max_response_bytes, self._read_bytes
         self._read_bytes += len(chunk)
         if self._read_bytes > limit_bytes:
@@ -170,8 +173,9 @@ class ResponseBody:
             self._progress.watch(self._upstream.watch, frame)
         if self._reattached and seen.refusal is not None:
             return ReattachRefused(seen.refusal), b""
-        # After the run's last event, the stream may continue with the run's next leg.
-        return ended("eof") if self._reattached and seen.over else None, chunk
+        # After the run's last event, the stream may continue with the run's next leg. So this leg
+        # ends here.
+        return ended("eof") if self._reattached and seen.has_final_event else None, chunk
 
     def _at_end(self) -> Outcome | ReattachRefused:
         if self._error is not None:

@@ -76,7 +76,7 @@ class LegRunner:
         return self._upstreams[agent.protocol]
 
     def new_thread_id(self, order: Order, agent: ServerAgent) -> str:
-        """Return the agent server's id for the order's session, if the session is new."""
+        """Return the id that the order's session gets at the agent server if the session is new."""
         return thread_id(agent, order.command, callers_known=self._callers_known)
 
     async def stop(self) -> None:
@@ -146,14 +146,17 @@ class LegRunner:
         """Return the leg's request.
 
         Raises:
-            NotAccepted: the start must not be sent, for example because a run of its session waits.
+            NotAccepted: the start must not be sent, for example because another run of the same
+                session is paused.
         """
-        if order.leg == 1 and not was_called and _waits_for_its_thread(agent):
+        upstream = self.upstream(agent)
+        is_new = order.leg == 1 and not was_called
+        if is_new and upstream.refuses_starts_while_paused(agent):
             sessions, key = self._stores.sessions, order.session
             others = await with_retries(lambda: sessions.other_runs(key, order.run_id))
             if ended := await require_at_rest(self._bus, self._stores.runs, others):
                 await with_retries(lambda: sessions.forget_ended(key, ended))
-        return await self._orders.request(order, self.upstream(agent), agent)
+        return await self._orders.request(order, upstream, agent)
 
     async def _turn(self, order: Order) -> None:
         mine = order.queued_leg(self._stores.pod)
@@ -233,14 +236,14 @@ class LegRunner:
         await with_retries(
             lambda: stores.sessions.leave(order.session, run_id, stores.pod, order.leg)
         )
-        # 2. Record the result of the sending of the decision. If it were not recorded, the watchdog
-        #    and the approvals service would assume that the decision is still being sent.
+        # 2. Record the result of sending the decision. Without this record, the watchdog and the
+        #    approvals service would assume that the decision is still being sent.
         if order.approval_id is not None and outcome != TAKEN_OVER:
             approval_id, state = order.approval_id, sending_state(outcome.label)
             await with_retries(lambda: stores.sendings.record(approval_id, state, is_known=True))
         # 3. Delete the record of the leg, last. If this process dies before this write, another
         #    connector finds the record, and completes the updates. If the record were deleted
-        #    earlier, no connector would look.
+        #    earlier, no connector would look for missing updates.
         await with_retries(lambda: stores.leg_records.delete(run_id))
 
     async def _stop_listening(self, leg: Leg, listening: Subscription) -> None:
@@ -258,8 +261,8 @@ class LegRunner:
             # Another connector holds the leg, and gets the cancel only by this command.
             await with_retries(lambda: self._cancel_again(leg.run_id, cancelled))
         elif outcome.label == "eof":
-            # The leg may have ended with a pause just before the cancel. The run then still waits,
-            # so it is cancelled here.
+            # The leg may have ended with a pause just before the cancel. The run then still waits
+            # for a decision, so the run is cancelled here.
             runs = self._stores.runs
             await with_retries(lambda: runs.cancel_between_legs(leg.run_id, cancelled.facts))
 
@@ -267,14 +270,6 @@ class LegRunner:
         asked = CancelCommand(run_id=run_id, by=cancelled.by, reason=cancelled.reason)
         subject = command_subject("connector", "cancel", run_id)
         await self._bus.publisher.publish(Message(subject, asked.dump(), {}))
-
-
-def _waits_for_its_thread(agent: ServerAgent) -> bool:
-    """Return whether a start must wait while its session has a paused run.
-
-    `state/paused_session.py` explains the reason.
-    """
-    return agent.protocol == "agui" and agent.starts_while_paused == "refuse"
 
 
 def sending_state(label: str) -> SendingState:

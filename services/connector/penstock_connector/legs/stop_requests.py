@@ -25,8 +25,8 @@ class Cancelled:
 class StopRequests:
     """Requests to stop a leg; they may come at any time and more than once.
 
-    If a leg is both cancelled and released, the connector that takes the leg over cancels it. If a
-    leg is both released and abandoned, only the first request counts.
+    If a leg is both cancelled and released, the connector that takes the leg over cancels the run.
+    If a leg is both released and abandoned, only the first request counts.
     """
 
     cancelled: Cancelled | None = None

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import Final
 
-# The most bytes that are read and stored of a response that is no event stream.
+# The most bytes that are read and stored if a response is no event stream.
 MAX_BYTES: Final = 256 * 1024
-# the number of characters of such a response that the error shows
+# The number of characters of such a response that the run's error shows.
 MAX_SHOWN_CHARACTERS: Final = 1000
 
 _STREAM: Final = "text/event-stream"
 _FIELDS: Final = (b"data:", b"event:", b"retry:", b"id:", b":")
 _LONGEST_FIELD: Final = max(map(len, _FIELDS))
-_BLANK: Final = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, and white space
+# the bytes that may come before the content: a byte order mark, and white space
+_BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 
 
 class StreamDetector:
@@ -48,12 +49,13 @@ class StreamDetector:
                 self._kept = b""
 
     def end(self) -> None:
-        """End the body; if it was too short to decide, the content type decides."""
+        """Record the end of the body; if the body was too short for a decision, the content type
+        decides."""
         if self._is_stream is None:
             self._is_stream = self._claims
 
     def error(self, status_code: int, protocol: str, url: str) -> str:
-        """Return the error text: a description of the response, and advice what to check."""
+        """Return the error text: a description of the response, and advice on what to check."""
         detail = self.detail
         called = f"with {self.media_type}" if self.media_type else "without a content type"
         if self.media_type == _STREAM:

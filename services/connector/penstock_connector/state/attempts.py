@@ -5,10 +5,10 @@ NATS counts how often it has delivered a command. If connectors are killed again
 harmless command is delivered many times and is never finished. So this count alone does not show
 that the command kills connectors.
 
-Therefore, after a number of deliveries, a connector records each attempt before the attempt begins.
-If the connector survives the attempt, it deletes the record, whatever the result is. A command that
-only waits, for a leg or for its next attempt, has no record. If several attempts in a row were not
-survived, the command kills connectors.
+Therefore, after `UNCOUNTED` deliveries of a command, a connector records each attempt before the
+attempt begins. If the connector survives the attempt, the connector deletes the record, whatever
+the result is. A command that only waits, for a leg or for its next attempt, has no record. If
+several attempts in a row were not survived, the command kills connectors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from contextlib import asynccontextmanager
 from penstock.bus import Bus, NeverFinished, Stored
 from penstock.bus.subjects import run_id_of
 
-# the number of deliveries without a record; nearly every command needs only one delivery
+# the number of deliveries before attempts are recorded; nearly every command needs only one
+# delivery
 UNCOUNTED = 10
-# the number of unsurvived attempts in a row after which the command is the reason
+# the number of attempts in a row that no connector survived, after which the command counts as the
+# cause and is not tried again
 MAX_UNSURVIVED = 5
 
 
@@ -57,8 +59,8 @@ class Attempts:
         unsurvived = int(entry.value) if entry is not None else 0
         if unsurvived >= MAX_UNSURVIVED:
             raise NeverFinished(stored.delivered - 1)
-        # The record is written before the attempt: a command that kills the process leaves no other
-        # trace.
+        # The record is written before the attempt, because a command that kills the process leaves
+        # no other trace.
         await self._bucket.put(key, str(unsurvived + 1).encode())
         try:
             yield

@@ -1,4 +1,4 @@
-"""Claims on the starts of runs: KV `claims`, key `claim.<run>`. Every write is a
+"""Reads and writes claims on starts of runs: KV `claims`, key `claim.<run>`. Every write is a
 compare-and-set."""
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ NOBODY: Final = "nobody"  # the pod in a claim that was given back; no connector
 
 
 class Liveness(Enum):
-    """The state, known to this connector, of the connector that wrote a record."""
+    """Describes the connector that wrote a record, as far as this connector knows its state."""
 
     OURS = "ours"  # this connector wrote the record
     ALIVE = "alive"  # the lease is valid, or the leases cannot be read reliably now
     SILENT = "silent"  # the lease is valid, but the connector does not answer
-    DEAD = "dead"  # the lease has expired, or the connector was asked and its process has ended
+    # the lease has expired, or requests to the connector have shown that its process has ended
+    DEAD = "dead"
 
 
 class Connectors:
@@ -56,7 +57,8 @@ class Connectors:
         return Liveness.ALIVE if await self.is_responding(pod) else Liveness.SILENT
 
     async def is_alive(self, pod: str) -> bool:
-        """Return whether the connector's lease is valid; also True if the leases cannot show it.
+        """Return whether the connector's lease is valid; also True while the leases cannot show
+        this.
 
         Raises:
             BusError: the leases cannot be read.
@@ -70,7 +72,8 @@ class Connectors:
         if await self._leases.get(f"pod.{pod}") is not None:
             return True
         # If the clock of NATS was set forward, all leases expire at once. So the clock is checked
-        # here. If it were not, every connector would take over the runs of all other connectors.
+        # here. Without this check, every connector would take over the runs of all other
+        # connectors.
         await self._bus.clock.refresh()
         return not self.sees_others()
 

@@ -1,4 +1,4 @@
-"""Reads the decisions that the approvals service has recorded: KV `approvals`, from the leader.
+"""Reads, from the leader of KV `approvals`, the decisions that the approvals service has recorded.
 
 A continue command only announces that a decision exists. The request to the agent server is made
 from the decision's record, which is written before the command. If the command's content differs
@@ -26,7 +26,7 @@ class Decisions:
         """Return the command that the decision's record contains.
 
         Raises:
-            NotDecided: there is no decision, or `command` differs from it.
+            NotDecided: there is no decision, or `command` differs from the decision.
             BusError: the record cannot be read.
             ObjectGone: the record's content has expired in the object store.
         """
@@ -39,7 +39,7 @@ class Decisions:
                 f"approval {command.approval_id} is {record.status}, so nothing is sent"
             )
         ours, theirs = decided.model_dump(), command.model_dump()
-        # A later release may have added fields to the command. These are not compared.
+        # A later release may have added fields to the command. These fields are not compared.
         if differing := sorted(name for name in ours if ours[name] != theirs[name]):
             raise NotDecided(
                 f"approval {command.approval_id} was decided otherwise: "

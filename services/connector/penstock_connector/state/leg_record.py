@@ -1,8 +1,8 @@
-"""Records of the legs that a connector holds: KV `claims`, key `active.<pod>.<run>`.
+"""Stores a record of each leg that a connector holds: KV `claims`, key `active.<pod>.<run>`.
 
 The record of a leg has all data that another connector needs to continue the leg. The value is the
-leg's facts, followed by the command's payload as it is in the stream. So the record of a large
-command contains only a reference to the object store.
+leg's facts, followed by the command's payload as it is in the stream. The payload of a large
+command is only a reference to the object store, so the record stays small.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class StoredLeg(NamedTuple):
     """A stored leg record; `record` is None if it has no facts, or if there is no record."""
 
     record: LegRecord | None
-    revision: int  # 0 when there is no record
+    revision: int  # the record's revision; 0 when there is no record
 
 
 class LegRecords:
-    """Writes this connector's leg records, and reads those of all; all methods may raise
-    BusError."""
+    """Writes this connector's leg records, and reads the leg records of all connectors; all methods
+    may raise BusError."""
 
     def __init__(self, bus: Bus, pod: str) -> None:
         self._pod = pod
@@ -74,14 +74,14 @@ class LegRecords:
         await self._bucket.put(f"active.{self._pod}.{run_id}", record.dump())
 
     async def delete(self, run_id: str) -> None:
-        """Delete this connector's record: the leg has ended, or another connector holds the leg."""
+        """Delete this connector's record; the leg has ended, or another connector holds the leg."""
         await self._bucket.delete(f"active.{self._pod}.{run_id}")
 
     async def delete_of(self, pod: str, run_id: str, revision: int) -> None:
         """Delete another connector's record if the record still has this revision.
 
         The record may have changed since it was read: a connector that is alive may have opened the
-        run's next leg. Without the revision, the record of that leg would be deleted.
+        run's next leg. Without the revision, the record of the next leg would be deleted.
         """
         await self._bucket.delete(f"active.{pod}.{run_id}", revision)
 

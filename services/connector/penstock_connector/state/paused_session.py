@@ -1,11 +1,12 @@
 """Finds out whether a session has a run that waits for a decision, and that a new run would
 disturb.
 
-Behind an AG-UI server there may be a graph that waits at one place for its whole thread. While an
-earlier run waits for a person, a new run may move the graph to another place. The person's answer
-would then continue the graph at the wrong place. So the new run is not sent before the earlier run
-is decided or cancelled. An answer that names a tool call, as AG-UI servers of Agno expect it,
-always reaches the call that was decided.
+An AG-UI server may run a graph that has only one current place for a whole thread. While an earlier
+run of the thread waits at this place for a person, a new run may move the graph to another place.
+The person's answer would then continue the graph at the wrong place. So the new run is not sent
+before the earlier run is decided or cancelled. An answer that names a tool call, as AG-UI servers
+of Agno expect it, always reaches the call that was decided. So a run that waits for such an answer
+does not hold back a new run.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from penstock.starts import NotAccepted, Refusal
 from penstock_connector.state.retries import with_retries
 from penstock_connector.state.run_state import CLOSED, Runs, kind_of
 
-SETTLES_S: Final = 20.0  # seconds in which the normalizer finds out whether an ended leg has paused
-CHECK_S: Final = 0.1
+# the most seconds to wait until the normalizer has found out whether the run of an ended leg is
+# paused
+SETTLES_S: Final = 20.0
+CHECK_S: Final = 0.1  # seconds between two reads of such a run's record
 BY_CALL: Final = "tool"  # the style of an answer that names its tool call
 
 
 async def require_at_rest(bus: Bus, runs: Runs, run_ids: Sequence[str]) -> list[str]:
-    """Return the runs that have ended; raise if a new run would disturb one of the others.
+    """Return the runs that have ended; raise if a new run would disturb a run that has not ended.
 
     Raises:
         NotAccepted: a run waits for an answer that names no tool call, or it is not yet known
@@ -50,7 +53,7 @@ async def _has_ended(bus: Bus, runs: Runs, run_id: str) -> bool:
         record = await runs.record(run_id)
         if record is None:
             # A run's record is kept for 30 days, but its pause is kept as long as the run waits. So
-            # a run that has neither has ended.
+            # a run without a record and without a pause has ended.
             return await bus.bucket("pauses").get(run_id) is None
         if record.status in ENDED:
             return True
@@ -58,7 +61,7 @@ async def _has_ended(bus: Bus, runs: Runs, run_id: str) -> bool:
             return False
         last = await runs.tail(run_id)
         if last is None or kind_of(last) not in CLOSED:
-            return False  # the run waits for its turn
+            return False  # the run waits for its turn in the session
         if asyncio.get_running_loop().time() >= deadline:
             raise _refused(f"it is not known whether run {run_id} of it waits for a decision")
         await asyncio.sleep(CHECK_S)

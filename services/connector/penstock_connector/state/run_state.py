@@ -91,8 +91,9 @@ class Runs:
     async def cancel_that_forbids_continuing(self, run_id: str) -> CancelCommand | None:
         """Return the cancel that forbids continuing the run's open leg; None if there is none.
 
-        A cancel stays in COMMANDS until the leg has ended. A run may also have ended before its
-        leg: if no connector cancels a run in time, the edge ends the run with its own frame.
+        A cancel stays in COMMANDS until the leg has ended. A run may also have ended although its
+        leg is open: if no connector cancels a run in time, the edge ends the run with its own
+        frame.
         """
         stored = await self._bus.tail(COMMANDS, command("connector", "cancel", run_id))
         if stored is not None:
@@ -107,11 +108,11 @@ class Runs:
             return
         last = await self.tail(run_id)
         if last is not None and kind_of(last) in CLOSED:
-            cancelled = ending("lifecycle.cancelled", **facts, confirmed=True)
+            cancelled = end_event("lifecycle.cancelled", **facts, confirmed=True)
             await self.end(run_id, last, "event", cancelled)
 
 
-def ending(type_: str, **data: Any) -> dict[str, Any]:
+def end_event(type_: str, **data: Any) -> dict[str, Any]:
     """Return the payload of an `event` frame: a terminal event that no agent server has sent."""
     return {"type": type_, "data": data}
 

@@ -1,4 +1,4 @@
-"""Records of the sendings of decisions: KV `sent`, key approval id.
+"""Records the sending of each decision to an agent server: KV `sent`, key approval id.
 
 A decision is sent to the agent server at most once. So a connector claims the sending before it
 sends the decision, and records the result afterwards. Every write is a compare-and-set.
@@ -73,9 +73,9 @@ class Sendings:
 
         Normally only the connector that claimed the sending may record the result: this connector,
         or the connector `pod` for which this connector acts. If `is_known` is True, RAW shows the
-        outcome of the leg, and any connector may record it. The claim may then belong to another
-        connector: a connector that was suspended may have sent the decision after its claim was
-        taken over.
+        outcome of the leg, and any connector may record this outcome. The claim may then belong to
+        another connector, which has taken the claim over from a suspended connector. The suspended
+        connector may have sent the decision after that.
         """
         sent = Sent(pod=self._pod, state=state)
         while (entry := await self._bucket.get(approval_id)) is not None:

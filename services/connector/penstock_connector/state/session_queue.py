@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from penstock.bus import Bus, Entry, Msg
 from penstock.bus.records import QueuedLeg, SessionRecord
 from penstock.bus.streams import raw_for
-from penstock.bus.subjects import raw_stored, turn
+from penstock.bus.subjects import raw_stored, session_turn
 from penstock.bus.write.fence import tail
 from penstock_connector.state.connectors import Connectors
 from penstock_connector.state.leg_record import LegRecords
@@ -24,9 +24,9 @@ from penstock_connector.state.run_state import WRITER, is_over
 log = logging.getLogger(__name__)
 
 CHECK_AGAIN_S = 2.0  # seconds between two checks of the first leg in the queue, if no notice comes
-MAX_RUNS_LISTED: Final = 1000
-# A record of an earlier release does not tell which runs are open. In such a record, this number of
-# the last runs count as open.
+MAX_RUNS_LISTED: Final = 1000  # the most runs that the record of a session lists
+# The number of a session's last runs that count as open in a record of an earlier release, because
+# such a record does not show which runs are open.
 MAX_OPEN_OF_BEFORE: Final = 50
 
 
@@ -60,7 +60,7 @@ class SessionQueue:
         """Put the leg into the queue; return its place, and the agent server's id of the session.
 
         A new session gets the id `thread_id`, which this leg and all later legs use. With
-        `lists_open_runs`, the record also lists the runs that may wait for a decision; `others`
+        `lists_open_runs`, the record also lists the runs that may wait for a decision; `other_runs`
         returns these runs later.
         """
 
@@ -72,13 +72,16 @@ class SessionQueue:
             if mine not in record.queue:
                 # Two connectors may join in an order that differs from the order of their commands,
                 # so the waiting legs are sorted by command. The first leg may be running already,
-                # so this leg stays first.
-                waiting = sorted([*record.queue[1:], mine], key=lambda turn: turn.sequence)
+                # so it stays first.
+                waiting = sorted(
+                    [*record.queue[1:], mine], key=lambda queued_leg: queued_leg.sequence
+                )
                 record.queue = [*record.queue[:1], *waiting]
             if lists_open_runs:
                 before = record.runs[-MAX_OPEN_OF_BEFORE:] if record.open is None else record.open
-                # The list may have the run already: before the edge starts a run by ADK's legacy
-                # POST (adk-streaming.md), it adds the run to the list.
+                # `before` may have this run already, if it comes from `record.runs`. Before the
+                # edge starts a run by ADK's legacy POST (adk-streaming.md), the edge adds the run
+                # to `record.runs`.
                 record.open = [*(each for each in before if each != mine.run_id), mine.run_id]
             if mine.run_id not in record.runs:
                 insort(record.runs, mine.run_id)  # run ids are ordered by their time of creation
@@ -102,13 +105,16 @@ class SessionQueue:
         if entry is None:
             return []
         record = _session(entry)
-        # A run whose first leg is in the queue has not begun, so the result does not have it. A run
-        # with a later leg in the queue still waits, because its decision is queued behind this leg.
-        queued = {turn.run_id for turn in record.queue if turn.leg == 1} | {run_id}
+        # A run whose first leg is in the queue has not begun, so the result leaves the run out. A
+        # run with a later leg in the queue still waits, because its decision is queued behind the
+        # leg of `run_id`.
+        queued = {queued_leg.run_id for queued_leg in record.queue if queued_leg.leg == 1} | {
+            run_id
+        }
         return [each for each in record.open or [] if each not in queued]
 
     async def forget_ended(self, key: str, run_ids: Sequence[str]) -> None:
-        """Remove ended runs from the list of open runs, so that `others` leaves them out."""
+        """Remove ended runs from the list of open runs, so that `other_runs` leaves them out."""
 
         def change(record: SessionRecord) -> None:
             if record.open is not None:
@@ -117,19 +123,25 @@ class SessionQueue:
         await self._change(key, change)
 
     async def take_over(self, key: str, mine: QueuedLeg) -> bool:
-        """Take the place of the leg's earlier holder; return True if no other leg is before it.
+        """Take the place of the leg's earlier holder; return True if no other leg is before this
+        leg.
 
         The places of the run's earlier legs, which have ended, are deleted.
         """
 
         def change(record: SessionRecord) -> None:
             others = [
-                turn for turn in record.queue if turn.run_id != mine.run_id or turn.leg >= mine.leg
+                queued_leg
+                for queued_leg in record.queue
+                if queued_leg.run_id != mine.run_id or queued_leg.leg >= mine.leg
             ]
-            places = [n for n, turn in enumerate(others) if _same_leg(turn, mine)]
-            record.queue = [turn for turn in others if not _same_leg(turn, mine)]
-            # The leg gets the first of its places. If the leg has no place, another leg has deleted
-            # it from the queue and runs now. So this leg gets the place behind the other leg.
+            places = [n for n, queued_leg in enumerate(others) if _is_same_leg(queued_leg, mine)]
+            record.queue = [
+                queued_leg for queued_leg in others if not _is_same_leg(queued_leg, mine)
+            ]
+            # If the queue has this leg more than once, the leg keeps the first place. If the queue
+            # does not have this leg, another leg has deleted it from the queue and runs now. Then
+            # this leg gets the place behind the running leg.
             record.queue.insert(places[0] if places else 1, mine)
 
         record = await self._change(key, change)
@@ -138,8 +150,9 @@ class SessionQueue:
     async def wait(self, key: str, mine: QueuedLeg) -> None:
         """Wait until the leg is first in the queue.
 
-        This method also deletes places before the leg that no connector will delete any more. If it
-        did not, one connector that died at the wrong moment would block the session for ever.
+        This method also deletes places before the leg that no connector will delete any more.
+        Without these deletions, one connector that died at the wrong moment would block the session
+        for ever.
         """
         moved = asyncio.Event()
 
@@ -148,7 +161,7 @@ class SessionQueue:
 
         if await self._is_first(key, mine):
             return
-        subscription = await self._bus.subscribe(turn(key), on_move)
+        subscription = await self._bus.subscribe(session_turn(key), on_move)
         try:
             while not await self._is_first(key, mine):
                 try:
@@ -170,15 +183,16 @@ class SessionQueue:
 
         def change(record: SessionRecord) -> None:
             record.queue = [
-                turn
-                for turn in record.queue
-                if (turn.run_id, turn.pod) != (run_id, pod) or leg not in (None, turn.leg)
+                queued_leg
+                for queued_leg in record.queue
+                if (queued_leg.run_id, queued_leg.pod) != (run_id, pod)
+                or leg not in (None, queued_leg.leg)
             ]
 
         record = await self._change(key, change)
         # if the queue is empty, no leg waits for the notice
         if record is not None and record.queue:
-            await self._bus.client.publish(turn(key))
+            await self._bus.client.publish(session_turn(key))
 
     async def _is_first(self, key: str, mine: QueuedLeg) -> bool:
         entry = await self._bucket.get(key)
@@ -192,32 +206,35 @@ class SessionQueue:
             if mine not in queue or queue[0] == mine:
                 return
             first = queue[0]
-            # If the first place is of the same leg, another connector made it, and the fence has
-            # refused that connector. This connector's `open` is in RAW, so no other connector can
-            # run this leg.
-            if not _same_leg(first, mine) and not await self._is_abandoned(first):
+            # If the first place belongs to the same leg, another connector has made this place, and
+            # the fence has refused that connector. This connector's `open` is in RAW, so no other
+            # connector can run this leg.
+            if not _is_same_leg(first, mine) and not await self._is_abandoned(first):
                 return
             log.warning("run %s leg %d: its turn is passed over", first.run_id, first.leg)
 
             def change(record: SessionRecord, first: QueuedLeg = first) -> None:
-                record.queue = [turn for turn in record.queue if turn != first]
+                record.queue = [queued_leg for queued_leg in record.queue if queued_leg != first]
 
             await self._change(key, change)
-            await self._bus.client.publish(turn(key))
+            await self._bus.client.publish(session_turn(key))
 
-    async def _is_abandoned(self, turn: QueuedLeg) -> bool:
+    async def _is_abandoned(self, queued_leg: QueuedLeg) -> bool:
         """Return whether the leg has ended, or has a dead connector and no leg record.
 
-        RAW shows whether the leg has ended: the connector may have died, or may hang, before it
-        deleted the leg's place in the queue. If a dead connector's leg is open and has a record,
-        the place stays, because the reaper continues the leg.
+        RAW shows whether the leg has ended. The queue does not show this, because the connector may
+        have died, or may hang, before it deleted the leg's place in the queue. If a dead
+        connector's leg is open and has a record, the place stays, because the reaper continues the
+        leg.
         """
-        last = await tail(self._bus, raw_for(turn.run_id), raw_stored(turn.run_id, WRITER))
-        if last is not None and is_over(last, turn.leg):
+        last = await tail(
+            self._bus, raw_for(queued_leg.run_id), raw_stored(queued_leg.run_id, WRITER)
+        )
+        if last is not None and is_over(last, queued_leg.leg):
             return True
-        if await self._connectors.is_alive(turn.pod):
+        if await self._connectors.is_alive(queued_leg.pod):
             return False
-        return not await self._leg_records.exists(turn.run_id, turn.pod)
+        return not await self._leg_records.exists(queued_leg.run_id, queued_leg.pod)
 
     async def _change(
         self,
@@ -246,8 +263,8 @@ def _is_first(record: SessionRecord, mine: QueuedLeg) -> bool:
     return mine not in record.queue or record.queue[0] == mine
 
 
-def _same_leg(turn: QueuedLeg, other: QueuedLeg) -> bool:
-    return (turn.run_id, turn.leg) == (other.run_id, other.leg)
+def _is_same_leg(queued_leg: QueuedLeg, other: QueuedLeg) -> bool:
+    return (queued_leg.run_id, queued_leg.leg) == (other.run_id, other.leg)
 
 
 def _session(entry: Entry) -> SessionRecord:

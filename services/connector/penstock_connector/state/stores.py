@@ -1,4 +1,4 @@
-"""Holds the stores for connectors' data on the bus in one object."""
+"""Puts all stores for the connectors' data on the bus into one object."""
 
 from __future__ import annotations
 

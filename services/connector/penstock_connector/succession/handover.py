@@ -26,13 +26,17 @@ from penstock_connector.succession.takeover import Takeover
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 16  # the number of legs that are handed over at the same time
+AT_ONCE: Final = 16  # the most legs that are handed over at the same time
+# The most seconds to wait for another connector's answer to the request `{}`, and between two such
+# requests.
 LOOK_FOR_PEERS_S: Final = 1.0
-HAND_OVER_S: Final = 10.0  # seconds in which another connector must answer that it has taken a leg
+# the most seconds to wait for another connector's answer to the offer of a leg
+HAND_OVER_S: Final = 10.0
 
 
 class Handover:
-    """Hands this connector's legs over when it stops, and takes legs of other connectors."""
+    """Hands this connector's legs over when the connector stops, and takes legs of other
+    connectors."""
 
     def __init__(
         self, stores: Stores, registry: LegRegistry, runner: LegRunner, takeover: Takeover
@@ -79,7 +83,7 @@ class Handover:
             with self._registry.exclusively(run_id):
                 last = await self._stores.runs.tail(run_id)
                 is_open = last is not None and kind_of(last) not in CLOSED
-                if last is not None and is_open and self._registry.room > 0:
+                if last is not None and is_open and self._registry.free_legs > 0:
                     why = f"the connector {holder_of(last)}, which held the connection, was stopped"
                     taken = await self._takeover.take_over(run_id, last, why)
         except (BusError, Retry) as error:
@@ -88,7 +92,8 @@ class Handover:
             log.exception("run %s: its leg is not taken over", run_id)
         try:
             await self._bus.client.publish(reply, orjson.dumps({"taken": taken}))
-        except Exception as error:  # the connector that made the offer then reads RAW
+        except Exception as error:
+            # The connector that made the offer then reads in RAW which connector holds the leg.
             log.warning("run %s: the offer of its leg is not answered: %r", run_id, error)
 
     # Handing over this connector's legs
@@ -112,7 +117,8 @@ class Handover:
                 await asyncio.wait(tasks, timeout=min(LOOK_FOR_PEERS_S, left_s))
 
     async def stop(self) -> None:
-        """Hand over all remaining legs if another connector exists; end the other legs as lost."""
+        """Hand over all remaining legs if another connector exists; then end the legs that are left
+        as lost."""
         try:
             if self._registry.legs and await self._has_peers():
                 await asyncio.gather(*map(self._hand_over, self._registry.legs))
@@ -157,8 +163,10 @@ class Handover:
             await with_retries(lambda: self._keep(run_id))
 
     async def _keep(self, run_id: str) -> None:
-        """Take the leg back if this connector still holds it: no other connector would end the
-        leg."""
+        """Take the leg back if RAW still names this connector as the leg's holder.
+
+        If this connector did not take the leg back, no connector would end the leg.
+        """
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == self._stores.pod:
             await self._takeover.take_over(run_id, last, STOPPED)

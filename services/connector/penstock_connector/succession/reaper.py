@@ -1,4 +1,5 @@
-"""Finds the legs of dead connectors; continues or ends them, and deletes their records."""
+"""Settles the legs of dead connectors: continues or ends each leg, and deletes the leg's
+records."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from penstock_connector.succession.takeover import DIED, Takeover
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 16  # the number of legs that are settled at the same time
+AT_ONCE: Final = 16  # the most legs that are settled at the same time
 FULL_SWEEP_S: Final = 30.0  # seconds between two reads of all leg records
 
 
@@ -50,7 +51,7 @@ class Reaper:
         """Settle the legs of dead connectors once.
 
         Raises:
-            BusError: the bus does not answer; the next call continues.
+            BusError: the bus does not answer; the next call continues the work.
         """
         connectors = self._stores.connectors
         while self._silent:
@@ -82,10 +83,11 @@ class Reaper:
             self._living = living
 
     async def _settle_orphans(self, recorded: set[str]) -> None:
-        """Settle legs that have a record of this connector in two checks in a row, but no task.
+        """Settle legs for which two checks in a row have found a record of this connector but no
+        task.
 
-        An exception in this process has left such legs. No other connector settles them, because
-        this connector is alive.
+        An exception in this process has left such legs. No other connector settles these legs,
+        because this connector is alive.
         """
         orphans = {run_id for run_id in recorded if not self._registry.works_on(run_id)}
         for run_id in orphans & self._orphans:
@@ -95,10 +97,12 @@ class Reaper:
         self._orphans = orphans
 
     async def _for_each_leg(self, pod: str, action: Callable[[str, str], Awaitable[None]]) -> bool:
-        """Do the action for each leg that the connector has recorded; return False if there is
-        none."""
+        """Do the action for each leg that the connector has recorded; return False if it has
+        recorded no leg."""
         recorded = await self._stores.leg_records.find(pod)
-        random.shuffle(recorded)  # other connectors settle the same legs at the same time
+        # Other connectors settle the same legs at the same time. In a random order, they seldom
+        # work on the same leg at once.
+        random.shuffle(recorded)
         await asyncio.gather(*(self._deal_with(pod, run_id, action) for _, run_id in recorded))
         return bool(recorded)
 
@@ -115,7 +119,7 @@ class Reaper:
             log.exception("run %s of the dead connector %s cannot be settled", run_id, pod)
 
     async def _take_over_without_loss(self, pod: str, run_id: str) -> None:
-        """Continue a leg if this loses no data, even if the leg's holder is still running."""
+        """Take over the leg if no data can be lost, even if the leg's holder is still running."""
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == pod:
             await self._takeover.take_over(run_id, last, DIED.format(pod), only_without_loss=True)
@@ -127,7 +131,8 @@ class Reaper:
             if record is not None and record.leg < leg_of(last):
                 # The connector died after the last frame of its leg, before it deleted the leg's
                 # place in the queue, and the run's next leg has begun since. If the old place were
-                # not deleted here, it would stay in the queue as long as the next leg is open.
+                # not deleted here, the old place would stay in the queue as long as the next leg is
+                # open.
                 await self._clear(pod, run_id)
                 return
             if holder_of(last) != pod and await self._takeover.is_held(run_id, last):
@@ -144,7 +149,7 @@ class Reaper:
         """Complete the updates of a dead connector, for a leg that has ended or never began.
 
         The order is the same as at the end of a leg: the queue, the sending, the record. The record
-        is deleted last, because another connector finds by the record which updates are missing.
+        is deleted last, because the record shows other connectors that updates are missing.
         """
         stores = self._stores
         record, revision = await stores.leg_records.read(run_id, pod)

@@ -37,7 +37,7 @@ DIED: Final = "the connector {}, which held the connection, died"
 
 
 class Takeover:
-    """Takes over legs whose holder is dead, or has released them for another connector."""
+    """Takes over legs whose holder is dead, or has released the leg for another connector."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Takeover:
         connectors, pod = self._stores.connectors, holder_of(last)
         if not connectors.sees_others() and await connectors.is_alive(pod):
             raise Retry(1)
-        # The caller works on the run, so a leg of this connector counts as held. If such a leg has
-        # no task, the reaper finds it.
+        # The caller works exclusively on the run, so `is_held` is True for every leg of this
+        # connector, even for a leg without a task. The reaper finds such a leg.
         if not await self.is_held(run_id, last):
             await self.take_over(run_id, last, DIED.format(pod))
 
@@ -92,12 +92,13 @@ class Takeover:
     ) -> bool:
         """Continue an open leg that no connector holds, or end it.
 
-        `last` is the run's last source frame. `why` is the reason of the takeover; the reason is
-        written when the leg ends. Return True if this connector now holds the leg. Return False if
-        the leg has ended, or if another connector was first. If the run was cancelled, or has ended
-        before the leg, the leg only asks the agent server to stop. With `only_without_loss`, the
-        leg is taken over only if two connectors may hold the leg for a moment without any loss,
-        since the earlier holder may be alive. The caller works exclusively on the run.
+        `last` is the run's last source frame. `why` is the reason for the takeover, and part of the
+        error if the leg ends as lost. Return True if this connector now holds the leg. Return False
+        if the leg has ended, or if another connector was first. If the run was cancelled, or has
+        ended although the leg is open, the leg only asks the agent server to stop. With
+        `only_without_loss`, the earlier holder may be alive. The leg is then taken over only if
+        nothing is lost while two connectors hold the leg for a moment. The caller works exclusively
+        on the run.
 
         Raises:
             BusError: the bus does not answer; the leg is unchanged, or has a record of this
@@ -116,38 +117,39 @@ class Takeover:
         if only_without_loss and not self._can_move_without_loss(order, agent, history):
             return False
         await self._registry.release(run_id)
-        # 1. This connector's record of the leg. If there were no record, no connector would find
-        #    the leg if this process died right after the `claim`.
+        # 1. Write this connector's record of the leg. If there were no record, no connector would
+        #    find the leg if this process died right after the `claim`.
         await stores.leg_records.put(run_id, order.record)
         writer = stores.runs.writer(run_id, last)
         try:
-            # 2. The fenced `claim`. Without the `claim`, two connectors could call the agent server
-            #    for one leg, and the earlier holder could still write frames.
+            # 2. Write the `claim`, which the fence guards. Without the `claim`, two connectors
+            #    could call the agent server for one leg, and the earlier holder could still write
+            #    frames.
             claim = await writer.write("claim", orjson.dumps({"calls": False}), leg=order.leg)
         except FenceConflict:
-            # This connector does not hold the leg, and its record would make other connectors look
-            # for the leg.
+            # This connector does not hold the leg. Its record would make other connectors look for
+            # the leg here.
             await stores.leg_records.delete(run_id)
             return False
-        # 3. The place in the queue, after the `claim`, because only the leg's holder may take the
-        #    place. If this connector did not take the place, the queue would still name the dead
-        #    connector, and the next leg would delete the place.
+        # 3. Take the leg's place in the queue after the `claim`, because only the leg's holder may
+        #    take the place. If this connector did not take the place, the queue would still name
+        #    the dead connector, and the next leg would delete the place.
         mine = order.queued_leg(pod)
         await with_retries(lambda: stores.sessions.take_over(order.session, mine))
         if (approval_id := order.approval_id) is not None:
-            # 4. The claim of the sending. If the claim still named the dead connector, this
-            #    connector could not record the result of the sending.
+            # 4. Take over the claim of the sending. If the claim still named the dead connector,
+            #    this connector could not record the result of the sending.
             await with_retries(lambda: stores.sendings.record(approval_id, "claimed", holder))
-        # 5. The deletion of the earlier holders' records. This step is the last one, because a
-        #    successor finds by these records which steps are missing.
+        # 5. Delete the records of earlier holders. This step is the last one, because the records
+        #    show a successor that steps are missing.
         await with_retries(lambda: self._opener.delete_records_of_others(run_id, order.leg))
         history.taken(await with_retries(lambda: stores.runs.stored_at(run_id, claim)))
         await self._runner.run(
             order,
             agent,
             writer,
-            is_queued=not history.called,
-            history=history if history.called else None,
+            is_queued=not history.may_have_called_server,
+            history=history if history.may_have_called_server else None,
             why=why,
             cancelled=cancelled,
         )
@@ -157,7 +159,7 @@ class Takeover:
         """Record the result of the sending of a leg's decision, if RAW shows the result."""
         last = await self._stores.runs.tail(run_id)
         if record.approval_id is None or last is None or leg_of(last) < record.leg:
-            return  # nothing was sent
+            return  # no decision was sent
         if leg_of(last) > record.leg:
             await self._stores.sendings.record(record.approval_id, "done", is_known=True)
         elif kind_of(last) in CLOSED:
@@ -166,8 +168,9 @@ class Takeover:
 
     def _can_move_without_loss(self, order: Order, agent: ServerAgent, history: LegHistory) -> bool:
         """Return whether two connectors may hold the leg for a moment without any loss."""
-        if not history.called:
-            return True  # the fence admits only one call
+        if not history.may_have_called_server:
+            # the agent server was not called, and the fence lets only one connector call it
+            return True
         seen = history.progress.seen
         has_position = seen.last_event_index is not None or seen.last_id is not None
         return has_position and survives_disconnect(
@@ -196,7 +199,8 @@ class Takeover:
         history.progress.seen.run_id = order.record.upstream_run_id
         async for stored in self._stores.runs.frames(order.run_id, order.record.after, last):
             history.feed(raw_frame(stored), stored.headers[STORED_AT])
-        # the refusal was about a connection that is closed now
+        # An earlier refusal concerned a connection that is closed now, so it does not count any
+        # more.
         history.progress.seen.refusal = None
         return history
 

@@ -38,7 +38,7 @@ RUNS_STREAM, PREFIX = "KV_runs", "$KV.runs."
 # The number of pages, of 500 records each, that one check reads. With this number, a million
 # records are read in less than two hours.
 PAGES = 10
-EXAMINED = 100  # the number of runs that each check examines
+EXAMINED = 100  # the most runs that one check examines
 # Seconds after which a run without a command counts as never started. An edge stops its attempts to
 # send the command before this time.
 UNSTARTED_S = 120.0
@@ -49,9 +49,8 @@ class StuckReason(StrEnum):
 
     # the run's leg is open, and the lease of its connector has expired
     NOBODY_HOLDS = "nobody_holds"
-    NEVER_STARTED = (
-        "never_started"  # there is no command, no claim of a live connector, and no `open`
-    )
+    # there is no command, no claim of a live connector, and no `open`
+    NEVER_STARTED = "never_started"
     # The approval is decided, but no command and no connector has the decision.
     NEVER_SENT = "never_sent"
 
@@ -60,14 +59,14 @@ class StuckReason(StrEnum):
 class _Watched:
     """An open run, and the problem that the last check has found."""
 
-    revision: int
-    since: float
-    # The problem, and the sequence of the run's last frame at the time of the check.
+    revision: int  # the revision of the run's record
+    since: float  # the monotonic time, in seconds, at which this revision was read
+    # The problem, and the sequence of the run's last frame when the problem was found.
     found: tuple[StuckReason, int] | None = None
 
 
 class Watchdog:
-    """Finds stuck runs; `take_over`, `send` and `end` continue or end a run."""
+    """Finds stuck runs, and calls `take_over`, `send` or `end` to continue or end a stuck run."""
 
     def __init__(
         self,
@@ -94,9 +93,9 @@ class Watchdog:
         Raises:
             BusError: the bus does not answer.
         """
-        held = await (self._lease.renew() if self._lease.held else self._lease.acquire())
+        held = await (self._lease.renew() if self._lease.is_held else self._lease.acquire())
         if not held:
-            # Another connector acts on the runs now, so the known state becomes outdated.
+            # Another connector acts on the runs now, so the state in this process becomes outdated.
             self._forget()
         return held
 
@@ -109,11 +108,8 @@ class Watchdog:
         await self._read()
         for run_id in tuple(self._open)[:EXAMINED]:
             watched = self._open.pop(run_id)
-            self._open[run_id] = (
-                # the run moves to the end of the dict, so each open run is examined after some
-                # checks
-                watched
-            )
+            # The run moves to the end of the dict, so each open run is examined after some checks.
+            self._open[run_id] = watched
             try:
                 await self._examine(run_id, watched)
             except (BusError, Retry) as error:
@@ -206,8 +202,10 @@ class Watchdog:
         return StuckReason.NEVER_SENT, approval_id
 
     async def _why_workflow_stuck(self, record: RunRecord, watched: _Watched) -> StuckReason | None:
-        """Return whether a workflow's run was never started; the workflows service continues all
-        others."""
+        """Return NEVER_STARTED if a workflow's run was never started, else None.
+
+        The workflows service continues all other runs of workflows.
+        """
         run_id = record.run_id
         if record.status != "queued" or time.monotonic() - watched.since < UNSTARTED_S:
             return None
@@ -231,7 +229,8 @@ class Watchdog:
         sent = await self._stores.sendings.read(approval_id)
         if sent is None:
             return False
-        # If the decision was sent, RAW has lost the leg's `open`, and the normalizer ends the run.
+        # If the decision was sent, RAW has lost the `open` of the leg that sent it. In this case,
+        # the normalizer ends the run.
         is_begun = sent.state in ("done", "outcome_unknown")
         return is_begun or (
             sent.state == "claimed" and await self._stores.connectors.is_alive(sent.pod)

@@ -1,4 +1,4 @@
-"""The adapters to agent servers: one for each protocol."""
+"""Has the adapters to agent servers, one for each protocol."""
 
 from __future__ import annotations
 

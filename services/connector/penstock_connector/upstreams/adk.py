@@ -23,9 +23,10 @@ from penstock_connector.upstreams.base import Call, ReattachState, UpstreamRefus
 # refuse unknown origins since 1.28.
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
 
-_ABORTED = "INVOCATION_ABORTED"
-_SEALS_SINCE = 2  # the major version from which on the server records that it aborted an invocation
-SEAL_TRIES = 20  # the number of reads of the session to find the server's record
+_ABORTED = "INVOCATION_ABORTED"  # the `errorCode` of the event that records an aborted invocation
+# the first major version whose servers record that they have aborted an invocation
+_SEALS_SINCE = 2
+SEAL_TRIES = 20  # the most reads of the session in search of the server's record
 SEAL_S = 0.25  # seconds between two such reads
 
 
@@ -40,16 +41,28 @@ class _First:
 
 
 class AdkUpstream:
-    """Sends POST /run_sse, in a session that exists or that it creates."""
+    """Sends POST /run_sse for a session, and creates the session before if it does not exist."""
+
+    pauses_thread = False
 
     def __init__(self) -> None:
         # The major version of each ADK server, by the server's base URL.
         self._versions: dict[str, int] = {}
 
+    def refuses_starts_while_paused(self, agent: AdkAgent) -> bool:
+        """Return False, because runs of a session may start while another is paused."""
+        return False
+
+    def facts_of_open(self, agent: AdkAgent, command: StartCommand) -> dict[str, Any]:
+        """Return whether the client wants tokens. This choice applies to all legs of the run."""
+        if command.body is None:
+            return {}
+        return {"streaming": bool(orjson.loads(command.body).get("streaming", False))}
+
     async def start(
         self, client: httpx.AsyncClient, agent: AdkAgent, command: StartCommand
     ) -> Call:
-        """Return the request, made of the client's body; if there is no body, of the message."""
+        """Return the request; it has the client's body, or only the message if there is no body."""
         await self._ensure_session(client, agent, command.user_id, command.session_id)
         if command.body is not None:
             body, content = _in_session(command.body, _session(agent, command))
@@ -72,7 +85,7 @@ class AdkUpstream:
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """Return the request with all answers in one message, and the requests' stored ids and
+        """Return the request; its one message answers all stored function calls, by their ids and
         names."""
         decided = {item.item_id: item for item in command.items}
         parts = [
@@ -93,7 +106,7 @@ class AdkUpstream:
         }
         invocation_id = pause.resume.get("invocation_id")
         # ADK 1.16 refuses an `invocationId` if its app is not resumable. A client that names the
-        # invocation knows that its app is resumable.
+        # invocation in its decision knows that its app is resumable.
         if invocation_id and (
             agent.resumable
             or command.invocation_id == invocation_id
@@ -139,7 +152,7 @@ class AdkUpstream:
 
         Raises:
             httpx.HTTPError: the server cannot be reached.
-            UpstreamRefused: the server does not tell its version.
+            UpstreamRefused: the server answered the request for its version with an error.
         """
         own = call.own
         if not (agent.resumable and seen.run_id and isinstance(own, _First)):
@@ -172,8 +185,8 @@ class AdkUpstream:
     async def _ensure_session(
         self, client: httpx.AsyncClient, agent: AdkAgent, user_id: str, session_id: str
     ) -> None:
-        """Read the session, and create a missing one. ADK 1.16 would replace an existing
-        session."""
+        """Read the session, and create the session only if it is missing. If an existing session
+        were created again, ADK 1.16 would replace it."""
         url = _session_url(agent, user_id, session_id)
         read = await client.get(url, headers=agent.headers)
         if read.is_success:
@@ -181,7 +194,8 @@ class AdkUpstream:
         if read.status_code != httpx.codes.NOT_FOUND:
             raise UpstreamRefused(read.status_code, read.text)
         created = await client.post(url, headers=agent.headers, json={})
-        # With 409 (in 1.16: 400), another request has created the session meanwhile.
+        # The status 409 (in 1.16: 400) means that another request has created the session
+        # meanwhile.
         if created.status_code >= 400 and created.status_code not in (400, 409):
             raise UpstreamRefused(created.status_code, created.text)
 
@@ -197,7 +211,8 @@ class AdkUpstream:
         return (last.get("invocationId"), last.get("errorCode")) == (invocation_id, _ABORTED)
 
     async def _version(self, client: httpx.AsyncClient, agent: AdkAgent) -> int:
-        """Return the major version; 0 for a server without /version, which is 1.16."""
+        """Return the server's major version; 0 for a server of 1.16, which has no route
+        /version."""
         if agent.url not in self._versions:
             answer = await client.get(f"{agent.url}/version", headers=agent.headers)
             if answer.is_server_error:
@@ -238,8 +253,7 @@ _SNAKE: Mapping[str, str] = {
 
 
 def _in_session(text: str, session: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Return the client's body and its bytes, with the session ids of `session` in place of all
-    others."""
+    """Return the client's body and its bytes; the ids in `session` replace the client's own ids."""
     body: dict[str, Any] = orjson.loads(text)
     named = {_SNAKE.get(name, name): value for name, value in body.items()}
     if {name: named.get(name) for name in session} == session:
@@ -250,7 +264,7 @@ def _in_session(text: str, session: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 def _response(name: str, item: Decided) -> dict[str, Any]:
     if name == "adk_request_confirmation":
-        # The server refuses any further key, and the run would fail.
+        # The server refuses an answer with any further key, and the run would then fail.
         answer: dict[str, Any] = {"confirmed": item.decision == "approve"}
         if item.value is not None:
             answer["payload"] = item.value

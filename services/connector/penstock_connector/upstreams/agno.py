@@ -1,8 +1,8 @@
 """The adapter to Agno AgentOS 2.3 and 3.x: agents, teams and workflows.
 
 Agents and teams run with `background=true`. In 3.x, such a run survives a broken connection and can
-be resumed; 2.3 ignores the field. Penstock's run id is sent as `run_id`, which 2.3.18 and later
-use.
+be resumed. Agno 2.3 ignores the field `background`. Penstock's run id is sent as `run_id`. Agno
+2.3.18 and later use this id for the run.
 """
 
 from __future__ import annotations
@@ -26,15 +26,26 @@ _HEADERS = {
     "accept": "text/event-stream",
 }
 _EVENT_INDEX = b'"event_index"'
-# the events of a resumption itself, which have no number
+# the events that only describe a resumption; these events have no number
 _OF_RESUME = ("replay", "catch_up", "subscribed")
-# the stream cannot be resumed: it is from 2.3, or from a run in the foreground
+# The note about a stream whose events have no numbers, because the server is 2.3, or the run is in
+# the foreground. Such a stream cannot be resumed.
 _UNNUMBERED = "unnumbered"
 _GOES_ON = "continue"  # the value of `Call.own` for all legs but the first
 
 
 class AgnoUpstream:
     """Sends forms to /agents, /teams and /workflows."""
+
+    pauses_thread = False
+
+    def refuses_starts_while_paused(self, agent: AgnoAgent) -> bool:
+        """Return False, because runs of a session may start while another is paused."""
+        return False
+
+    def facts_of_open(self, agent: AgnoAgent, command: StartCommand) -> dict[str, Any]:
+        """Return no facts."""
+        return {}
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgnoAgent, command: StartCommand
@@ -83,8 +94,11 @@ class AgnoUpstream:
         """Do nothing, because Agno's headers do not name the run."""
 
     def watch(self, frame: Frame, seen: ReattachState) -> None:
-        """Store the event's number: Agno 3.x numbers the events of a background run without
-        gaps."""
+        """Store the event's number, and find out whether the server can still continue the stream.
+
+        Agno 3.x numbers the events of a background run without gaps. So a gap shows that the server
+        has forgotten events.
+        """
         if frame.event == "error":  # the answer to /resume if the server does not know the run
             seen.refusal = "the agent server does not know the run any more"
             return
@@ -115,9 +129,9 @@ class AgnoUpstream:
     ) -> Call | None:
         """Return POST …/runs/{run_id}/resume (3.x), after the last complete event.
 
-        If no event has arrived, the request for a first leg asks for the whole run. A later leg is
-        then not continued: the number of its first event is unknown, because a restarted server
-        begins to count again.
+        If no event has arrived, the request for a first leg asks for the whole run. In the same
+        case, a later leg is not continued. The number of its first event is unknown, because a
+        restarted server begins to count again.
         """
         if call.run_id is None or (call.own == _GOES_ON and seen.last_event_index is None):
             return None
@@ -156,10 +170,10 @@ def _call(url: str, fields: Mapping[str, Any], run_id: str, session_id: str) -> 
 
 
 def _answers(resume: Mapping[str, Any], decided: Mapping[str, Decided]) -> dict[str, Any]:
-    """Return the form field with the decisions; each kind of run has another field.
+    """Return the form field with the decisions; the field's name depends on the kind of run.
 
-    `resume["items"]` has the path from each item to the item's own object. Only this object is
-    changed, because two members of a team may use the same tool call id.
+    `resume["items"]` maps the id of each item to the path of the item's own object. Only this
+    object is changed, because two members of a team may use the same tool call id.
     """
     section = _SECTIONS.get(resume.get("kind", ""), "tools")
     answered = {section: copy.deepcopy(resume.get(section, []))}
@@ -236,7 +250,8 @@ def _decide_requirement(requirement: dict[str, Any], item: Decided) -> None:
 
 
 def _decide_step(step: dict[str, Any], item: Decided) -> None:
-    # A step with choices or an input may also ask for a confirmation, after it has got them.
+    # A step that asks for choices or an input may also ask for a confirmation, after it has got the
+    # choices or the input.
     if step.get("requires_route_selection") and step.get("selected_choices") is None:
         step["selected_choices"] = item.value if isinstance(item.value, list) else [item.value]
     elif step.get("requires_user_input") and step.get("user_input") is None:

@@ -25,7 +25,12 @@ from penstock.bus.subjects import session_key
 from penstock.dialects.agui.decode.chunks import Chunks
 from penstock.dialects.agui.decode.pauses import answer_text
 from penstock.dialects.agui.decode.state import State
-from penstock.dialects.agui.decode.transcript import Transcript, merged, settled, tool_message
+from penstock.dialects.agui.decode.transcript import (
+    Transcript,
+    merged,
+    tool_message,
+    without_unanswered_calls,
+)
 from penstock.dialects.agui.ids import Restated, call_name, ids_of_run, own_messages, scope_of
 from penstock.dialects.json import loads
 from penstock.settings import AguiAgent
@@ -62,8 +67,18 @@ class _Received:
 class AguiUpstream:
     """Sends a RunAgentInput; `threads` stores the conversation, because most servers do not."""
 
+    pauses_thread = True
+
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
+
+    def refuses_starts_while_paused(self, agent: AguiAgent) -> bool:
+        """Return what the agent's configuration says."""
+        return agent.starts_while_paused == "refuse"
+
+    def facts_of_open(self, agent: AguiAgent, command: StartCommand) -> dict[str, Any]:
+        """Return the names of the tools that the client runs."""
+        return {"client_tools": client_tools(agent, command)}
 
     async def start(
         self, client: httpx.AsyncClient, agent: AguiAgent, command: StartCommand
@@ -90,7 +105,8 @@ class AguiUpstream:
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """Return the run's first request, with the messages since then and the answers added."""
+        """Return the run's stored request, with the messages of earlier legs and the new
+        answers."""
         kept, resume = await self._threads.request(command.run_id), pause.resume
         run_id = kept.get("runId") or command.run_id
         body = {
@@ -116,7 +132,7 @@ class AguiUpstream:
     def answered(self, headers: Mapping[str, str], seen: ReattachState) -> None:
         """Store the run's id from the response's headers, which only another Penstock sends."""
         seen.run_id = headers.get("penstock-run-id") or seen.run_id
-        seen.says_when_over = seen.run_id is not None
+        seen.has_final_events = seen.run_id is not None
 
     def watch(self, frame: Frame, seen: ReattachState) -> None:
         """Store the frame's id, and add the frame to the conversation and the state."""
@@ -127,7 +143,7 @@ class AguiUpstream:
             return
         if not isinstance(event, dict):
             return
-        seen.over = seen.over or event.get("type") in _FINAL_EVENTS
+        seen.has_final_event = seen.has_final_event or event.get("type") in _FINAL_EVENTS
         if not isinstance(seen.notes, _Received):
             seen.notes = _Received()
         for each in seen.notes.chunks.expand(event):
@@ -135,15 +151,16 @@ class AguiUpstream:
             seen.notes.state.feed(each)
 
     def survives_disconnect(self, seen: ReattachState) -> bool:
-        """Return whether the server is another Penstock: its runs continue without their
+        """Return whether the server is another Penstock, whose runs continue without their
         clients."""
         return seen.run_id is not None
 
     async def reattach(
         self, client: httpx.AsyncClient, agent: AguiAgent, call: Call, seen: ReattachState
     ) -> Call | None:
-        """Return GET …/v1/runs/{run_id}/events of another Penstock, after the last frame with an
-        id.
+        """Return the request to another Penstock for the events after the last frame with an id.
+
+        The request is GET …/v1/runs/{run_id}/events.
 
         If no frame had an id, the request for a first leg asks for all events of the run. A later
         leg is then not continued, because it is unknown where the leg's events begin.
@@ -171,8 +188,8 @@ class AguiUpstream:
     async def closed(self, agent: AguiAgent, call: Call, seen: ReattachState) -> None:
         """Store the leg's messages for the session and, if the run waits, for the run.
 
-        The session's messages have no tool calls without a result. If a call has no result yet, the
-        run that waits for the result adds the call later.
+        Tool calls without a result are left out of the session's messages. The run that waits for
+        such a result adds its call later.
         """
         own, received = call.own, seen.notes
         if not isinstance(own, _Own) or not isinstance(received, _Received):
@@ -183,7 +200,9 @@ class AguiUpstream:
         if received.state.value is not None:
             goes_on["state"] = received.state.value
         await self._threads.store_request(own.run_id, goes_on)
-        await self._threads.add(own.session, settled(messages), goes_on.get("state"))
+        await self._threads.add(
+            own.session, without_unanswered_calls(messages), goes_on.get("state")
+        )
 
 
 def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
@@ -199,7 +218,8 @@ def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
 
 def _run_input(agent: AguiAgent, command: StartCommand, thread: Thread) -> dict[str, Any]:
     given = command.input or {}
-    # A client that sends messages sends the complete conversation, so the stored one is not needed.
+    # A client that sends messages sends the complete conversation, so the stored conversation is
+    # not needed.
     messages = _messages(given) or list(thread.messages)
     if command.message and not (_messages(given) and _ends_with(messages, command.message)):
         id_ = f"{command.run_id}-user"

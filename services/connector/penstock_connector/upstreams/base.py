@@ -1,4 +1,4 @@
-"""The interface of the adapters to agent servers."""
+"""Defines the interface of the adapters to agent servers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Call:
     content: bytes
     run_id: str | None = None
     session_id: str = ""
-    own: Any = None  # the adapter's own data, which is passed to `closed`
+    own: Any = None  # the adapter's own data, for its methods that get this call later
     method: str = "POST"
     traceparent: str | None = None  # the trace context of the leg
-    # whether the server produces the unfinished part again, in a new attempt
+    # whether the server produces the unfinished part of the response again, in a new attempt
     produces_again: bool = False
 
 
@@ -41,12 +41,14 @@ class ReattachState:
     `watch`.
     """
 
+    # the number of the last event, if the server numbers events
     last_event_index: int | None = None
-    last_id: str | None = None
+    last_id: str | None = None  # the SSE id of the last frame that had an id
     run_id: str | None = None  # the agent server's id of the run; None if it is unknown
-    over: bool = False  # whether the run's last event was received, so that a cut loses nothing
+    # whether the run's last event was received, so that a cut loses nothing
+    has_final_event: bool = False
     # whether the stream always ends with the run's last event, so that any other end is a cut
-    says_when_over: bool = False
+    has_final_events: bool = False
     refusal: str | None = None  # the reason why the server cannot continue the stream
     notes: Any = None  # the adapter's own data
 
@@ -57,6 +59,19 @@ AgentT_contra = TypeVar("AgentT_contra", bound=AgentOfServer, contravariant=True
 class Upstream(Protocol[AgentT_contra]):
     """The adapter for one protocol. The state of a leg is in the leg's `Call` and
     `ReattachState`."""
+
+    @property
+    def pauses_thread(self) -> bool:
+        """Whether a paused run may hold up its whole thread (see `state/paused_session.py`)."""
+        ...
+
+    def refuses_starts_while_paused(self, agent: AgentT_contra) -> bool:
+        """Return whether a start must not be sent while a run of its session is paused."""
+        ...
+
+    def facts_of_open(self, agent: AgentT_contra, command: StartCommand) -> dict[str, Any]:
+        """Return the facts that only this protocol's decoder needs, for the run's `open`."""
+        ...
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgentT_contra, command: StartCommand
@@ -80,7 +95,7 @@ class Upstream(Protocol[AgentT_contra]):
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """Return the request that carries a decision; it uses the pause's stored objects."""
+        """Return the request that carries a decision, made with the stored objects of the pause."""
         ...
 
     async def cancel(self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call) -> bool:

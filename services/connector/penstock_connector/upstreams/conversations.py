@@ -53,8 +53,8 @@ class Threads:
         await self._put(f"thread.{session}", thread.model_dump_json().encode())
 
     async def request(self, run_id: str) -> dict[str, Any]:
-        """Return the run's RunAgentInput, with the messages since then; empty if the stored input
-        is lost."""
+        """Return the run's RunAgentInput, with the messages of earlier legs; empty if the stored
+        input is lost."""
         kept = await self._get(f"run.{run_id}")
         return _Request.validate_json(kept) if kept else {}
 

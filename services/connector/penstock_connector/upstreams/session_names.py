@@ -17,11 +17,10 @@ from penstock.settings import ServerAgent
 def thread_id(
     agent: ServerAgent, command: StartCommand | ContinueCommand, *, callers_known: bool
 ) -> str:
-    """Return the id of a new session; `callers_known` is used if the command does not have it."""
+    """Return the id of a new session; `callers_known` counts for a command without this field."""
     of_command = getattr(command, "callers_known", None)
     known = callers_known if of_command is None else of_command
-    # An ADK server itself separates the sessions of different users.
-    if not known or agent.protocol == "adk" or agent.thread_ids == "verbatim":
+    if not known or agent.thread_ids == "verbatim":
         return command.session_id
     key = session_key(command.user_id, agent.id, command.session_id)
     return str(uuid.UUID(hex=key[:32], version=5))

@@ -1,4 +1,4 @@
-"""Turns `NotAccepted` into a 422: the start of a run has fields that the agent does not accept.
+"""Turns `NotAccepted`, which lists the fields that an agent does not accept, into a 422.
 
 The 422 names each of these fields.
 """

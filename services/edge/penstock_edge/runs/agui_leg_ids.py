@@ -1,8 +1,8 @@
 """Stores the AG-UI runIds that clients have set for legs.
 
-The entry in KV `aliases` has as key the hash of (agui, run, leg), and as value `{"run_id", "leg",
-"agui_run_id"}`. The edge writes the entry before the leg begins, so that every reader of the leg
-finds the same runId.
+Each entry in KV `aliases` has the hash of (agui, run, leg) as its key, and `{"run_id", "leg",
+"agui_run_id"}` as its value. The edge writes the entry before the leg begins, so that every reader
+of the leg finds the same runId.
 """
 
 from __future__ import annotations

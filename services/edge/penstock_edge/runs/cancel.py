@@ -1,4 +1,7 @@
-"""Cancels a run: sends a command to the run's service, and ends the run if the service does not."""
+"""Cancels a run, by a command to the service that executes the run.
+
+If this service does not end the run in time, the edge ends the run.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Canceller:
             BusError: the command or the end of the run could not be written.
         """
         record = await run_of(self._bus, who, run_id)
-        run_id = record.run_id  # `run_id` is in small letters, as on the bus
+        run_id = record.run_id  # the record has the id in lower case, as on the bus
         position = await start_of_new_run(self._bus, subjects.shard_of(run_id))
         before = await lifecycle_of(self._bus, run_id)
         if before is not None and type_of(before) in TERMINAL:

@@ -47,12 +47,12 @@ async def pause_of(bus: Bus, run_id: str, fits: Callable[[Pause], bool]) -> Paus
         Problem: 409 if the run has ended, or is not paused.
         BusError: the streams cannot be read now.
     """
-    deadline = asyncio.get_running_loop().time() + LOOKUP_S
+    wait_until_s = asyncio.get_running_loop().time() + LOOKUP_S
     while True:
         pause = await _pause_of(bus, run_id)
         if pause is not None and fits(pause):
             return pause
-        if asyncio.get_running_loop().time() >= deadline:
+        if asyncio.get_running_loop().time() >= wait_until_s:
             break
         await asyncio.sleep(LOOKUP_RETRY_S)
     if pause is None:
@@ -61,7 +61,7 @@ async def pause_of(bus: Bus, run_id: str, fits: Callable[[Pause], bool]) -> Paus
 
 
 async def approval_record(bus: Bus, approval_id: str, wait_s: float) -> ApprovalRecord | None:
-    """Return the record of an approval, for which this function waits at most `wait_s` seconds.
+    """Return the record of an approval; wait for the record at most `wait_s` seconds.
 
     The result is None if there is no record.
 
@@ -69,9 +69,9 @@ async def approval_record(bus: Bus, approval_id: str, wait_s: float) -> Approval
         BusError: KV cannot be read now.
         ObjectGone: the record's payload has expired.
     """
-    deadline = asyncio.get_running_loop().time() + wait_s
+    wait_until_s = asyncio.get_running_loop().time() + wait_s
     while (entry := await bus.bucket("approvals").get(approval_id)) is None:
-        if asyncio.get_running_loop().time() >= deadline:
+        if asyncio.get_running_loop().time() >= wait_until_s:
             return None
         await asyncio.sleep(LOOKUP_RETRY_S)
     return ApprovalRecord.model_validate_json(await unwrap(bus, entry.value))
@@ -128,9 +128,9 @@ async def find_alias(
     """Return the alias of a pause's item: the user's own alias, else the alias without a user.
 
     The result is None if there is no alias. The alias without a user may belong to another user's
-    run, so the caller must check that the user may see the approval. Two cases need the alias
-    without a user. A user may act for others. And older versions wrote aliases whose keys do not
-    have the owner.
+    run, so the caller must check that the user may see the approval. The alias without a user is
+    needed in two cases: the caller acts for the run's user, whose own alias has another key; or an
+    older version wrote the alias, without the owner in the key.
 
     Raises:
         BusError: KV cannot be read now.

@@ -80,10 +80,10 @@ async def open_approvals(
     Raises:
         BusError: the stream or KV cannot be read now.
     """
-    deadline = asyncio.get_running_loop().time() + LOOKUP_S
+    wait_until_s = asyncio.get_running_loop().time() + LOOKUP_S
     while True:
         found = await _open_approvals(bus, root)
-        if fits(found) or asyncio.get_running_loop().time() >= deadline:
+        if fits(found) or asyncio.get_running_loop().time() >= wait_until_s:
             return found
         await asyncio.sleep(LOOKUP_RETRY_S)
 
@@ -136,13 +136,15 @@ async def _approval_events(bus: Bus, root: RunRecord) -> AsyncIterator[Stored]:
 def _as_seen(record: ApprovalRecord, root: str) -> OpenApproval:
     if record.run_id == root:
         return OpenApproval(record, record.items, {})
-    short = {item["tool_call_id"]: item["item_id"] for item in record.items if _call(item)}
+    short = {item["tool_call_id"]: item["item_id"] for item in record.items if _is_call(item)}
     items = [
-        {**item, "tool_call_id": f"{record.run_id}/{item['tool_call_id']}"} if _call(item) else item
+        {**item, "tool_call_id": f"{record.run_id}/{item['tool_call_id']}"}
+        if _is_call(item)
+        else item
         for item in record.items
     ]
     return OpenApproval(record, items, short)
 
 
-def _call(item: Mapping[str, Any]) -> bool:
+def _is_call(item: Mapping[str, Any]) -> bool:
     return bool(item.get("tool_call_id"))

@@ -1,4 +1,4 @@
-"""Finds the runs below a workflow's run that have not ended, and where its next leg begins."""
+"""Finds the unfinished runs below a workflow's run, and the start of the workflow's next leg."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def is_workflow(record: RunRecord) -> bool:
     return record.target == "workflows"
 
 
-async def unfinished_below(runs: RunList, root: RunRecord) -> tuple[Child, ...]:
-    """Return the runs below a workflow's run that have not ended, parents first.
+async def unfinished_descendants(runs: RunList, root: RunRecord) -> tuple[Child, ...]:
+    """Return the unfinished runs below a workflow's run, parents first.
 
-    The events that added these runs to the tree may have expired. In this case a reader of events
-    cannot find the runs.
+    A reader of events cannot find such a run if the event that added the run to the tree has
+    expired. So this function reads the list of runs.
 
     Raises:
         BusError: the list of runs cannot be read now.
@@ -76,12 +76,12 @@ async def next_leg_of(bus: Bus, runs: RunList, root: RunRecord) -> NextLeg:
     lifecycle = await lifecycle_of(bus, run_id)
     if lifecycle is None:
         position = await start_of_new_run(bus, shard_of(run_id))
-        known = await unfinished_below(runs, root)
+        known = await unfinished_descendants(runs, root)
         return NextLeg(position, position.start - 1, 2, known)
     first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
     resumed, pending = await read(bus, stream, event("lifecycle.resumed", run_id), first, 1)
     begun, _ = await read(bus, stream, events_of_run(run_id), first, 1)
     is_whole = bool(begun) and begun[0].headers[SEQUENCE] == "1"
-    known = () if is_whole else await unfinished_below(runs, root)
+    known = () if is_whole else await unfinished_descendants(runs, root)
     number = len(resumed) + pending + 2
     return NextLeg(StartPosition(first, first), lifecycle.sequence, number, known)

@@ -1,4 +1,4 @@
-"""Reads the records of the active runs of the last ten minutes, once for all streams.
+"""Reads the records of active runs that changed in the last ten minutes, once for all streams.
 
 A run is active if it has neither ended nor paused. Each stream with `until=idle` needs the active
 runs twice a second. If each stream read these records itself, the cost would grow with the number
@@ -24,8 +24,8 @@ from penstock.log_fields import run_of
 log = logging.getLogger(__name__)
 
 RUNS: Final = "KV_runs"
-# The pattern matches all keys. With a narrower pattern, the server would count, for each request,
-# the messages that match.
+# The pattern matches all keys. With a narrower pattern, the NATS server would have to count the
+# matching messages at each request.
 PATTERN: Final = ">"
 OLDEST_S: Final = 600.0  # a record that was read longer ago than these seconds is dropped
 _AT_REST: Final = ENDED | {"paused"}
@@ -37,8 +37,8 @@ class ActiveRuns:
     def __init__(self) -> None:
         self._next = 0
         self._lock = asyncio.Lock()
-        # Maps a record's subject to the time when the record was read, and the record. The record
-        # that was read first comes first.
+        # Maps a record's subject to a pair: the time when the record was read, and the record. The
+        # pairs are in the order in which the records were read.
         self._records: dict[str, tuple[float, RunRecord]] = {}
 
     async def now(self, bus: Bus) -> list[RunRecord]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Allowance:
-    """The numbers of events and bytes, and the seconds, that a request may still use.
+    """Knows how many events and bytes a request may still read, and how long the request may take.
 
-    The allowance is spent when one of the three has reached 0.
+    The allowance is spent when no events or no bytes are left, or `time_s` seconds after the
+    request began.
     """
 
     events: int
@@ -27,7 +28,7 @@ class Allowance:
         self.size_bytes -= size_bytes
 
     @property
-    def spent(self) -> bool:
+    def is_spent(self) -> bool:
         """Whether the allowance is spent, so that the request must be answered now."""
         late = time.monotonic() - self._begun >= self.time_s
         return late or self.events <= 0 or self.size_bytes <= 0

@@ -1,9 +1,10 @@
 """The feed follows all events of all runs, once for all client streams over many runs.
 
 A filtered subscription has gaps in its sequences, because the filter leaves out messages. So a gap
-does not show that a message was lost. The whole stream has no gaps, so there a gap shows a lost
-message. Therefore the process follows the whole stream once, as long as there are client streams
-over many runs. The feed passes each message to the listeners that need the message.
+does not show that a message was lost. The sequences of the whole stream have no gaps. So if a
+subscription to the whole stream skips a sequence, a message was lost. Therefore the process follows
+the whole stream once, as long as there are client streams over many runs. The feed passes each
+message to the listeners that need the message.
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ from penstock.bus.streams import EVENTS, events_of, kind_and_shard
 from penstock_edge.views.items import type_of
 from penstock_edge.views.positions import StreamSequence
 
-# The feed reads this number of the newest messages when it opens, and keeps the messages for new
-# listeners. A replica may lack the newest messages. The feed notices such a gap, but a replay does
-# not notice it. So a replay reads only messages that are older than the messages of the feed.
+# The number of the stream's newest messages that the feed reads when it opens. The feed keeps these
+# messages for new listeners. A replica may lack the newest messages. The feed notices that messages
+# are missing, but a replay does not. So a replay reads only messages that are older than the
+# messages of the feed.
 RECENT: Final = 500
 RECENT_BYTES: Final = 4 * 1024 * 1024
-# The limits of the remembered messages within `Feed.keep`, while a reader catches up with the feed.
+# Within `Feed.keep`, the feed remembers up to this number of messages and up to this number of
+# bytes. A source uses `Feed.keep` while it catches up with the feed.
 KEPT: Final = 20_000
 KEPT_BYTES: Final = 32 * 1024 * 1024
 KNOWN_RUNS: Final = 20_000
 
 
 class Listener(Protocol):
-    """A source over many runs: it needs the events of some types, or the events of one session."""
+    """A source over many runs, which needs the events of some types or the events of one
+    session."""
 
     session_id: str | None
 
@@ -93,7 +97,8 @@ class Feed:
             BusError: the stream cannot be followed now. The listener is not added.
         """
         await self.use()
-        # If there were an `await` between the following lines, the listener could miss a message.
+        # If there were an `await` between the following lines, the listener could receive a message
+        # twice or in the wrong order.
         self._add(listener)
         recent = list(self._recent)
         needed = [stored for stored in recent if listener in self._listeners_of(stored)]
@@ -224,8 +229,8 @@ class Feed:
     def _to_watchers(self, batch: list[Stored]) -> None:
         """Pass each message to its watchers.
 
-        A watcher may begin to watch a run during the call, and then gets later messages of the same
-        batch.
+        A watcher may begin to watch a run during the call, and then gets this run's later messages
+        in the same batch.
         """
         for stored in batch:
             for watcher in tuple(self._watchers.get(subjects.run_id_of(stored.subject), ())):
@@ -255,7 +260,7 @@ class Feed:
                 yield from listeners
 
     def _session(self, stored: Stored) -> str | None:
-        """Return the session id of the message's run; None if neither map nor message has it."""
+        """Return the session id of the message's run; None if it is unknown."""
         run_id = subjects.run_id_of(stored.subject)
         known = self._session_of.get(run_id)
         if known is not None:

@@ -19,8 +19,8 @@ def history_of(
     """Return a reader of the view's stored messages from the stream sequence `start` on.
 
     `source` selects the messages of a view over many runs. The source need not be started. For a
-    run tree, `start` must be the sequence of the root's first event: the events before a position
-    show which runs belong to the tree there.
+    run tree, `start` must be the sequence of the root's first event: only the events before a
+    position show which runs belong to the tree at this position.
     """
     if isinstance(view.reads, RunTree):
         members = Members(view.reads.run_id, view.reads.known)
@@ -31,8 +31,9 @@ def history_of(
     return History(bus, stream, source.patterns, start, source.accepts, turn)
 
 
-async def newest_of(bus: Bus, view: View, start: int) -> int:
-    """Return the stream sequence of the view's newest stored message from `start` on; 0 for none.
+async def newest_sequence_of(bus: Bus, view: View, start: int) -> int:
+    """Return the stream sequence of the view's newest stored message from `start` on; 0 if there is
+    no such message.
 
     This function reads all messages from `start` on.
 

@@ -14,7 +14,9 @@ from penstock.bus.read.direct import read
 from penstock.web.read_scheduler import Turn
 
 BATCH = 100
-MAX_READ_BYTES = 256 * 1024  # bytes of one read; limits the memory for a client that does not read
+# The greatest number of bytes that one read returns. Because of this limit, the messages that wait
+# for a slow client need little memory.
+MAX_READ_BYTES = 256 * 1024
 LEAST = 4  # the least number of messages to read of each pattern, even if there are many patterns
 AT_ONCE = 16  # the number of patterns that are read at the same time
 
@@ -62,8 +64,8 @@ class History:
     position on. `keep` decides which messages are returned. Each step runs within one `turn`.
 
     `learn` is called with each message, in order. If `learn` returns a true value, the patterns
-    have changed: a new pattern is read from the next message on, and a pattern that `patterns` no
-    longer returns is not read any more.
+    have changed. Then a new pattern is read from the next message on, and a pattern that `patterns`
+    no longer returns is not read any more.
     """
 
     def __init__(
@@ -91,10 +93,10 @@ class History:
         return self._next
 
     def restart(self) -> None:
-        """Read the messages that have not been returned yet from the stream once more.
+        """Read again all messages that have not been returned yet.
 
-        A caller that misses messages calls this method: a replica that lagged behind may have them
-        now.
+        A caller that misses messages calls this method, because a replica that lagged behind may
+        have the messages now.
         """
         self._lanes.clear()
 
@@ -123,7 +125,7 @@ class History:
         """
         async with self._turn():
             found: list[Stored] = []
-            # If all messages of a batch were returned before under another pattern, the next batch
+            # If all messages of a batch were already returned under another pattern, the next batch
             # is read.
             while not found:
                 await self._fill(end, limit)
@@ -184,8 +186,8 @@ class History:
             if lane.held:
                 heapq.heappush(heads, (lane.held[0].sequence, at))
             elif lane.known < end:
-                # the next message of this pattern is not read yet, and may come before the other
-                # heads
+                # The next message of this pattern is not read yet, and may come before the messages
+                # in `heads`.
                 break
         return merged
 

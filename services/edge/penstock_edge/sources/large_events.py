@@ -22,15 +22,17 @@ from penstock.bus.write.fence import MAX_MESSAGE_BYTES as PART_BYTES
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 4  # the greatest number of requests that read the object store at once
-# if so many requests wait, a further one gets no answer, and its subscriber asks again
+# The greatest number of requests that wait or are being answered. A further request gets no answer,
+# and its subscriber asks again.
 MAX_WAITING: Final = 256
-# Seconds for which an event stays in memory after a request, for requests of its other parts.
+# Seconds for which an event stays in memory after a request, for requests for its other parts.
 KEPT_S: Final = 10.0
 KEPT_BYTES: Final = 64 * 1024 * 1024
 
 
 class LargeEvents:
-    """Answers the requests. The NATS server sends each request to only one edge."""
+    """Answers the requests for large events. The NATS server sends each request to only one
+    edge."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

@@ -18,10 +18,10 @@ from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import type_of
 from penstock_edge.views.view import ReadFrom, View
 
-MAX_DEPTH = 16  # the number of workflows inside each other; the workflows service allows fewer
+MAX_DEPTH = 16  # the greatest depth of nested workflows; the workflows service allows less
 LAG_S = 0.1  # seconds before a replica that lags behind is asked again
-# Seconds after a loss is found. Within this time the normalizer publishes the lost events again, if
-# it can, so a client gets 503 and should try again.
+# The number of seconds, after a loss is found, within which the normalizer publishes the lost
+# events again if it can. During this time a client gets 503 and should try again.
 RECOVERY_S = 20.0
 
 
@@ -29,16 +29,16 @@ RECOVERY_S = 20.0
 class StartPosition:
     """The position from which a client reads. All numbers are stream sequences."""
 
-    start: int  # a view of source frames: a sequence in RAW; any other view: a sequence in EVENTS
+    start: int  # a sequence in RAW for a view of source frames, and in EVENTS for any other view
     # A sequence of EVENTS. A view of source frames reads RAW from `start` on, and looks for the
     # run's terminal event in EVENTS from `events_start` on.
     events_start: int
     after: Cursor | None = None  # frames up to and including this cursor are not written
-    truncated: bool = False  # whether messages that the client does not have have expired
+    truncated: bool = False  # whether some messages have expired before the client got them
     ended: bool = False  # whether the run has ended, or the session is idle
     # The sequence of the newest message that was stored when the request came, or 0 if there was
     # none. The live marker is written after this message, or at once if `start` is after this
-    # message. None: the stream gets no live marker.
+    # message. If the value is None, the stream gets no live marker.
     live_after: int | None = None
 
 
@@ -122,7 +122,7 @@ async def start_since(bus: Bus, since: datetime, shard: int = 0) -> StartPositio
 
 def _start_from(sequence: int) -> StartPosition:
     # The hub's ring may still get messages before this sequence. Because of the cursor `after`,
-    # they are not written to this client.
+    # such messages are not written to this client.
     after = Cursor(sequence - 1, LAST_FRAME) if sequence > 1 else None
     return StartPosition(sequence, sequence, after)
 
@@ -141,7 +141,7 @@ async def record_of(bus: Bus, run_id: str) -> RunRecord:
     return RunRecord.model_validate_json(entry.value)
 
 
-async def is_below(bus: Bus, run_id: str, root: str) -> bool:
+async def is_descendant(bus: Bus, run_id: str, root: str) -> bool:
     """Return whether a run was started by a step of the workflow's run `root`, at any depth.
 
     Raises:
@@ -218,7 +218,7 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
     begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
     ended = type_of(lifecycle) in TERMINAL
     if lifecycle.sequence == begun and not view.reads_frames:
-        found = [lifecycle]  # the run's first event; this is so for most runs that have not ended
+        found = [lifecycle]  # the case for most runs that have not ended
     else:
         found = await _first_from(bus, view, 1 if view.reads_frames else begun)
     if not found and ended:
@@ -226,7 +226,8 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
     truncated = bool(found) and not _is_first(found[0])
     start = found[0].sequence if found else await _end(bus, view.followed.stream)
     if truncated and view.reads_tree:
-        # Events of other runs of the tree may come before the root's first stored event.
+        # Events of other runs of the tree may come before the root's first stored event. So the
+        # tree is read from the root's first event on, even though this event has expired.
         start = begun
     return StartPosition(
         start=start,
@@ -256,7 +257,7 @@ async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
     The run is queued, or its events have expired or are lost.
 
     Raises:
-        Problem: 410 if the run has ended; 503 if its events are lost and may be restored.
+        Problem: if the run has ended, 503 while lost events may still be restored, and else 410.
     """
     loss = bus.continuity.covers(streams.events_for(record.run_id), record.first_event or 0)
     if record.status in ENDED:
@@ -272,7 +273,7 @@ async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
     position = await start_of_new_run(
         bus, subjects.shard_of(record.run_id), frames=view.reads_frames
     )
-    # The run may have begun since the first look for a lifecycle event.
+    # The run may have begun since `locate` looked for a lifecycle event.
     lifecycle = await lifecycle_of(bus, record.run_id)
     if lifecycle is not None:
         begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
@@ -304,7 +305,9 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
     stored = await bus.at(stream, after.sequence)
     if stored is not None:
         run_id = subjects.run_id_of(stored.subject)
-        if run_id == view.run_id or (view.reads_tree and await is_below(bus, run_id, view.run_id)):
+        if run_id == view.run_id or (
+            view.reads_tree and await is_descendant(bus, run_id, view.run_id)
+        ):
             return False
     info = await bus.api(f"STREAM.INFO.{stream}")
     # A view of source frames gives the terminal event a sequence that is one more than the sequence

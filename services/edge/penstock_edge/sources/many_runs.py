@@ -144,7 +144,8 @@ class FilteredSource(Source, ABC):
         self._feed.leave(self)
         if self._working:
             self._working.cancel()
-            self._working = None  # an exception in the task would keep this object in memory
+            # the exception of a failed task refers to this object, and would keep it in memory
+            self._working = None
 
     def receive(self, batch: list[Stored]) -> None:
         """Take messages from the feed; `accepts` decides later which of them are delivered."""
@@ -237,7 +238,7 @@ class SessionSource(FilteredSource):
 
         The response to a request that starts a workflow also has events of the runs that the
         workflow's steps have started. A step's run may be in another session, but the client has
-        the cursors of its events.
+        the cursors of this run's events.
         """
         if await self.accepts(stored):
             return True
@@ -271,7 +272,7 @@ class ManyRunViews:
     def types(
         self, types: Sequence[str], owners: frozenset[str] | None, deliver: Deliver, shard: int = 0
     ) -> TypesSource:
-        """Make a source of a shard's events whose types match these `category.action` patterns.
+        """Make a source of a shard's events that match one of these `category.action` patterns.
 
         If `owners` is given, only events of these owners' runs are delivered.
         """
@@ -288,14 +289,16 @@ class ManyRunViews:
         framing: Framing,
         shard: int = 0,
     ) -> View:
-        """Make a view of a shard's canonical events that match these `category.action` patterns.
+        """Make a view of a shard's canonical events that match one of these `category.action`
+        patterns.
 
         If `owners` is given, the view has only events of these owners' runs.
         """
         chosen = sorted(set(types))
-        # Clients whose views have the same key share a hub, and so would see each other's events. A
-        # user's id may have any character, so joined ids of different owners could be the same
-        # text. As JSON, different owners always have different keys.
+        # Clients whose views have the same key share a hub. If the views of different owners had
+        # the same key, their clients would get each other's events. A user's id may have any
+        # character, so joined ids of different owners could be the same text. The JSON texts of
+        # different owners are always different.
         owner_key = "*" if owners is None else orjson.dumps(sorted(owners)).decode()
         key = ("types", f"{shard}", owner_key, *chosen)
         return _view(

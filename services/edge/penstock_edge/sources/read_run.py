@@ -27,8 +27,8 @@ async def read_run(
     """Return the run's events in order; only the first events if the allowance does not suffice.
 
     Each batch is read within one `turn`, so that other users do not wait for long. If `take` is
-    given, it is called with the type and the body of each event, also within the turn, and the
-    returned list is empty.
+    given, `take` gets the type and the body of each event, within the turn, and the returned list
+    is empty.
 
     Raises:
         BusError: the stream cannot be read now.
@@ -37,7 +37,7 @@ async def read_run(
     events: list[dict[str, Any]] = []
     stream, pattern = events_for(run.run_id), events_of_run(run.run_id)
     start, pending = run.first_event or 1, 1
-    while pending and not allowance.spent:
+    while pending and not allowance.is_spent:
         async with turn():
             found, pending = await read(bus, stream, pattern, start, BATCH, MAX_READ_BYTES)
             for stored in found:

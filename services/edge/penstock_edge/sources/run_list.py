@@ -1,8 +1,8 @@
-"""Lists runs, the newest first, by an index in memory.
+"""Lists runs, the newest first, from an index in memory.
 
 A run id begins with the time, so the order of the ids is the order in which the runs were created.
-A page begins after a run id. So pages have each run once, even if runs are created or change
-between two requests.
+A request for the next page names the last run of the page before. So each run is on only one page,
+even if runs are created or change between two requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Row:
     """The fields of a run's record that the index of runs has.
 
     `updated` is in Unix milliseconds. `owner`, `agent`, `session` and `parent` are numbers that
-    `number_of` makes of the names; `parent` is 0 for a run without a parent.
+    `number_of` computes from the names; `parent` is 0 for a run without a parent.
     """
 
     key: bytes
@@ -58,7 +58,8 @@ class Row:
 
 
 class RunRows(IndexRows):
-    """The index's rows of all runs. The key is the run id as 16 bytes, in the order of the ids."""
+    """The index's rows of all runs. The key is the run id as 16 bytes, so the keys have the order
+    of the run ids."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -102,7 +103,7 @@ class RunRows(IndexRows):
     def slice(
         self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int
     ) -> tuple[list[bytes], bytes | None]:
-        """Look through some rows before a key; return the keys of fitting rows, the newest first.
+        """Search some rows before a key; return the keys of the rows that fit, the newest first.
 
         Also returns the key from which to continue, or None if no more rows can fit.
         """
@@ -152,7 +153,8 @@ def _index(owner: str | None, wanted: Mapping[str, str]) -> tuple[str, tuple[str
         return "INDEXED BY runs_by_session", ("session_id",)
     if owner is None:
         return "", ()
-    # Most runs are completed, so the index by status finds too many rows for this status.
+    # Most runs are completed, so the index by status finds too many rows for the status
+    # `completed`.
     if "status" in wanted and not ("agent" in wanted and wanted["status"] == "completed"):
         return "INDEXED BY runs_by_status", ("user_id", "status")
     if "agent" in wanted:
@@ -170,7 +172,7 @@ class RunList:
     async def page(
         self,
         owners: Collection[str] | None,
-        sees: Callable[[str], bool],
+        may_see: Callable[[str], bool],
         wanted: Mapping[str, str],
         before: str | None,
         limit: int,
@@ -179,8 +181,9 @@ class RunList:
 
         Args:
             owners: the owners of the runs; None for the runs of all owners.
-            sees: whether the caller may see the runs of an owner. It is called with the owner in
-                the record that is shown, so an error of the index cannot show a foreign run.
+            may_see: whether the caller may see the runs of an owner. It is called with the owner
+                in the record that is shown, so an error of the index cannot show a run that the
+                caller may not see.
             wanted: the values that the runs' records must have in `agent`, `session_id`, `status`
                 and `parent_run_id`.
             before: a run id; only older runs are returned.
@@ -199,7 +202,7 @@ class RunList:
             values = await self.index.values(ids)
             for run_id in ids:
                 record = _record(values[run_id].value) if run_id in values else None
-                if record is None or not sees(record["user_id"]):
+                if record is None or not may_see(record["user_id"]):
                     continue
                 if all(record.get(name) == value for name, value in wanted.items()):
                     found.append(record)
@@ -238,14 +241,14 @@ class RunList:
         while place is not None and len(keys) < limit:
             some, place = self.rows.slice(owner, wanted, place, limit - len(keys))
             keys += some
-            # Other tasks may run here, because this loop looks at all rows if no run fits the
-            # filter.
+            # Other tasks may run here. If no run fits the filter, this loop checks all rows, which
+            # takes long.
             await asyncio.sleep(0)
         return keys
 
 
 def _row(change: Change) -> Row | None:
-    """Return the row of a run's record; None for a value that is no record, which is logged."""
+    """Return the row of a run's record; if the value is no record, log this, and return None."""
     record = _record(change.value or b"")
     if record is None or not is_run_id(change.key):
         telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()

@@ -123,7 +123,8 @@ class FramesUntilEnd(Source):
         await self._events.stop()
         if self._ending:
             self._ending.cancel()
-            self._ending = None  # an exception in the task would keep this object in memory
+            # the exception of a failed task refers to this object, and would keep it in memory
+            self._ending = None
 
     def _on_frames(self, batch: list[Stored]) -> None:
         self._at = batch[-1].sequence
@@ -146,8 +147,8 @@ class FramesUntilEnd(Source):
             self._bus, raw_for(self._run_id), subjects.raw_stored(self._run_id, UPSTREAM)
         )
         # The source's other messages have sequences in RAW, but the terminal event has a sequence
-        # in EVENTS. With that sequence, the cursors of the client's stream might decrease. So the
-        # terminal event gets the sequence after the last frame.
+        # in EVENTS. If the terminal event kept this sequence, the cursors of the client's stream
+        # might decrease. So the terminal event gets the sequence after the last frame.
         end = max(last.sequence if last else 0, self._at) + 1
         self._terminal = replace(event, sequence=end)
         self._finish()

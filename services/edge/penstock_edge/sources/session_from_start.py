@@ -30,12 +30,12 @@ class SessionFromStart(Source):
         self._turn = partial(turns.of, session.owner)
         self._deliver = deliver
         self._live = many.session(session, self._on_live)
-        # The live events that wait until all stored events are delivered; None once these are
-        # delivered.
+        # The live events that wait until all stored events are delivered; None after that.
         self._held: list[Stored] | None = []
 
     async def start(self) -> int:
-        """Deliver the stored events, and begin to deliver the live events; return 1.
+        """Deliver the stored events, and begin to deliver the live events. Return 1, because the
+        stored events are delivered from the stream's beginning.
 
         Raises:
             BusError: the events cannot be read now. The caller must stop the source.

@@ -1,9 +1,10 @@
-"""Lists the sessions of a user by an index in memory.
+"""Lists the sessions of a user from an index in memory.
 
 Since release 0.2, a session's record names its owner. The key of an older record is a hash that
 includes the owner, but the record does not name the owner. For an older record, the owner is taken
-from the session's runs. If the runs have expired, the record's key is compared with the key that
-each listing user would have. Each process makes this comparison once for each user.
+from the session's runs. If the runs have expired, the edge computes the key that the record would
+have if the user who lists sessions were the owner, and compares the two keys. Each process makes
+this comparison once for each user.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from penstock_edge.sources.run_list import Row, RunList, RunRows, packed, run_id
 log = logging.getLogger(__name__)
 
 BUCKET: Final = "sessions"
-# the number of records that are compared with a user without a pause; this takes 2 ms
+# the number of records that `assign` compares with a user before other tasks may run; it takes 2 ms
 COMPARED: Final = 500
-READ_AT_ONCE: Final = 100  # the number of sessions whose records and runs are read by one request
+READ_AT_ONCE: Final = 100  # the number of sessions whose records and runs are read at the same time
 KNOWN_USERS: Final = 10_000
 _PUT: Final = (
     "INSERT INTO sessions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
@@ -51,10 +52,10 @@ SortedBy = Literal["created", "updated"]
 
 
 class SessionRows(IndexRows):
-    """The index's rows of all sessions; they are in one database with the rows of all runs.
+    """The index's rows of all sessions, in the same database as the rows of all runs.
 
     `updated` is the time when the session's last run changed, in Unix milliseconds. `owner` is NULL
-    if the owner is not known. Only then do `agent_id` and `session_id` have values.
+    if the owner is not known. Only rows without an owner have an `agent_id` and a `session_id`.
     """
 
     def __init__(self, runs: RunRows) -> None:
@@ -67,7 +68,8 @@ class SessionRows(IndexRows):
             "CREATE INDEX sessions_by_updated ON sessions(owner, updated, n, agent)",
             "CREATE INDEX sessions_by_last ON sessions(last)",
             "CREATE INDEX sessions_without_owner ON sessions(n) WHERE owner IS NULL",
-            # The number of an owner's sessions with an agent. So no request has to count rows.
+            # This table has the number of sessions for each owner and agent, so no request has to
+            # count rows.
             "CREATE TABLE session_counts(owner INT, agent INT, count INT,"
             " PRIMARY KEY (owner, agent)) WITHOUT ROWID",
             f"CREATE TRIGGER sessions_added AFTER INSERT ON sessions BEGIN {_COUNT_NEW} END",
@@ -77,8 +79,10 @@ class SessionRows(IndexRows):
             f" BEGIN {_COUNT_OLD} {_COUNT_NEW} END",
             beside=runs,
         )
-        # With AUTOINCREMENT, a new row never gets the number of a deleted row. If it did, `assign`
-        # would skip the new row, because it skips numbers that were compared with a user before.
+        # With AUTOINCREMENT, a new row never gets the number of a deleted row. For each user,
+        # `assign` continues after the last row that was compared with this user. If a new row got
+        # an earlier number, `assign` would never compare this row with the user, and the user's
+        # list would lack the session.
         runs.on_rows.append(self._on_runs)
 
     def put(self, changes: Sequence[Change]) -> None:
@@ -107,8 +111,8 @@ class SessionRows(IndexRows):
         first: int = 0,
         limit: int = -1,
     ) -> list[tuple[str, str | None, str | None]]:
-        """Return sessions in order as (key, first run, last run); with a `limit` of -1, all of
-        them."""
+        """Return sessions in order as (key, first run, last run); with a `limit` of -1, all
+        sessions."""
         order = "DESC" if descending else "ASC"
         found = self.rows(
             f"SELECT key, first, last FROM sessions {_BY[sort_by]} WHERE {_of_agents(agents)}"
@@ -188,7 +192,7 @@ _BY: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedSession:
     """A session, with the records of its first and last run if these records still exist."""
 
     record: SessionRecord
@@ -202,7 +206,7 @@ class SessionList:
         self._runs = runs
         self.rows = SessionRows(runs.rows)
         self.index = BucketIndex(bus, BUCKET, self.rows)
-        # the number of the last row that was compared, for each user
+        # maps each user to the number of the last row that was compared with the user
         self._compared: dict[str, int] = {}
 
     async def page(
@@ -214,7 +218,7 @@ class SessionList:
         descending: bool = False,
         first: int = 0,
         limit: int = -1,
-    ) -> tuple[list[Listed], int]:
+    ) -> tuple[list[ListedSession], int]:
         """Return a page of the owner's sessions with these agents, and the number of all such
         sessions.
 
@@ -243,7 +247,7 @@ class SessionList:
         descending: bool,
         first: int,
         limit: int,
-    ) -> tuple[list[Listed], int]:
+    ) -> tuple[list[ListedSession], int]:
         """Return the same as `page`, but only for sessions whose first message contains `name`.
 
         This method takes longer than `page`, because it reads the first run of each session of the
@@ -279,10 +283,10 @@ class SessionList:
 
     async def _read(
         self, owner: str, found: Sequence[tuple[str, str | None, str | None]]
-    ) -> list[Listed] | None:
+    ) -> list[ListedSession] | None:
         """Read the sessions' records; None if records were deleted since the rows were looked
         up."""
-        shown: list[Listed] = []
+        shown: list[ListedSession] = []
         # ADK's list has all sessions of a user. The sessions are read in parts, so that the process
         # can handle other requests between two parts.
         for begin in range(0, len(found), READ_AT_ONCE):
@@ -296,7 +300,7 @@ class SessionList:
                 # The record's key decides whether the user may see the session. A row may have a
                 # wrong owner, and a record of an older version does not name its owner.
                 if record and key == session_key(owner, record.agent, record.session_id):
-                    shown.append(Listed(record, runs))
+                    shown.append(ListedSession(record, runs))
         return shown
 
     async def _ends(
@@ -336,7 +340,7 @@ def _readable(key: str, value: bytes) -> SessionRecord | None:
 
 
 def _key(key: str) -> bytes | None:
-    """Return the key as bytes; None if it is not the key of a session."""
+    """Return the key as bytes; None if the text is not the key of a session."""
     try:
         return bytes.fromhex(key)
     except ValueError:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 RETRY_S: Final = 0.5
 NEWEST: Final = 20
 KNOWN_OWNERS: Final = 20_000
-# The connector keeps this many runs in a session's record, and drops the oldest.
+# The number of runs in a session's record. If there are more, the connector drops the oldest.
 LISTED: Final = 1000
 
 _AT_REST: Final = TERMINAL | {"lifecycle.paused"}
@@ -93,7 +93,7 @@ class RunRecords:
         return known
 
 
-async def placed(shards: SessionShards, session: Session) -> Session:
+async def with_shard(shards: SessionShards, session: Session) -> Session:
     """Return the session with its shard.
 
     Raises:
@@ -113,7 +113,7 @@ async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:
     return [SessionRecord.model_validate_json(entry.value) for entry in entries if entry]
 
 
-async def is_cut(bus: Bus, records: Sequence[SessionRecord]) -> bool:
+async def has_expired_events(bus: Bus, records: Sequence[SessionRecord]) -> bool:
     """Return whether the session's first events have expired.
 
     Raises:
@@ -135,8 +135,9 @@ async def _is_run_cut(bus: Bus, run_id: str) -> bool:
             if lifecycle is None:
                 return False  # the run has not begun, so no event can have expired
             first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
-        # For a read from the stream's beginning, the server counts all events of the run that
-        # follow. This count takes 20 ms or more. So the read begins at the run's first event.
+        # The read begins at the run's first event. If it began at the stream's first message, the
+        # NATS server would have to count the run's events in the whole stream, which takes 20 ms or
+        # more.
         begun = first
     found, _ = await read(bus, events_for(run_id), events_of_run(run_id), begun, 1)
     return not found or found[0].headers[SEQUENCE] != "1"
@@ -170,7 +171,8 @@ async def idle_since(bus: Bus, session: Session) -> int | None:
 
 
 async def _is_decided(bus: Bus, lifecycle: Stored) -> bool:
-    """Return whether the run is paused but decided, so that its next leg is about to begin."""
+    """Return whether the run is paused and its approval is decided, so that a leg is about to
+    begin."""
     if type_of(lifecycle) != "lifecycle.paused":
         return False
     try:

@@ -1,7 +1,7 @@
 """The response for one client that reads the events of all shards in one SSE stream.
 
-Each shard has its own `Client`, hub, ring and replay. This response writes the frames of these
-clients one after another. Each frame gets a cursor that has a position for each shard. The frames
+Each shard has its own `Client`, hub, ring and replay. This response writes the frames of all these
+clients to one connection. Each frame gets a cursor that has a position for each shard. The frames
 of one shard, and so the frames of one run, keep their order. Frames of different shards have no
 order.
 """
@@ -25,15 +25,15 @@ from penstock_edge.stream.phases import End
 from penstock_edge.stream.responses.event_stream import head
 from penstock_edge.views.shard_cursor import ShardCursor
 
-CHECK_S: Final = 1.0  # seconds between two looks at the number of shards
+CHECK_S: Final = 1.0  # seconds between two checks of the number of shards
 
 
 class AllShards:
     """The response for one client; it ends when the stream of any shard ends.
 
     `cursor` has a position for each shard; the response moves these positions. `made` returns the
-    number of shards. When shards were added since the response began, the response asks the client
-    to reconnect, because it has no `Client` for the new shards.
+    number of shards. If shards were added since the response began, the response asks the client to
+    reconnect, because the response has no `Client` for the new shards.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AllShards:
         """
         first = self._clients[0]
         for client in self._clients:
-            client.resumable = True
+            client.is_resumable = True
             client.read_for(identity_of(scope))
         try:
             with while_valid(scope, first.expire, first.warn):

@@ -11,8 +11,9 @@ A client begins with a replay. When the replay reaches the ring, the client beco
 ring then evicts items that the client does not have yet, the client replays again.
 
 A live client gets in sync under three conditions: it has taken all items, it has a `Direct`
-connection that accepts bytes, and its next items need no change. Each call of `wake` makes such a
-client live again, and the client then looks for what it must write.
+connection that accepts bytes, and its next items need no change. Each call of `wake` makes a client
+in sync live again. The client then checks whether it must write bytes of its own, for example a
+notice.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _MOVED: Final = {ReconnectReason.AGE: End.AGED, ReconnectReason.DRAIN: End.DRAIN
 
 
 class Client:
-    """Provides the bytes of one client's stream in order; it never waits for another client.
+    """Provides the bytes of one client's stream in order, and never waits for another client.
 
     Only the driver's task may call `next_write`. Any task may call the other methods at any time.
     """
@@ -75,7 +76,7 @@ class Client:
         "driver",
         "end",
         "hub",
-        "resumable",
+        "is_resumable",
     )
 
     def __init__(
@@ -86,7 +87,8 @@ class Client:
         turns: ReadScheduler,
     ) -> None:
         self.hub = hub
-        self.resumable = False  # set to True by a response whose client can reconnect with a cursor
+        # set to True by a response whose client can reconnect with a cursor
+        self.is_resumable = False
         self.driver: Driver | None = None
         self.end: End | None = None
         self._on_leave: Callable[[Client], None] | None = on_leave
@@ -114,7 +116,7 @@ class Client:
         if self._live_after is not None and self._live_after < start.start:
             self._notices += self._live_marker()
 
-    # Called by the driver, or by a response without a driver
+    # The following methods are called by the driver, or by the task of a response that ASGI sends.
 
     async def take(self) -> bytes | None:
         """Wait for the bytes to write next, and return them; None when the stream has ended.
@@ -173,7 +175,7 @@ class Client:
         # write ended between two frames, the empty line has no meaning.
         return frames and b"\n\n" + frames
 
-    # Called by the hub, by `Hubs.maintain` and by the surfaces
+    # The following methods are called by the hub, by `Hubs.maintain` and by the surfaces.
 
     def wake(self) -> None:
         """Let the driver call `next_write`; a client in sync leaves the group first."""
@@ -203,7 +205,8 @@ class Client:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The newest position that was written to the connection; None if there is none."""
+        """The newest position that was written to the connection; None if the client has no
+        position yet."""
         next_ = self._next
         if self._phase is IN_SYNC:
             next_ = max(next_, self.hub.in_sync.next_of(self))
@@ -218,7 +221,8 @@ class Client:
 
     @property
     def is_writing(self) -> bool:
-        """Whether the connection has not accepted all bytes that were given to it."""
+        """Whether a write is in progress: the connection has not accepted all bytes of the write
+        yet."""
         return self._writing_since is not None
 
     @property
@@ -260,7 +264,8 @@ class Client:
         """End the stream, because the caller's credential is no longer valid.
 
         The stream's last frame tells the client the reason. Without a reason, a client such as an
-        EventSource would reconnect, and would give up silently when the edge refuses its request.
+        EventSource would reconnect, and would give up silently when the edge refuses the new
+        request.
         """
         self._notices += self.hub.view.notice(
             "token_expired", "the credential has expired or was revoked; connect with another one"
@@ -286,8 +291,8 @@ class Client:
         releases, self._releases = self._releases, ()
         for release in releases:
             release()
-        # The driver and this client refer to each other. When this reference is removed, both are
-        # freed at once, without the garbage collector.
+        # The driver and this client refer to each other. Without the reference to the driver, both
+        # are freed as soon as they are no longer used, without the garbage collector.
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.wake()
@@ -321,14 +326,16 @@ class Client:
             self._is_keep_alive_due = True
             self.wake()
 
-    # The end
+    # The following methods decide when and how the stream ends.
 
     def _is_complete(self) -> bool:
         return self._was_last or (self._end_after is not None and self._next > self._end_after)
 
     def _end_with(self, end: End) -> None:
-        """End the stream; the driver first writes `_last_bytes`. Do nothing if the stream has
-        ended."""
+        """End the stream for this reason, after the driver has written `_last_bytes`.
+
+        If the stream already has a reason to end, this first reason stays.
+        """
         self.end = self.end or end
         self.wake()
 
@@ -341,7 +348,8 @@ class Client:
         """Return the last bytes of a stream that ends before the run does.
 
         If the client is asked to reconnect, the bytes contain the delay before the reconnection. If
-        the client is not asked, the bytes are the frames of `interruption`.
+        the client is not asked, the bytes are the frames of `interruption`. If the credential has
+        expired, the notices come before these frames.
         """
         if self.end in (End.AGED, End.DRAINED):
             return self.hub.view.framing.reconnect(retry_ms())
@@ -356,8 +364,8 @@ class Client:
         The limit is `write_timeout_s`. The limit is only `period_s` if the client can reconnect and
         more than `max_pending_bytes` wait behind the write.
         """
-        resumable = self.hub.view.delivery is Delivery.RESUMABLE
-        behind = resumable and self._pending_bytes > settings.max_pending_bytes
+        is_resumable = self.hub.view.delivery is Delivery.RESUMABLE
+        behind = is_resumable and self._pending_bytes > settings.max_pending_bytes
         if not (hangs_s >= settings.write_timeout_s or (behind and hangs_s >= period_s)):
             return
         if self.end is End.SLOW or self.driver is None:
@@ -375,11 +383,12 @@ class Client:
 
     @property
     def _pending_bytes(self) -> int:
-        """The number of bytes in the ring that this client has not taken; 0 if it is not live."""
+        """The number of bytes in the ring that this client has not taken; 0 if the client is not
+        live."""
         live = self._phase
         return self.hub.ring.delivered_bytes - live.taken_bytes if isinstance(live, Live) else 0
 
-    # Notices, keep-alives and the live marker
+    # The following methods return notices, keep-alives and the live marker.
 
     def _notice(self) -> bytes:
         """Return the bytes to write before the next item; empty if there are none."""
@@ -407,7 +416,7 @@ class Client:
         self._live_after = None
         return self.hub.view.framing.live_marker
 
-    # The items
+    # The following methods take items from the ring or from the replay.
 
     def _from_ring(self, phase: Live | InSync) -> bytes | Idle:
         """Return the bytes of the next items; `IDLE` if the client has all items of the ring.
@@ -426,8 +435,8 @@ class Client:
             phase.taken_bytes = ByteOffset(newest.offset)
             self._next = StreamSequence(newest.sequence + 1)
             return self._own_part(chunk.items, chunk.body)
-        elif self.hub.closed:
-            self._finish(End.FAILED if self.hub.failed else End.STOPPED)
+        elif self.hub.is_closed:
+            self._finish(End.FAILED if self.hub.is_failed else End.STOPPED)
         else:
             self._join_in_sync(phase)
             return IDLE

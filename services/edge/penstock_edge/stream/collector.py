@@ -20,10 +20,10 @@ FULL_COLLECTION_S = 3600.0
 
 
 class Collector:
-    """Lets the garbage collector look only at new objects, and at all objects once in
-    `full_collection_s`.
+    """Lets the garbage collector check only new objects, and all objects every `full_collection_s`
+    seconds.
 
-    The collection of all objects frees cycles that exist because of a mistake.
+    A collection of all objects frees cycles that the code makes by mistake.
     """
 
     def __init__(self, full_collection_s: float = FULL_COLLECTION_S) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from starlette.types import Scope
 
 from penstock.log_fields import run_of
-from penstock.web.auth import identity_of, over
+from penstock.web.auth import identity_of, wait_until_credential_ends
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ def while_valid(
 
 
 class _Expiry:
-    """Calls `end` at a time in Unix seconds, with a timer: a timer needs 0.4 KB, a task 1.6 KB."""
+    """Calls `end` at a Unix time. The object uses a timer, which needs 0.4 KB; a task would need
+    1.6 KB."""
 
     __slots__ = ("_end", "_expires_at", "_timer")
 
@@ -93,9 +94,9 @@ def _watch_token(
 
     async def until_over() -> None:
         try:
-            await over(scope, warn_of_expiry)
+            await wait_until_credential_ends(scope, warn_of_expiry)
         except Exception:
-            # Only this task ends the stream when the credential expires, and the task has failed.
+            # No other task ends the stream when the credential expires, and this task has failed.
             # So the stream ends now.
             extra = run_of(scope.get("path", ""))
             log.exception("a stream is ended: its credential cannot be watched", extra=extra)

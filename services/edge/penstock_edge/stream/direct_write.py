@@ -1,10 +1,10 @@
 """Writes a stream directly to its connection, without ASGI and without a task.
 
 ASGI sends the head of the response. Then the stream takes the connection over from uvicorn, and the
-ASGI application returns. From then until the end of the response, the hub writes to the transport.
-A task exists only while the client is not in sync. So an idle stream takes 12 KB; with a suspended
-ASGI call and two tasks, an idle stream took 24 KB. All bytes are HTTP chunks, which are made once
-for all clients.
+ASGI application returns. From then until the end of the response, the hub writes to the transport
+if the client is in sync. If not, a task writes. So an idle stream has no task, and takes 12 KB of
+memory. With a suspended ASGI call and two tasks, an idle stream took 24 KB. All bytes are HTTP
+chunks, which are made once for all clients.
 
 This module uses objects of uvicorn that are not public. So the module is used only with the uvicorn
 versions in `TRIED`, and only with the server of `penstock.web`. In all other cases ASGI writes all
@@ -68,7 +68,7 @@ class Direct(Driver):
         self._first = body
         self.wake()
 
-    # Called by `Client`
+    # The following methods are called by `Client`.
 
     @property
     def transport(self) -> asyncio.WriteTransport:
@@ -86,15 +86,15 @@ class Direct(Driver):
             self._task = asyncio.create_task(self._run())
 
     def drop(self) -> bool:
-        """Cancel the task, which then sees that `Client.end` is `End.SLOW`; return False without
-        one."""
+        """Cancel the task, which then sees that `Client.end` is `End.SLOW`; return False if no task
+        runs."""
         return self._task is not None and self._task.cancel()
 
     def fail(self) -> None:
         """Close the connection; the protocol then calls `lost`."""
         self._protocol.transport.abort()
 
-    # Called by `HttpProtocol`
+    # The following methods are called by `HttpProtocol`.
 
     def paused(self) -> None:
         """Let the client leave its group, because too many bytes wait in the transport."""
@@ -112,7 +112,7 @@ class Direct(Driver):
             self._task.cancel()
         self._client.leave()
 
-    # The task
+    # The following methods belong to the task.
 
     async def _run(self) -> None:
         client, in_frame = self._client, False
@@ -185,8 +185,8 @@ class Direct(Driver):
 
 def dropped(client: Client) -> bytes:
     """Return the bytes that tell a slow client why its stream ends."""
-    resumable = client.hub.view.delivery is Delivery.RESUMABLE
-    return DROPPED if resumable else client.interruption()
+    is_resumable = client.hub.view.delivery is Delivery.RESUMABLE
+    return DROPPED if is_resumable else client.interruption()
 
 
 def is_tried() -> bool:

@@ -1,4 +1,5 @@
-"""Defines what writes the stream of a client, and the driver of a response that ASGI sends."""
+"""Defines `Driver`, the interface of objects that write a client's stream, and the driver for
+ASGI."""
 
 from __future__ import annotations
 
@@ -21,8 +22,7 @@ class Driver(Protocol):
 
     @property
     def transport(self) -> asyncio.WriteTransport | None:
-        """The connection's transport; None if the number of acknowledged bytes cannot be found
-        out."""
+        """The connection's transport; None for a response that ASGI sends."""
         ...
 
     def wake(self) -> None:

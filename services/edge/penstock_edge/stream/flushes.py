@@ -4,8 +4,8 @@ One callback of the event loop flushes all hubs that are due; no hub has a task 
 whose last flush ended at least `join_s` ago is flushed at once. Otherwise its next flush waits
 until `join_s` have passed, so several events of a fast run are joined to one write for each client.
 
-`join_s` grows with the load, because each write costs 6 µs. It is 0.2 ms for 100 deliveries a
-second in this process, and `JOIN_S` for 10,000 deliveries a second or more.
+`join_s` grows with the load, because each write costs 6 µs. `join_s` is 0.2 ms at 100 deliveries a
+second in this process, and `JOIN_S` at 10,000 deliveries a second or more.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ FULL_RATE: Final = 10_000  # deliveries a second at which `join_s` reaches `JOIN
 # The number of writes after which other callbacks of the event loop may run. 100 writes take about
 # 0.6 ms.
 SLICE: Final = 100
-SAMPLE_S: Final = 1.0  # the shortest time between two measurements of the added latency
+SAMPLE_S: Final = 1.0  # the shortest time between two measurements of the added latency, in seconds
 REPORT_S: Final = 0.1  # seconds between two updates of the metrics; an update takes 1.5 µs
-# When a timer ends, it also flushes the hubs that are due up to this many seconds later. So one
-# timer serves several hubs.
+# The greatest number of seconds by which a hub may be flushed early. When a timer ends, the hubs
+# that are due within this time are flushed, too. So one timer serves several hubs.
 EARLY_S: Final = 0.001
 
 
 class Flushable(Protocol):
     """The methods and attributes of a hub that the scheduler uses."""
 
-    flush_at: float  # the time of the event loop from which on the hub may be flushed again
+    flush_at: float  # the event loop's time at which the hub may be flushed again
 
     def flush(self) -> int:
         """Encode the new messages and write them; return the number of writes.
@@ -61,14 +61,15 @@ class Flushes:
         self._count = count()
         self._is_scheduled = False
         self._timer: asyncio.Handle | None = None
-        # The loop's time at which `_timer` calls. The handle cannot be asked for this time: for a
-        # time in the past, uvloop returns a handle without `when`.
+        # The loop's time at which `_timer` calls `_on_timer`. The handle cannot be asked for this
+        # time: for a time in the past, uvloop returns a handle without `when`.
         self._timer_at = math.inf
         self._delivered: dict[str, int] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self._reported_at = self.time()
-        # Whether the next flush of a hub measures the added latency of its first event. Not every
-        # event is measured, because a measurement costs as much as a tenth of a delivery.
+        # Whether the next hub that encodes new messages measures the added latency of its first new
+        # message. Not every event is measured, because a measurement costs as much as a tenth of a
+        # delivery.
         self.is_sample_due = True
         self._sampled_at = -math.inf
         self.join_s = 0.0  # the shortest time between two flushes of one hub
@@ -103,9 +104,9 @@ class Flushes:
         self._delivered[dialect] = self._delivered.get(dialect, 0) + events
 
     def sampled(self, added_s: float) -> None:
-        """Measure the added latency of one event, in seconds."""
+        """Record the measured added latency of one event, in seconds."""
         self._sampled_at = self.time()
-        ADDED_SECONDS.observe(max(0.0, added_s))  # the clocks of two machines may differ a little
+        ADDED_SECONDS.observe(max(0.0, added_s))  # below 0 if two machines' clocks differ
 
     def close(self) -> None:
         """Cancel all waiting flushes, and set the metrics a last time."""

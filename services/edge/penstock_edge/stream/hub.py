@@ -44,7 +44,8 @@ class State(Enum):
     FAILED = "failed"  # an error stopped the hub; the next client gets a new hub
 
 
-_FOLLOWING: Final = State.FOLLOWING  # an attribute of an enum takes 0.14 µs in Python 3.11
+# a constant, because an access to an enum's attribute takes 0.14 µs in Python 3.11
+_FOLLOWING: Final = State.FOLLOWING
 
 
 class SourceFailed(Exception):
@@ -52,7 +53,7 @@ class SourceFailed(Exception):
 
 
 class _Arrivals:
-    """The messages that a source has delivered and that the hub has not encoded yet.
+    """Holds the messages that a source has delivered and that the hub has not encoded yet.
 
     `on_some` is called when there are new messages. `close` drops the reference to the hub. If the
     reference stayed, the hub and its source would form a cycle. The ring of a finished hub would
@@ -63,7 +64,8 @@ class _Arrivals:
 
     def __init__(self, on_some: Callable[[], None]) -> None:
         self.batch: list[Stored] = []
-        self.failure: BaseException | None = None  # raised once `batch` is empty
+        # the cause of the `SourceFailed` that `take` raises once `batch` is empty
+        self.failure: BaseException | None = None
         self._on_some: Callable[[], None] | None = on_some
 
     def add(self, batch: list[Stored]) -> None:
@@ -155,28 +157,30 @@ class Hub:
         # the clients that are not in sync, which each flush wakes
         self._not_in_sync: set[Member] = set()
         self._first: Stored | None = None
-        # the time of the source frame of the event whose added latency is being measured
+        # The time at which the connector received the source frame of an event, while the added
+        # latency of this event is measured; None at all other times.
         self._sampled: str | None = None
         self._encoding = view.encoding()
         self._arrivals = _Arrivals(self._on_arrival)
         self._source = source_of(bus, view, start, self._arrivals.add)
         self._source.on_failure = self._arrivals.fail
-        self._working: asyncio.Task[None] | None = None  # encodes a message that waits for the bus
+        # encodes a message that needs a read from NATS
+        self._working: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether no item will be added to the ring any more."""
         return self._state in (State.OVER, State.FAILED)
 
     @property
-    def failed(self) -> bool:
+    def is_failed(self) -> bool:
         """Whether an error has closed this hub, so that the next client needs a new hub."""
         return self._state is State.FAILED
 
     async def start(self) -> None:
-        """Begin to follow the view; concurrent callers wait for the same beginning.
+        """Begin to follow the view; concurrent callers wait for the same start.
 
         Raises:
             BusError: the source cannot be followed. The caller must stop the hub.
@@ -215,7 +219,7 @@ class Hub:
         """Return a reader, for one client, of the view's stored messages from `start` on."""
         return history_of(self._bus, self.view, self._source, start, turn)
 
-    def joins(self, last: Stored | None) -> bool:
+    def can_join(self, last: Stored | None) -> bool:
         """Return whether no message is missing between `last` and the ring's oldest item.
 
         The result is False if the client has read from a replica that lags behind. `last` is None
@@ -242,7 +246,7 @@ class Hub:
         return self.ring.held_bytes
 
     def add(self, client: Member) -> None:
-        """Add a client, which is not in sync."""
+        """Add a client that is not in sync."""
         self.clients.add(client)
         self._not_in_sync.add(client)
 
@@ -254,7 +258,7 @@ class Hub:
     def join_in_sync(self, client: Member, at: RingPosition, write: Write) -> bool:
         """Add a client to the group `in_sync`, if the group is at the client's position."""
         group = self.in_sync
-        if group.at != at or self.closed:
+        if group.at != at or self.is_closed:
             return False
         self._not_in_sync.discard(client)
         group.add(client, write)
@@ -300,7 +304,8 @@ class Hub:
     def _measure(self, received: str, writes: int) -> None:
         """Measure the added latency of an event, if this flush has written it to clients in sync.
 
-        A client that is not in sync may read old events, whose age is no added latency.
+        A client that is not in sync may read old events. The age of an old event is not latency
+        that Penstock has added.
         """
         self._sampled = None
         if writes:
@@ -345,7 +350,7 @@ class Hub:
             self._fail()
             return
         self._working = None
-        if self.closed:
+        if self.is_closed:
             return
         self.ring.append(item)
         if item.last:
@@ -382,7 +387,7 @@ class Hub:
             group.move(end, StreamSequence(newest.sequence + 1) if newest else group.next)
         if ring.held_bytes > self._ring_bytes:
             # An eighth of the limit is freed at once. If only the excess were freed, each further
-            # event would evict a little.
+            # event would cause another small eviction.
             self._evict(self._ring_bytes * 7 // 8, least=1)
         self._budget.hold(self, ring.held_bytes)
         if self._not_in_sync:
@@ -401,7 +406,9 @@ class Hub:
             return
         begun = group.at
         body, at, next_ = ring.joined(begun)
-        if len(body) > CHUNK_BYTES or (at == end and self._state is not _FOLLOWING and self.closed):
+        if len(body) > CHUNK_BYTES or (
+            at == end and self._state is not _FOLLOWING and self.is_closed
+        ):
             self._dissolve()
         elif body:
             group.begin(http_chunk(body), at, next_, at - begun, now)
@@ -416,14 +423,14 @@ class Hub:
         newest = self.ring.newest
         if self.view.reads_frames and newest is not None and newest.last:
             # A client that reads source frames cannot replay the run's terminal event, because RAW
-            # does not have it. So the item with the terminal event is never evicted.
+            # does not contain this event. So the item with the terminal event is never evicted.
             least = 1
         if self.ring.evict(limit_bytes, least):
             assert self.ring.evicted is not None
             self.first_sequence = StreamSequence(self.ring.evicted + 1)
 
     def _close(self, state: State) -> None:
-        if not self.closed and (frames := self._encoding.interruption()):
+        if not self.is_closed and (frames := self._encoding.interruption()):
             newest = self.ring.newest
             after = newest.sequence if newest else self.first_sequence
             self.ring.append(Item(after + 1, frames, last=True))

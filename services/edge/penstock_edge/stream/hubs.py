@@ -43,7 +43,7 @@ class Hubs:
             BusError: the view cannot be followed now.
         """
         hub = self._hubs.get(view.key)
-        if hub is None or hub.failed:
+        if hub is None or hub.is_failed:
             ring_bytes = self._settings.ring_bytes
             hub = self._hubs[view.key] = Hub(
                 self._bus, view, start, ring_bytes, self._budget, self._flushes()
@@ -61,7 +61,8 @@ class Hubs:
             self._forget(hub)
             client.leave()
             raise
-        # Only this client has left; other clients may wait for the same start.
+        # Only this client's request was cancelled. Other clients may wait for the same start, so
+        # the hub continues.
         except asyncio.CancelledError:
             client.leave()
             raise
@@ -114,8 +115,8 @@ class Hubs:
             self._flushing.close()
 
     def _flushes(self) -> Flushes:
-        """Return the scheduler of flushes; the first call makes it, because it needs a running
-        event loop."""
+        """Return the scheduler of flushes; the first call makes the scheduler, because a scheduler
+        needs a running event loop."""
         if self._flushing is None:
             self._flushing = Flushes(self._budget.report)
         return self._flushing

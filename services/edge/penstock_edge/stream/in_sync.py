@@ -1,11 +1,10 @@
-"""The clients of a hub that are in sync: they have all items of the ring and wait for more.
+"""Holds the clients of a hub that are in sync: they have all items of the ring and wait for more.
 
 All these clients get the same bytes next. So a write to a thousand clients is a loop over a
 thousand bound methods `transport.write`. Each client costs two function calls and the system call.
 
-All clients of the group have the same position in the ring. A client leaves the group before other
-bytes are written to it: when its connection is paused, when its stream is about to end, or when it
-gets a notice.
+All clients of the group have the same position in the ring. A client leaves the group in three
+cases: its connection is paused, its stream is about to end, or it is about to get a notice.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Member(Protocol):
     """The methods of a client that its hub uses."""
 
     def wake(self) -> None:
-        """Look at the ring, because it has new items or will get no more items.
+        """Check the ring, because the ring has new items or will get no more items.
 
         A client in sync first leaves the group.
         """
@@ -42,11 +41,12 @@ class InSyncGroup:
 
     During a fan-out, `unwritten` has the members that have not got the bytes yet, and `written` has
     all other members. Only methods of this class may change `unwritten` and `written`. A client
-    that joins or leaves during a fan-out gets the bytes exactly once, because `remove` returns the
-    position of this client.
+    that joins during a fan-out already has the bytes, so `add` puts the client into `written`. A
+    client that leaves continues at the position that `remove` returns. So each client gets the
+    bytes exactly once.
 
-    `at` is the position in the ring of the members in `written`. `next` is one more than the
-    sequence of the newest item that these members have.
+    The members in `written` have the ring position `at`. `next` is one more than the sequence of
+    the newest item that these members have.
     """
 
     __slots__ = (
@@ -122,7 +122,7 @@ class InSyncGroup:
         """
         unwritten, written, body = self.unwritten, self.written, self._bytes
         if len(unwritten) == 1 and not written:
-            # A run with one client. The dictionaries are swapped, because a dictionary that gets
+            # This run has one client. The dictionaries are swapped, because a dictionary that gets
             # and loses an entry for each event is reallocated every few events (0.4 µs an event).
             self.unwritten, self.written, self._bytes = written, unwritten, b""
             ((member, write),) = unwritten.items()

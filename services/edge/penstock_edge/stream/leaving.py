@@ -1,4 +1,4 @@
-"""Notices when a client closes its connection."""
+"""Detects that a client has closed its connection."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Limits the number of open streams of this process, and asks clients to reconnect.
 
-Streams are closed when they are old, so that clients spread over all edges, and when this edge
-drains. The client of a closed stream reconnects, perhaps to another edge, and continues at its
-cursor. If a client cannot continue at a cursor, its stream stays open until the stream's own end or
-the end of the process.
+A stream is closed in two cases: when the stream is old, so that clients spread over all edges, and
+when this edge drains. The client of a closed stream reconnects, perhaps to another edge, and
+continues at its cursor. If a client cannot continue at a cursor, its stream stays open until the
+stream's own end or the end of the process.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from typing import Final, Protocol
 from starlette.types import Scope
 
 from penstock.telemetry import SENT_AWAY, STREAMS_REFUSED
-from penstock.web.auth import take_stream
+from penstock.web.auth import count_stream
 from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-# A random time is subtracted from `max_age_s`, at most this fraction of it. Without the
-# subtraction, streams that were opened together would be closed together.
+# A stream may be closed before it is `max_age_s` old, by at most this fraction of `max_age_s`. The
+# fraction is random for each stream. If it were the same for all streams, streams that were opened
+# together would be closed together.
 JITTER: Final = 0.2
-# Streams are closed between these two fractions of the grace period. Earlier, a load balancer may
-# not know yet that this edge drains, and would route the clients back to this edge. Later, the
-# process might end before the last bytes of a response are written.
+# Streams are closed between these two fractions of the grace period. Before the first fraction, a
+# load balancer may not know yet that this edge drains, and would route the clients back to this
+# edge. After the second fraction, the process might end before the last bytes of a response are
+# written.
 DRAINED_BETWEEN: Final = (0.2, 0.8)
 RETRY_MS: Final = (500, 3000)
 TICK_S: Final = 0.05
-# files that are needed for NATS, agent servers, and requests without a stream
+# the number of open files that the process needs for NATS, agent servers, and requests without a
+# stream
 OTHER_FILES: Final = 500
 
 
@@ -46,7 +49,7 @@ class Stream(Protocol):
     """A client's stream, as `OpenStreams` sees it."""
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """Whether the client can reconnect and continue at its cursor."""
         ...
 
@@ -59,7 +62,8 @@ class Stream(Protocol):
 
 
 class OpenStreams:
-    """Knows all open streams of this process. If `max_age_s` is 0, no stream is ever too old."""
+    """Knows all open streams of this process. If `max_age_s` is 0, no stream is closed because of
+    its age."""
 
     def __init__(self, max_streams: int, max_age_s: float) -> None:
         self.max_streams = max_streams
@@ -95,7 +99,7 @@ class OpenStreams:
         if len(self) >= self.max_streams:
             STREAMS_REFUSED.labels("full").inc()
             raise Problem(503, f"this edge has {len(self)} streams open and takes no more")
-        take_stream(scope)
+        count_stream(scope)
 
     def add(self, stream: Stream) -> None:
         """Add a stream that is open from now on."""
@@ -133,7 +137,7 @@ class OpenStreams:
 
     def _close_due(self, reason: ReconnectReason) -> None:
         now = asyncio.get_running_loop().time()
-        due = [each for each, at in self._close_at.items() if at <= now and each.resumable]
+        due = [each for each, at in self._close_at.items() if at <= now and each.is_resumable]
         for stream in due:
             SENT_AWAY.labels(reason).inc()
             self._close_at[stream] = float("inf")

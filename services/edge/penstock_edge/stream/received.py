@@ -10,7 +10,7 @@ from typing import Final
 
 _TCP_INFO_BYTES: Final = 256
 _ACKED_AT: Final = 120  # the offset of the 64-bit field tcpi_bytes_acked
-_TIOCOUTQ: Final = 0x5411  # the ioctl that returns the number of unacknowledged bytes
+_TIOCOUTQ: Final = 0x5411  # the number of the ioctl that returns how many bytes are unacknowledged
 
 
 def acknowledged(transport: asyncio.WriteTransport) -> int | None:

@@ -20,13 +20,14 @@ log = logging.getLogger(__name__)
 LAG_RETRY_S: Final = 0.05
 LAG_TRIES: Final = 40
 UNAVAILABLE_RETRY_S: Final = 0.5
-PIECE_BYTES: Final = 256 * 1024  # one write of a replay ends with the item that reaches this size
+# a write of a replay ends with the item that brings the write to at least this number of bytes
+PIECE_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The replay has reached the ring. `truncated` is True if messages before the ring are
-    missing."""
+    """The result of `Replay.take` when the replay has reached the ring. `truncated` is True if
+    messages before the ring are missing."""
 
     truncated: bool = False
 
@@ -50,8 +51,8 @@ class Replay:
     async def take(self, turn: Turn) -> tuple[Item, ...] | Reached:
         """Return the next items, or `Reached` if the replay has reached the ring.
 
-        The result is empty if this call found no items but the next call may. The stream is read
-        within a `turn`.
+        The result is empty if this call found no items; the next call may find some. The stream is
+        read within a `turn`.
         """
         if self._encoding is None:
             if self._start >= self._hub.first_sequence:
@@ -61,10 +62,10 @@ class Replay:
             return ()
         if self._unencoded:
             return await self._encode(self._encoding)
-        if self._hub.joins(self._newest):
+        if self._hub.can_join(self._newest):
             return Reached()
         # Messages between the replay and the ring are missing. A replica that lags behind may get
-        # them soon, so the read is repeated.
+        # the missing messages soon, so the read is repeated.
         if self._lags == LAG_TRIES:
             return Reached(truncated=True)
         self._lags += 1
@@ -85,14 +86,15 @@ class Replay:
             await asyncio.sleep(UNAVAILABLE_RETRY_S)
             return False
         self._unencoded = step.kept[::-1]
-        # A batch may have no message for this client. The result is then False, so that the caller
-        # can check whether the client has left before the next batch is read.
+        # A batch may have no message for this client. The result is then False. So the caller can
+        # check, before the next batch is read, whether the client has left.
         return step.is_last or bool(step.kept)
 
     async def _encode(self, encoding: Encoding) -> tuple[Item, ...]:
-        """Encode the next messages, until the items have `PIECE_BYTES`.
+        """Encode the next messages, until the items have at least `PIECE_BYTES` bytes.
 
-        If there were no limit, a client that does not read could use much more memory.
+        If there were no limit, the items for a client that does not read could need much more
+        memory.
         """
         self._lags = 0
         items: list[Item] = []

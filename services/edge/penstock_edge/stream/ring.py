@@ -18,7 +18,7 @@ ITEM_BYTES: Final = 200  # the memory of an item without its frames, in bytes
 
 @dataclass(slots=True)
 class Chunk:
-    """Items that are written together. `end` is the position in the ring after the last of them."""
+    """Items that are written together. `end` is the position in the ring after the last item."""
 
     body: bytes
     end: RingPosition
@@ -31,8 +31,8 @@ class Ring:
     The ring keeps only numbers and bytes of each item, because Python's garbage collector does not
     track numbers and bytes. If the ring kept objects, 10,000 events/s would cause 30 collections a
     second, and every 4 s a full collection of 0.1 to 0.2 s (on a busy machine). Without objects
-    there are 4 collections a second, and no full collection in 8 s. Only the newest item may be the
-    last item of the stream.
+    there are 4 collections a second, and no full collection in 8 s. Only the newest item may have
+    `Item.last` set, because the ring does not keep `last` for the other items.
     """
 
     __slots__ = (
@@ -53,13 +53,14 @@ class Ring:
         self.base = RingPosition(0)  # the position of the oldest item in the ring
         self.end = RingPosition(0)  # the position after the newest item
         self.held_bytes = 0  # the memory of all items in the ring, in bytes
-        self.delivered_bytes = ByteOffset(0)  # the bytes of all items that were ever appended
+        # the number of bytes of all items that were ever appended
+        self.delivered_bytes = ByteOffset(0)
         self.evicted: StreamSequence | None = None  # the sequence of the newest evicted item
         self.newest: Item | None = None  # the item that was appended last; None in an empty ring
         self._sequences: list[int] = []
         self._bodies: list[bytes] = []
         self._offsets: list[int] = []  # the value of `delivered_bytes` after each item
-        # by position: the frames of each item that does not have exactly one
+        # maps a position to the frames of its item, for items whose number of frames is not one
         self._frames: dict[int, list[bytes]] = {}
         self._chunks: dict[RingPosition, Chunk] = {}
 
@@ -68,7 +69,8 @@ class Ring:
         body = item.body
         size_bytes = len(body)
         self.held_bytes += size_bytes + ITEM_BYTES
-        # A call of a NewType takes 0.1 µs, and a live event would need four of them.
+        # A call of a NewType takes 0.1 µs, and a live event would need four such calls. So the
+        # types are ignored here.
         offset: ByteOffset = self.delivered_bytes + size_bytes  # type: ignore[assignment]
         item.offset = self.delivered_bytes = offset
         self._sequences.append(item.sequence)
@@ -133,14 +135,14 @@ class Ring:
         `at` must be before the ring's end. Unlike `chunk`, this method makes no objects for the
         items.
         """
-        if at + 1 == self.end:  # nearly always
+        if at + 1 == self.end:  # nearly always, the chunk is the newest item alone
             return self._bodies[-1], self.end, self._sequences[-1] + 1  # type: ignore[return-value]
         body, stop = self._join(at - self.base)
         return body, RingPosition(self.base + stop), StreamSequence(self._sequences[stop - 1] + 1)
 
     def _join(self, first: int) -> tuple[bytes, int]:
-        """Return the bytes of a chunk whose first item has the index `first`, and the index
-        after it."""
+        """Return the bytes of a chunk whose first item has the index `first`, and the index after
+        the chunk."""
         bodies = self._bodies
         stop, size_bytes = first + 1, len(bodies[first])
         while stop < len(bodies):

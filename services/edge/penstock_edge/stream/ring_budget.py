@@ -7,7 +7,7 @@ from typing import Protocol
 from penstock.telemetry import RING_BYTES
 
 
-class Emptiable(Protocol):
+class EvictableHub(Protocol):
     """A hub whose ring can be emptied, because clients can replay the evicted items."""
 
     def evict_all(self) -> int:
@@ -25,13 +25,13 @@ class RingBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        # bytes of each ring; the hub that added an item most recently is last
-        self._held: dict[Emptiable, int] = {}
-        # bytes that are left in the rings that were emptied
-        self._emptied: dict[Emptiable, int] = {}
+        # maps each hub to the bytes of its ring; the hub that added an item most recently is last
+        self._held: dict[EvictableHub, int] = {}
+        # maps each hub whose ring was emptied to the bytes that its ring still has
+        self._emptied: dict[EvictableHub, int] = {}
         self.held_bytes = 0
 
-    def hold(self, hub: Emptiable, held_bytes: int) -> None:
+    def hold(self, hub: EvictableHub, held_bytes: int) -> None:
         """Record that the hub has added items to its ring, which now has `held_bytes`."""
         self.held_bytes += held_bytes - self._held.pop(hub, 0)
         if self._emptied:
@@ -43,11 +43,12 @@ class RingBudget:
             self.held_bytes += left - self._held.pop(oldest)
             self._emptied[oldest] = left
 
-    def forget(self, hub: Emptiable) -> None:
+    def forget(self, hub: EvictableHub) -> None:
         """Stop counting the bytes of a hub."""
         self.held_bytes -= self._held.pop(hub, 0) + self._emptied.pop(hub, 0)
         self.report()
 
     def report(self) -> None:
-        """Set the metric; called at most once every `REPORT_S`, not for each event."""
+        """Set the metric. `Flushes` calls this method at most once every `REPORT_S`, not for each
+        event."""
         RING_BYTES.set(self.held_bytes)

@@ -1,11 +1,11 @@
-"""Saves the positions of clients that cannot save their own, by name (`?cursor=<name>`).
+"""Saves, under a name (`?cursor=<name>`), the positions of clients that cannot save positions.
 
 A client that connects with a cursor's name and without `Last-Event-ID` continues at the saved
 position. The server of an event stream does not learn which events a client has processed. So a
 position counts as received under three conditions: the edge wrote it at least `settle_s` seconds
 ago, the connection is still open, and the client's system has acknowledged the bytes. Therefore a
-client that restarts gets the events of the last `settle_s` seconds once more. A client that reads
-its connection within `settle_s` seconds misses nothing.
+client that restarts gets the events of the last `settle_s` seconds once more. A client misses
+nothing if it reads the bytes that reach its system within `settle_s` seconds.
 
 Only the newest connection with a cursor saves positions. An old connection may be broken although
 the edge still considers it open. If an old connection could save, the cursor could pass events that
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 BUCKET: Final = "cursors"
 MAX_PER_OWNER: Final = 100
 CHECK_S: Final = 1.0  # seconds between two samples of a stream's position
-# Seconds after which the time is saved again although the position is the same. If the time were
-# saved only with a new position, the saved time of a cursor of rare events would become too old.
+# Seconds after which `complete_until` is saved again although the position is the same. If this
+# time were saved only with a new position, it would become too old when events are rare.
 TIME_EVERY_S: Final = 60.0
 CLOSE_S: Final = 2.0
 # the greatest number of seconds between the storage of an event and its arrival in a stream
@@ -60,7 +60,7 @@ class Position:
 
     @classmethod
     def parse(cls, value: bytes) -> Self:
-        """Return the position that `dump` has written. Raises ValueError, KeyError or TypeError."""
+        """Parse a position that `dump` has written. Raises ValueError, KeyError or TypeError."""
         record = orjson.loads(value)
         return cls(record["cursor"], record["complete_until"], record["holder"])
 
@@ -76,7 +76,7 @@ class Position:
 
     @property
     def time(self) -> datetime | None:
-        """`complete_until` as a time."""
+        """`complete_until` as a datetime; None if there is no such time."""
         until = self.complete_until
         return None if until is None else datetime.fromtimestamp(until, UTC)
 
@@ -84,7 +84,8 @@ class Position:
 class Sample(NamedTuple):
     """The state of a stream at one moment: `at` by the loop's clock, `unix_s` by NATS's clock.
 
-    `unix_s` is `LAG_S` seconds earlier, because events may arrive that much later.
+    `unix_s` is `LAG_S` seconds before this moment, because an event may reach the stream up to
+    `LAG_S` seconds after the event was stored.
     """
 
     at: float

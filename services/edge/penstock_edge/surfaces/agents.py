@@ -38,7 +38,7 @@ def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
 
 
 def agent_of_app(config: Config, name: str) -> AgentConfig:
-    """Return the agent that ADK's clients call by this `appName`.
+    """Return the agent that ADK's clients name by this `appName`.
 
     The `appName` of an ADK agent is always the agent's name at the ADK server, because requests are
     relayed to that server unchanged. For any other agent, `appName` is the id in the configuration.

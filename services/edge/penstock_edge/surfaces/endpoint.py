@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 
 def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
-    """Return a function that wraps a handler that uses this bus.
+    """Return a function that wraps handlers which use this bus.
 
-    If the client of a GET leaves, its handler is cancelled. A handler of another method always runs
-    to its end. If the bus does not answer, the response is 503. If a payload in the object store
-    has expired, the response is 410.
+    If the client of a GET closes the connection, the request's handler is cancelled. A handler of
+    another method always runs to its end. If the bus does not answer, the response is 503. If a
+    payload in the object store has expired, the response is 410.
     """
 
     def around(handler: Handler) -> Handler:
         async def handle(request: HTTPConnection) -> ASGIApp | None:
             requests.enter(requests.header_of(request.scope["headers"]))
-            if not bus.ready:
+            if not bus.is_ready:
                 raise Problem(503, f"{bus.unavailable_reason}; try again")
             try:
                 if isinstance(request, Request) and request.method in SAFE_METHODS:

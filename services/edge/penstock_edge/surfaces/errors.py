@@ -48,5 +48,6 @@ def invalid_body(error: ValidationError, *where: str | int) -> InvalidBody:
 
 
 def shortened(text: str) -> str:
-    """Return the beginning of a client's text, so short that an error can contain it."""
+    """Return the first `SHOWN_CHARACTERS` of a client's text, which an error message can
+    contain."""
     return text[:SHOWN_CHARACTERS]

@@ -30,7 +30,7 @@ AGENT_ID: Final = in_path("agent", "The agent's id in the configuration")
 LAST_EVENT_ID: Final = Parameter(
     "Last-Event-ID",
     "The id of the last frame that was read; the answer goes on after it",
-    place="header",
+    location="header",
 )
 CURSOR: Final = (LAST_EVENT_ID, Parameter("after", "The same as Last-Event-ID, for pages and URLs"))
 SAVED_CURSOR: Final = Parameter(
@@ -73,12 +73,12 @@ UNTIL: Final = Parameter(
 IDEMPOTENCY_KEY: Final = Parameter(
     "Idempotency-Key",
     "A request with the same key and body gets the run that the first one started",
-    place="header",
+    location="header",
 )
 DEPTH: Final = Parameter(
     "Penstock-Depth",
     "The header of the Penstock webhook that led to this request, if a webhook did. So a circle of "
     "rules and other systems ends",
-    place="header",
+    location="header",
 )
 SESSION: Final = (AGENT, USER, ENCODED, *TYPES, *CURSOR, SINCE, MARKERS, UNTIL)

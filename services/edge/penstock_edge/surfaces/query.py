@@ -43,7 +43,7 @@ def cursor_of(request: HTTPConnection) -> Cursor | None:
 
 
 def parsed_cursor(request: HTTPConnection, parse: Callable[[str], T]) -> T | None:
-    """Return the cursor that `parse` makes of the request's cursor; None if there is none.
+    """Parse the request's cursor with `parse`; return None if the request has no cursor.
 
     `parse` raises ValueError for a text that is not a cursor.
 
@@ -112,8 +112,8 @@ def include_of(request: HTTPConnection, dialect: str) -> str | None:
 def with_children(include: str | None, dialect: str, record: RunRecord) -> bool:
     """Return whether the answer shows the events of the runs that the run's steps have started.
 
-    Only a workflow's run has such runs. If `include` is None, their events are shown in the
-    dialects of `BY_DEFAULT`.
+    Only a workflow's run has such runs. If `include` is None, the events of these runs are shown in
+    the dialects of `BY_DEFAULT`.
     """
     if not is_workflow(record):
         return False
@@ -155,7 +155,7 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
 
 
 def listed(request: HTTPConnection, name: str) -> list[str]:
-    """Return the values of a parameter that may be repeated, without duplicates.
+    """Return the values, without duplicates, of a parameter that may be repeated.
 
     Each repetition may have several values, separated by commas.
 

@@ -22,8 +22,9 @@ class Closing(Protocol):
 class Surface:
     """The base class of every surface; a subclass lists the classes of its handlers in `handlers`.
 
-    The methods of the handler classes declare their operations with `serves`. Each handler class is
-    called with the edge, unless the subclass overrides `make`.
+    The methods of the handler classes declare their operations with `serves`. The surface makes one
+    object of each handler class, with the edge as the only argument. A subclass may override `make`
+    to change this.
     """
 
     handlers: ClassVar[tuple[type, ...]]

@@ -10,7 +10,7 @@ from penstock_edge.surfaces.errors import InvalidBody, body_error
 
 
 def workflow_input(value: Any, *where: str) -> dict[str, Any] | None:
-    """Return the input that a request has at the path `where`; None if there is none.
+    """Return the workflow's input from the value at the path `where`; None if there is no input.
 
     In a form, the input is a JSON object as text.
 

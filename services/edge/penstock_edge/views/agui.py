@@ -25,8 +25,9 @@ from penstock_edge.views.view import Deliver, Delivery, ManyRuns, ReadFrom, RunE
 log = logging.getLogger(__name__)
 
 CUT: Final = "stream_interrupted"
-# The framing of the response to a POST. The clients ignore event names, so the frames have none.
-# The frames have cursors, because a client can continue the POST's stream on the thread's stream.
+# The framing of the response to a POST. The clients ignore event names, so the frames have no lines
+# `event:`. The frames have cursors, because a client can continue the POST's stream on the thread's
+# stream.
 UNNAMED: Final = Sse(named=False)
 
 Event = dict[str, Any]
@@ -81,7 +82,7 @@ ENDED_RUNS: Final = 10_000
 
 @dataclass(slots=True)
 class RunEncoders:
-    """The encoders of one stream or page, one for each run.
+    """Holds the encoders of one stream or page, one for each run.
 
     `forget` drops the encoder of an ended run, because the run has no more frames.
     """

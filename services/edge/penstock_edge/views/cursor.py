@@ -27,7 +27,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the cursor for a text that `str` has made of a cursor.
+        """Parse the text of a cursor.
 
         Raises:
             ValueError: the text is not a cursor.

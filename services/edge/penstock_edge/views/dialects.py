@@ -1,4 +1,4 @@
-"""The views of whole runs, in each dialect for clients. Pure."""
+"""Makes the views of whole runs, in each dialect for clients. Pure."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def run_view(
 ) -> View:
     """Make the view of a whole run.
 
-    If the dialect is one of `CLIENT_DIALECTS`, the view has the run's events in this dialect. If it
-    is `RAW_DIALECT`, the view has the agent server's own frames.
+    If the dialect is one of `CLIENT_DIALECTS`, the view has the run's events in this dialect. If
+    the dialect is `RAW_DIALECT`, the view has the agent server's own frames.
     """
     if dialect == RAW_DIALECT:
         return _raw_view(run_id)
@@ -126,8 +126,8 @@ def notices(
 ) -> Callable[[str, str], bytes]:
     """Return the function that writes the edge's notices in this dialect.
 
-    If the dialect has no event for a notice, the notice is an SSE comment. If the framing also has
-    no comments, the notice is empty.
+    If the dialect has no event for a notice, the notice is an SSE comment. If the framing has no
+    comments either, the notice is empty.
     """
     known = CLIENT_DIALECTS[dialect]
     if not known.has_warnings:

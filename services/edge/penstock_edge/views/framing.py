@@ -36,7 +36,7 @@ class Framing(Protocol):
         ...
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """Whether frames have cursors, so that a client can continue after a lost connection."""
         ...
 
@@ -68,7 +68,7 @@ class Sse(Framing):
     named: bool = True
     id_first: bool = False
     keep_alive: bytes = sse.comment("keep-alive")
-    resumable: bool = True
+    is_resumable: bool = True
 
     @property
     def key(self) -> str:
@@ -89,13 +89,14 @@ class Sse(Framing):
         data, name = frame.data, frame.event if self.named else None
         if name is None or self.id_first or b"\n" in data or b"\r" in data:
             return sse.encode(data, event=name, id=id, id_first=self.id_first)
-        # One formatting, without a check of the cursor, saves 0.3 of 0.9 µs.
+        # A single format string, without a check of the cursor, saves 0.3 µs of 0.9 µs for each
+        # frame.
         return b"%bdata: %b\nid: %b\n\n" % (sse.event_line(name), data, id.encode())
 
     def unchanged(self, data: bytes, event: str, sequence: int) -> bytes:
         """Return the lines `event`, `data` and `id`.
 
-        A single format string for all three lines saves 0.5 of 1.1 µs.
+        A single format string for all three lines saves 0.5 µs of 1.1 µs for each frame.
         """
         if self.id_first or not self.named or b"\n" in data or b"\r" in data:
             return self.event(Frame(data, event), f"{sequence}-0")
@@ -124,7 +125,7 @@ class WebSocketMessages(Framing):
     live_marker: bytes = LIVE + MESSAGE_END
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """Whether the client gets cursors."""
         return self.cursors
 
@@ -138,7 +139,7 @@ class WebSocketMessages(Framing):
         return f"messages, cursors={self.cursors}"
 
     def event(self, frame: Frame, id: str) -> bytes:
-        """Return a message with the frame's data; if `cursors`, then also `{"cursor": …}`."""
+        """Return a message with the frame's data; if `cursors` is True, also `{"cursor": …}`."""
         message = _message(frame)
         if self.cursors:
             message += orjson.dumps({"cursor": id}) + MESSAGE_END
@@ -156,7 +157,7 @@ class PageItems(Framing):
     key: str = "page"
     keep_alive: bytes = b""
     live_marker: bytes = b""
-    resumable: bool = False
+    is_resumable: bool = False
 
     def reconnect(self, retry_ms: int) -> bytes:
         """Return no bytes, because a page has an end, and its client does not reconnect."""

@@ -94,8 +94,8 @@ Render = Callable[[Frame, str], bytes]
 def selected(frame: Frame, id: str, *, render: Render, types: frozenset[str]) -> bytes:
     """Return the bytes of a frame if its type is in `types`; no bytes for any other frame.
 
-    A frame of another type keeps its index, which is a part of cursors. So the cursors of a stream
-    do not depend on the types that the client selects.
+    The index of each frame counts the frames of all types, and the index is part of the frame's
+    cursor. So the cursors of a stream do not depend on the types that the client selects.
     """
     return render(frame, id) if frame.event in types else b""
 
@@ -134,8 +134,9 @@ class UnchangedEncoding(Encoding):
     """Writes the stored bodies of events without any change, one frame for each event.
 
     If `ends` is True, the stream ends after the terminal event of its only run. The bodies are not
-    parsed, which saves 1.9 of 3.1 µs. The bodies need no check, because only the normalizer may
-    publish events, and it writes JSON objects without a line end.
+    parsed, which saves 1.9 µs of 3.1 µs for each event. The bodies need no further check, because
+    only the normalizer may publish events, and the normalizer writes JSON objects without line
+    ends.
     """
 
     unchanged: Callable[[bytes, str, int], bytes]  # the method `unchanged` of a Framing

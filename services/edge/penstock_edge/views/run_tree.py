@@ -2,8 +2,8 @@
 
 A step may start a workflow's run, so a tree may have any depth. The run of a step is in the shard
 of the workflow's run. A step's run starts only after the workflow's event `workflow.step_started`
-is stored. So all events of the tree are ordered by one stream EVENTS, and a reader knows each run
-before the run's first event comes.
+is stored. So all events of the tree are in the order of one stream EVENTS, and a reader knows each
+run before the run's first event comes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def child_of(parent: str, data: dict[str, Any]) -> str | None:
 
 
 class Family:
-    """The runs that are in a tree at one position of the stream, each with its parent.
+    """Knows the runs that are in a tree after the events read so far, and the parent of each run.
 
     A run below the root leaves the tree with its terminal event, or when its parent reports that
     the run has finished, whichever comes first. All runs below a leaving run leave the tree, too.
@@ -96,10 +96,11 @@ class Family:
 
 
 class Members:
-    """The runs of a tree at one position of the stream, with the patterns of their events.
+    """Knows which runs are in a tree when a reader has reached a position of the stream.
 
-    A reader must pass each event of these runs to `learn`, in the stream's order. `known` are runs
-    below the root whose event `workflow.step_started` may have expired.
+    For each of these runs, the object has the subject pattern of the run's events. A reader must
+    pass each event of these runs to `learn`, in the stream's order. `known` are runs below the root
+    whose event `workflow.step_started` may have expired.
     """
 
     def __init__(self, root: str, known: Sequence[Child] = ()) -> None:
@@ -109,19 +110,19 @@ class Members:
         self._patterns = {run: subjects.events_of_run(run) for run in runs}
 
     def __contains__(self, run_id: str) -> bool:
-        """Return whether the run is in the tree at this position."""
+        """Return whether the run is in the tree at the reader's position."""
         return run_id in self._patterns
 
     def runs(self) -> Collection[str]:
-        """Return the runs that are in the tree at this position."""
+        """Return the runs that are in the tree at the reader's position."""
         return self._patterns.keys()
 
     def patterns(self) -> Collection[str]:
-        """Return the patterns of the events of these runs."""
+        """Return the subject patterns of the events of all runs that `runs` returns."""
         return self._patterns.values()
 
     def learn(self, stored: Stored) -> Sequence[str]:
-        """Take the next event of a member; return the runs that it adds to the tree or removes.
+        """Take the next event of a member; return the runs that this event adds or removes.
 
         The result is empty if the members stay the same.
         """

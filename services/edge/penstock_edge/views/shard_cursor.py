@@ -48,11 +48,11 @@ class ShardCursor:
         return self.positions[shard] if shard < len(self.positions) else BEFORE_ALL
 
     def advance(self, shard: int, body: bytes) -> bytes:
-        """Set the position to the last frame of `body`, and return the body with cursors of all
-        shards.
+        """Move the shard's position to the last frame of `body`; return `body` with changed ids.
 
-        `body` has SSE frames of one shard; the id of each frame is a cursor in this shard. JSON has
-        no newlines, so a line that begins with `id:` is never part of a frame's data.
+        `body` has SSE frames of one shard; the id of each frame is a cursor in this shard. In the
+        result, the id of each frame is the cursor of all shards. JSON has no newlines, so a line
+        that begins with `id:` is never part of a frame's data.
         """
 
         def id_line(match: re.Match[bytes]) -> bytes:

@@ -5,8 +5,8 @@ of a step's run has the id of this run in `subrun`. Some ids, for example messag
 only within their run. Such an id gets the id of its run as a prefix. Without the prefix, clients
 would join texts of different runs.
 
-The start, the pauses and the end of a step's run are reported by `workflow.step_*`, by `dispatch.*`
-and by the root's own pauses. So the lifecycle events of the step's run are left out, and every
+The events `workflow.step_*` and `dispatch.*` and the root's own pauses report the start, the pauses
+and the end of a step's run. So the lifecycle events of the step's run are left out, and every
 `lifecycle.*` event is about the root. docs/workflow-events.md has the rules for users.
 """
 
@@ -39,22 +39,23 @@ _PAUSED: Final = "lifecycle.paused"
 _RESUMED: Final = "lifecycle.resumed"
 _OF_THE_ROOT_ALONE: Final = TERMINAL | {_STARTED, _PAUSED, _RESUMED}
 _DISPATCHES: Final = frozenset({"dispatch.team", "dispatch.worker"})
-# The fields of `data` that have ids which are unique only within the event's run.
+# The fields of `data` whose values are ids that are unique only within the event's run.
 _IDS: Final = (
     *("message_id", "parent_message_id", "reasoning_id", "tool_call_id", "parent_tool_call_id"),
     *("step_id", "parent_step_id"),
 )
 _INNER_RUNS: Final = ("subrun_id", "parent_subrun_id")
-# The fields that have such ids in `value`, in an event that comes from an AG-UI server.
+# The fields of `value` whose values are such ids. In an event that comes from an AG-UI server,
+# `data` may have the field `value`.
 _AGUI_IDS: Final = ("messageId", "entityId")
 
 
 @dataclass(slots=True)
-class _Place:
+class _Member:
     """A run of the tree, with its place in the tree."""
 
     run_id: str
-    parent: _Place | None = None
+    parent: _Member | None = None
     step: str | None = None  # the step of the parent that has started this run
     role: str = WORKER  # the `agent_type` of the run's agent in the tree
     team: str | None = None  # the name of the team in which the run's agent works
@@ -75,8 +76,8 @@ class _Place:
         return id if isinstance(id, str) and subjects.is_run_id(id) else self.qualified(id)
 
     def step_id(self, given: Any) -> Any:
-        """Return the step id that an event of this run gets in the tree; `given` is its own step
-        id.
+        """Return the step id that an event of this run gets in the tree; `given` is the event's own
+        step id.
 
         If the event has no step id, the result is the id of the parent's step that has started the
         run.
@@ -120,22 +121,23 @@ class _Place:
 class TreeFold:
     """Folds the events of one tree, which must come in the order of their stream.
 
-    With `one_state`, the clients of the dialect know only the root's state. So the fold renames the
-    `state.*` events of the other runs to `state.child_*`. `known_children` are runs below the root
-    whose event `workflow.step_started` may have expired, parents first. `answered` are the ids of
-    approvals that the reader has decided. Once `answered` is set, the view leaves out a pause of
-    the root that waits only for these approvals.
+    If `one_state` is True, the clients of the dialect know only the root's state. Then the fold
+    renames the `state.*` events of the other runs to `state.child_*`. `known_children` are runs
+    below the root whose event `workflow.step_started` may have expired, parents first. `answered`
+    are the ids of approvals that the reader has decided. Once `answered` is set, the view leaves
+    out a pause of the root that waits only for these approvals.
     """
 
     root: str
     one_state: bool = False
     known_children: Sequence[Child] = ()
-    is_paused: bool = field(default=False, init=False)  # the view shows a pause that has not ended
-    # The root is in a pause that the view leaves out.
+    # whether the view shows a pause that has not ended
+    is_paused: bool = field(default=False, init=False)
+    # Whether the root is in a pause that the view leaves out.
     is_pause_hidden: bool = field(default=False, init=False)
     answered: Collection[str] = field(default=(), init=False)
     _family: Family = field(init=False)
-    _places: dict[str, _Place] = field(default_factory=dict)
+    _members: dict[str, _Member] = field(default_factory=dict)
     _sequence: int = 0
     _leg: int = 1
     _session_id: str | None = None
@@ -147,11 +149,11 @@ class TreeFold:
 
     def __post_init__(self) -> None:
         self._family = Family(self.root, self.known_children)
-        self._places[self.root] = _Place(self.root)
+        self._members[self.root] = _Member(self.root)
         for child in self.known_children:
-            parent = self._places.get(child.parent) or self._places[self.root]
-            place = _Place(child.run_id, parent, child.step_id, name=child.agent)
-            self._places[child.run_id] = place
+            parent = self._members.get(child.parent) or self._members[self.root]
+            member = _Member(child.run_id, parent, child.step_id, name=child.agent)
+            self._members[child.run_id] = member
 
     @property
     def leg(self) -> int:
@@ -159,26 +161,26 @@ class TreeFold:
         return self._leg
 
     def feed(self, run_id: str, event: Event) -> list[Event]:
-        """Return the events that the view shows for this event of a run; an empty list for none.
+        """Return the events that the view shows for this event; an empty list if there are none.
 
         Raises:
             KeyError, TypeError: the body is not an event.
         """
-        place = self._places.get(run_id)
-        if place is None or not _names_parent(place, event):
+        member = self._members.get(run_id)
+        if member is None or not _names_parent(member, event):
             return []
         type = f"{event['event']['category']}.{event['event']['action']}"
         self._latest = max(self._latest, event["timestamp"])
         if event["event"]["category"] == "approval":
             self._approval(type, event["data"].get("approval_id", ""))
-        if place.parent is None:
-            shown = self._of_the_root(place, type, event)
+        if member.parent is None:
+            shown = self._of_the_root(member, type, event)
         else:
-            shown = list(self._of_child(place, type, event))
-        shown += self._learn(place, type, event)
+            shown = list(self._of_child(member, type, event))
+        shown += self._learn(member, type, event)
         return shown
 
-    def _of_the_root(self, place: _Place, type: str, event: Event) -> list[Event]:
+    def _of_the_root(self, member: _Member, type: str, event: Event) -> list[Event]:
         self._session_id = event.get("session_id") or self._session_id
         if type == _PAUSED and self._is_answered(event["data"]):
             self.is_pause_hidden = True
@@ -186,15 +188,15 @@ class TreeFold:
         if type in TERMINAL:
             self.is_pause_hidden = False
         if type == _RESUMED and self.is_pause_hidden:
-            # The pause that the view leaves out has ended a leg, too, because legs are counted by
-            # the stored `lifecycle.resumed`.
+            # A leg begins here although the view leaves out the pause, because each stored
+            # `lifecycle.resumed` counts as the beginning of a leg.
             self.is_pause_hidden = False
             self._leg += 1
             return []
         if type == _RESUMED:
             return [self._resumed(event["data"])] if self.is_paused else []
         self.is_paused = type == _PAUSED or (self.is_paused and type not in TERMINAL)
-        return [self._shown(place, event, event["data"])]
+        return [self._shown(member, event, event["data"])]
 
     def _approval(self, type: str, approval_id: str) -> None:
         if type == "approval.requested":
@@ -212,16 +214,16 @@ class TreeFold:
         """
         return paused.get("approval_id") in self._requested and self._open <= set(self.answered)
 
-    def _of_child(self, place: _Place, type: str, event: Event) -> Iterator[Event]:
+    def _of_child(self, member: _Member, type: str, event: Event) -> Iterator[Event]:
         if type not in _OF_THE_ROOT_ALONE:
-            if self.is_paused and not place.paused:
+            if self.is_paused and not member.paused:
                 yield self._resumed({})
-            yield self._shown(place, event, _unique_data(place, type, event["data"]))
+            yield self._shown(member, event, _unique_data(member, type, event["data"]))
             return
         if type == _STARTED:
-            place.name = event["data"].get("agent") or ""
+            member.name = event["data"].get("agent") or ""
         elif type in (_PAUSED, _RESUMED):
-            place.paused = type == _PAUSED
+            member.paused = type == _PAUSED
         if type == _RESUMED and self.is_paused:
             yield self._resumed(event["data"])
 
@@ -246,63 +248,63 @@ class TreeFold:
         }
         return {**resumed, "session_id": self._session_id} if self._session_id else resumed
 
-    def _shown(self, place: _Place, event: Event, data: Event) -> Event:
+    def _shown(self, member: _Member, event: Event, data: Event) -> Event:
         self._sequence += 1
-        shown = {**self._of_root(place, event), "data": data, "sequence": self._sequence}
+        shown = {**self._of_root(member, event), "data": data, "sequence": self._sequence}
         name = event["event"]
-        if self.one_state and place.parent is not None and name["category"] == "state":
+        if self.one_state and member.parent is not None and name["category"] == "state":
             shown["event"] = {"category": "state", "action": f"child_{name['action']}"}
         return shown
 
-    def _of_root(self, place: _Place, event: Event) -> Event:
+    def _of_root(self, member: _Member, event: Event) -> Event:
         """Return an event of the tree, with the root's envelope."""
         shown = {
             **event,
             "run_id": self.root,
             "timestamp": self._latest,
-            "source": place.shown_source(event.get("source")),
+            "source": member.shown_source(event.get("source")),
             "leg": self._leg,
         }
-        if place.parent is None:
+        if member.parent is None:
             return shown
         for name in ("parent_run_id", "workflow_depth"):
             shown.pop(name, None)
         if self._session_id is not None:
             shown["session_id"] = self._session_id
-        shown["step_id"] = place.step_id(event.get("step_id"))
-        shown["subrun"] = place.subrun(event.get("subrun"))
+        shown["step_id"] = member.step_id(event.get("step_id"))
+        shown["subrun"] = member.subrun(event.get("subrun"))
         return shown
 
-    def _learn(self, place: _Place, type: str, event: Event) -> Iterator[Event]:
+    def _learn(self, member: _Member, type: str, event: Event) -> Iterator[Event]:
         """Add or remove the runs that the event names; yield a warning if the tree is full."""
         data = event["data"]
-        if type == STEP_STARTED and (child := child_of(place.run_id, data)) is not None:
-            if self._family.add(child, place.run_id):
+        if type == STEP_STARTED and (child := child_of(member.run_id, data)) is not None:
+            if self._family.add(child, member.run_id):
                 role, team = data.get("role"), data.get("team_name")
-                self._places[child] = _Place(
+                self._members[child] = _Member(
                     child,
-                    place,
+                    member,
                     data.get("step_id"),
                     role if isinstance(role, str) else WORKER,
-                    team if isinstance(team, str) else place.team,
+                    team if isinstance(team, str) else member.team,
                 )
             elif self._family.is_full and not self._is_full:
                 self._is_full = True
                 yield self._left_out(event)
         elif type in TERMINAL:
-            self._forget(self._family.end(place.run_id))
+            self._forget(self._family.end(member.run_id))
         elif type == FINISHED:
-            self._forget(self._family.finish(data.get("subrun_id"), place.run_id))
+            self._forget(self._family.finish(data.get("subrun_id"), member.run_id))
 
     def _forget(self, runs: Sequence[str]) -> None:
         for run_id in runs:
-            self._places.pop(run_id, None)
+            self._members.pop(run_id, None)
 
     def _left_out(self, event: Event) -> Event:
         self._sequence += 1
         text = f"the stream has the events of {MAX_RUNS} runs; further runs have their own streams"
         return {
-            **self._of_root(self._places[self.root], event),
+            **self._of_root(self._members[self.root], event),
             "sequence": self._sequence,
             "source": None,
             "event": {"category": "system", "action": "warning"},
@@ -310,36 +312,36 @@ class TreeFold:
         }
 
 
-def _names_parent(place: _Place, event: Event) -> bool:
-    """Return whether the event belongs to the run of this place.
+def _names_parent(member: _Member, event: Event) -> bool:
+    """Return whether the event belongs to the run of this member.
 
     The normalizer writes the id of the parent that has started a run into each event of the run. So
     a forged event `workflow.step_started` cannot add a run to a tree to which the run does not
     belong.
     """
-    return place.parent is None or event.get("parent_run_id") == place.parent.run_id
+    return member.parent is None or event.get("parent_run_id") == member.parent.run_id
 
 
-def _unique_data(place: _Place, type: str, data: Event) -> Event:
+def _unique_data(member: _Member, type: str, data: Event) -> Event:
     """Return the data of an event of this run, with ids that are unique in the tree.
 
     The item ids of an approval are not changed, because decisions name them.
     """
-    unique: Event = {key: place.qualified(data[key]) for key in _IDS if key in data}
-    unique |= {key: place.inner_run(data[key]) for key in _INNER_RUNS if key in data}
+    unique: Event = {key: member.qualified(data[key]) for key in _IDS if key in data}
+    unique |= {key: member.inner_run(data[key]) for key in _INNER_RUNS if key in data}
     shown = {**data, **unique}
     if type in _DISPATCHES and data.get("subrun_id") and not data.get("parent_subrun_id"):
-        shown["parent_subrun_id"] = place.run_id
+        shown["parent_subrun_id"] = member.run_id
     if type == "approval.requested":
-        shown["items"] = [_unique_item(place, item) for item in data.get("items") or ()]
+        shown["items"] = [_unique_item(member, item) for item in data.get("items") or ()]
     if data.get("protocol") == "agui" and isinstance(value := data.get("value"), dict):
-        ids = {key: place.qualified(value[key]) for key in _AGUI_IDS if key in value}
+        ids = {key: member.qualified(value[key]) for key in _AGUI_IDS if key in value}
         shown["value"] = {**value, **ids}
     return shown
 
 
-def _unique_item(place: _Place, item: Event) -> Event:
-    shown = {**item, "subrun": place.subrun(item.get("subrun"))}
+def _unique_item(member: _Member, item: Event) -> Event:
+    shown = {**item, "subrun": member.subrun(item.get("subrun"))}
     if item.get("tool_call_id"):
-        shown["tool_call_id"] = place.qualified(item["tool_call_id"])
+        shown["tool_call_id"] = member.qualified(item["tool_call_id"])
     return shown

@@ -1,4 +1,4 @@
-"""The views of run trees, in each dialect for clients. Pure."""
+"""Makes the views of run trees, in each dialect for clients. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OpenTree = Callable[[int, Deliver], Source]
 
 @dataclass(frozen=True, slots=True)
 class TreeViews:
-    """Makes the views of the tree of one root. `open` makes a source of the tree.
+    """Makes the views of one run tree. `open` makes a source of the tree.
 
     `known` is passed to `TreeFold`, and `answered` to `TreeLeg`.
     """
@@ -138,7 +138,7 @@ class TreeViews:
         framing: Framing,
         delivery: Delivery = Delivery.RESUMABLE,
     ) -> View:
-        """Make a view of the tree; each view of the tree must have another `key`."""
+        """Make a view of the tree; each view of the tree must have a different `key`."""
         known = subjects.key_of(*(child.run_id for child in self.known)) if self.known else ""
         return View(
             (self.root, "tree", known, *sorted(self.answered), *key),
@@ -155,7 +155,8 @@ class TreeViews:
 
 
 def _is_ready(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> bool:
-    # The next event may begin a leg of the root, and its encoder needs the AG-UI id of this leg.
+    # While the tree is paused, and at the root's `lifecycle.started`, this event may begin a leg of
+    # the root. The root's encoder needs the AG-UI id of this leg, which `_prepare` looks up.
     return encoders.has(tree.root) and not tree.is_paused and not _begins(tree, stored)
 
 
@@ -163,8 +164,8 @@ async def _prepare(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> Non
     """Look up the AG-UI ids of the root and its next leg; wait if the bus does not answer."""
     await encoders.begin(tree.root)
     if tree.is_paused or _begins(tree, stored):
-        # All stored events of a workflow's run have the leg 1, so the legs that the fold counts are
-        # used.
+        # All stored events of a workflow's run have the leg 1. So the number of the leg is taken
+        # from the fold, which counts the legs.
         await encoders.look_up(tree.root, tree.leg + tree.is_paused)
 
 

@@ -17,7 +17,7 @@ from penstock.redaction import redacted_value
 from penstock_edge.views.items import Encoding, Item, type_of
 
 # Matches the beginning of an ADK error frame. ADK up to 1.22 does not escape the text of an error
-# frame, so the whole frame may not be valid JSON. So only the beginning is compared.
+# frame, so the whole frame may not be valid JSON. Therefore only the beginning is compared.
 _UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
 
 INTERRUPTED = "The stream was interrupted; the run goes on"
@@ -134,7 +134,7 @@ class LegEncoding(Encoding):
         return []
 
     def _ended(self, stored: Stored) -> Item:
-        """Return the last item of a leg that had no end among the source frames when the run
+        """Return the last item of a leg whose end is not among the source frames, because the run
         ended."""
         event = orjson.loads(stored.payload)
         error = {
@@ -145,10 +145,11 @@ class LegEncoding(Encoding):
         return Item(stored.sequence, frames, last=True)
 
     def _boundary(self, connection: str) -> bytes:
-        """Return an empty line if an earlier connection of the leg broke inside a frame."""
+        """Return an empty line if an earlier connection of the leg broke inside a frame; else no
+        bytes."""
         if connection == self._connection:
             return b""
-        is_half = self._connection and self._parser is not None and not self._parser.at_boundary
+        is_half = self._connection and self._parser is not None and not self._parser.is_at_boundary
         self._connection = connection
         if not is_half:
             return b""
@@ -168,7 +169,7 @@ class LegEncoding(Encoding):
             self._last_frame = frames[-1].data
 
     def _error(self, body: dict[str, Any], at: str) -> list[bytes]:
-        at_boundary = self._parser is not None and self._parser.at_boundary
+        at_boundary = self._parser is not None and self._parser.is_at_boundary
         if at_boundary and _UPSTREAM_ERROR.match(self._last_frame):
             return []
         redacted = redacted_value(body, self.hosts)
@@ -177,7 +178,7 @@ class LegEncoding(Encoding):
 
 
 def _error_of(lost: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Return the error of adk-streaming.md for the reason why the leg's connection was lost."""
+    """Return the error that adk-streaming.md defines for this reason of a lost connection."""
     match lost.get("code"):
         case "timeout":
             text = f"Request timeout after {timeout_s:g} seconds"

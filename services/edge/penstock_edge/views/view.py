@@ -23,7 +23,7 @@ class Source(Protocol):
     """Delivers messages in order, each once, until it is stopped."""
 
     # The source calls this function once if an error ends the delivery. If the source did not call
-    # it, clients would wait for ever for further messages.
+    # the function, clients would wait for ever for further messages.
     on_failure: Callable[[BaseException], None]
 
     async def start(self) -> int:
@@ -39,7 +39,8 @@ class Source(Protocol):
 
         Clients use these patterns to replay the messages that were stored before the first message
         that the source delivers. Before `start`, some patterns may be missing. A pattern may also
-        match messages that the source does not deliver; `accepts` refuses them.
+        match messages that the source does not deliver. For these messages, `accepts` returns
+        False.
         """
         ...
 
@@ -87,7 +88,7 @@ class ManyRuns:
 
     @property
     def followed(self) -> Followed:
-        """The whole stream EVENTS. The feed finds gaps in it, so the hub does not look for gaps."""
+        """The whole stream EVENTS. The feed finds gaps, so the hub does not look for gaps."""
         return Followed(events_of(self.shard), ">", "live.>", lambda before, after: True)
 
 
@@ -119,7 +120,7 @@ class ReadFrom(Enum):
 
 
 class Delivery(Enum):
-    """Whether a client can continue after its stream has ended before the run."""
+    """Whether a client can continue a stream that has ended before the end of its run."""
 
     RESUMABLE = "resumable"  # the client can reconnect and continue
     ONCE = "once"  # the client cannot continue, so the last frame must be an error

@@ -1,1 +1,1 @@
-"""The pure core: folds a run's source frames, in the order of RAW, into its canonical events."""
+"""Folds a run's source frames, in the order of RAW, into the run's canonical events. Pure."""

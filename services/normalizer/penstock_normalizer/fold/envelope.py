@@ -16,7 +16,7 @@ class NotEncodable(ValueError):
     """The event cannot be encoded as JSON: it is nested too deeply, or a number is out of range."""
 
 
-# The facts, besides the parent's id, that only a run of a workflow's step has.
+# Facts that a run has, in addition to its parent's id, only if a workflow's step started the run.
 _OF_CHILD: Final = ("step_id", "workflow_depth")
 
 
@@ -72,8 +72,7 @@ def canonical_event(
     except orjson.JSONEncodeError as error:
         raise NotEncodable(f"{draft.type} cannot be written: {error}") from error
     if thread_id := facts.get("thread_id"):
-        # The agent server's id of the session is replaced, because clients know the session by
-        # their own id.
+        # The agent server's id of the session is replaced by the session id that clients know.
         encoded = encoded.replace(thread_id.encode(), _within_quotes(facts["session_id"]))
     unredacted = None if data is draft.data else draft.data
     return CanonicalEvent(draft.type, sequence, timestamp, data, encoded, unredacted)

@@ -1,8 +1,8 @@
 """Removes credentials and internal addresses from the texts of failures. Pure.
 
-The fields in this module contain an error text of a server, a library, a tool or this project. An
-error text may contain a token or an internal address. Texts of models and people are not changed,
-and neither are the results of tools that succeeded.
+The fields that this module lists contain an error text of a server, a library, a tool or this
+project. An error text may contain a token or an internal address. Texts of models and people are
+not changed, and neither are the results of tools that succeeded.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class RunFold:
             return
         outcome: JsonObject = orjson.loads(frame.payload or b"{}")
         decoder = self._the_decoder()
-        ends_within_frame = not self._response.parser.at_boundary
+        ends_within_frame = not self._response.parser.is_at_boundary
         self._response = None
         if outcome.get("outcome") == "cancelled":
             yield from self._decoded(decoder.abort())
@@ -247,7 +247,8 @@ class RunFold:
 
     def _on_event(self, frame: RawFrame) -> Iterable[Draft]:
         if not self.leg:
-            self._early.append(frame)  # `lifecycle.started` is always the first event
+            # the frame waits, because `lifecycle.started` must be the first event
+            self._early.append(frame)
             return
         event: JsonObject = orjson.loads(frame.payload)
         type_, data = event["type"], event.get("data", {})
@@ -335,7 +336,8 @@ class RunFold:
         return True
 
     def _placed(self, draft: Draft) -> CanonicalEvent:
-        """Return the draft as the run's next event; if it cannot be encoded, an error event."""
+        """Return the draft as the run's next event. If it cannot be encoded, return an error
+        event."""
         sequence = self.sequence + 1
         try:
             event = canonical_event(
@@ -375,7 +377,7 @@ class RunFold:
     # events are kept.
 
     def snapshot(self) -> JsonObject:
-        """Return the fold's state, while the run waits, as JSON."""
+        """Return the state of a waiting run's fold as JSON."""
         decoder, approval = self._the_decoder(), self.pending
         return {
             **{name: getattr(self, name) for name in _IN_SNAPSHOT},

@@ -17,7 +17,7 @@ REMEMBER_S = 10.0  # seconds between two additions to the history
 class Checkpoint:
     """A partition's checkpoint and its history, in KV `checkpoints`.
 
-    A normalizer that has lost the partition may still write, until it learns of the loss. So each
+    A normalizer that has lost the partition may still write, until it notices the loss. So each
     write is a compare-and-set, which prevents such a normalizer from moving the checkpoint back.
     """
 
@@ -54,7 +54,8 @@ class Checkpoint:
             self.position = 0
 
     async def go_back(self) -> list[Loss]:
-        """If EVENTS has lost its end, move the checkpoint back to a frame before the lost events.
+        """If EVENTS has lost its last events, move the checkpoint back to a frame before these
+        events.
 
         Returns the losses, of all streams, that the partition has not handled yet. Raises BusError.
         """
@@ -62,7 +63,8 @@ class Checkpoint:
         if entry is not None:
             self._take_history(entry)
         elif not self.position:
-            # No normalizer has worked on this partition before, so the partition has lost no data.
+            # No normalizer has worked on this partition before. So the known losses have not hit
+            # the partition, and are recorded as handled.
             self._history.record_losses(self._bus.continuity.all)
         losses = self._history.unsettled(self._bus.continuity.all)
         back = self._history.go_back(loss for loss in losses if loss.stream == self._events)
@@ -100,8 +102,8 @@ class Checkpoint:
             log.warning("partition %d: its checkpoint is not written: %s", self._partition, error)
 
     async def remember_periodically(self, done_up_to: int) -> None:
-        """Add the checkpoint to the history, at most every `REMEMBER_S` seconds, if it is not there
-        yet."""
+        """Add the checkpoint to the history if the history lacks it, at most every `REMEMBER_S`
+        seconds."""
         if time.monotonic() < self._remembered_at + REMEMBER_S:
             return
         if self._history.points and self._history.points[-1][0] >= done_up_to:

@@ -1,9 +1,9 @@
-"""Keeps earlier checkpoints of a partition, each with the end of EVENTS at that time. Pure.
+"""Keeps a partition's earlier checkpoints, each with the last sequence that EVENTS had then. Pure.
 
-A checkpoint is the position in RAW up to which all events are published. If EVENTS loses its end in
-a failure, some of these events are lost. RAW must then be read again from a frame before the lost
-events. So the history keeps pairs `(raw, events)`: all events of the frames up to `raw` have stream
-sequences up to `events`.
+A checkpoint is the position in RAW up to which all events are published. If a failure makes EVENTS
+lose its last events, RAW must be read again from a frame before the lost events. So the history
+keeps pairs `(raw, events)`: all events of the frames up to `raw` have stream sequences up to
+`events`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class CheckpointHistory:
         return orjson.dumps({"points": self.points, "settled": self.settled})
 
     def add(self, raw: int, events: int) -> None:
-        """Add a checkpoint; if there are too many, remove every second one of the older half."""
+        """Add a checkpoint; if there are too many, remove every second checkpoint of the older
+        half."""
         self.points.append((raw, events))
         if len(self.points) > MAX_POINTS:
             half = MAX_POINTS // 2

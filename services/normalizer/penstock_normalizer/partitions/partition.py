@@ -102,7 +102,7 @@ class Partition:
         try:
             if tasks := self.runs.stop():
                 await asyncio.wait(tasks)
-            if self._bus.ready:
+            if self._bus.is_ready:
                 await self._checkpoint.write(self._done_up_to)
         finally:
             # All partitions share the budget. Memory that is not given back here would be missing
@@ -186,7 +186,7 @@ class Partition:
     async def _pass_over_other_partitions(self) -> None:
         """Count the end of RAW as read, if the partition has no further frames before it.
 
-        RAW may delete the frames of other partitions up to its end. If the end did not count as
+        RAW may delete the frames of other partitions up to this end. If the end did not count as
         read, this partition would then seem to have lost frames.
         """
         self._looked_at = time.monotonic()

@@ -1,7 +1,7 @@
 """Ends a run whose command NATS no longer delivers, so that no connector will carry it out.
 
 A service that gives up a command also ends the command's run. This module handles a command that no
-service could give up, because the service's process died on each delivery.
+service could give up, because the service's process was killed at each delivery.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SERVICES = frozenset({"connector", WRITER})
 async def end_abandoned_run(bus: Bus, stored: Stored, error: Exception) -> None:
     """End the run of an abandoned start or continue command, if the command's leg was not opened.
 
-    `stored` is the command, and `error` is the reason why it was given up. A workflow's run is
-    ended in any case: it has only one leg, and would wait for the command for ever. A repeated call
-    changes nothing. Raises BusError.
+    `stored` is the command, and `error` is the reason why the command was given up. A workflow's
+    run is ended in any case, because it has only one leg, and would wait for the command for ever.
+    A repeated call changes nothing. Raises BusError.
     """
     _, service, kind, run_id = stored.subject.split(".")
     if service not in _SERVICES or kind not in _OPEN_A_LEG:

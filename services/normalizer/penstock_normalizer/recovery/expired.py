@@ -1,8 +1,8 @@
 """Ends runs whose source frames were deleted before any normalizer read them.
 
-RAW keeps frames for a limited time and up to a limited size. If no normalizer ran for longer than
-that time, the first remaining frame comes after a gap behind the partition's checkpoint. A run with
-frames after the gap is ended when these frames are read (`runs/ending.py`). A run without any
+RAW keeps frames for a limited time and up to a limited size. If no normalizer runs for longer than
+this time, RAW has a gap between the partition's checkpoint and the first remaining frame. A run
+with frames after the gap is ended when these frames are read (`runs/ending.py`). A run without any
 remaining frame is ended here: the normalizer writes a source frame that ends the run.
 """
 
@@ -17,11 +17,13 @@ from penstock.bus.admin.repartition import partitions
 from penstock.bus.read import direct
 from penstock.bus.records import RunRecord
 from penstock_normalizer.runs.end_of_run_frame import write_failed
-from penstock_normalizer.runs.pauses import waits_on
+from penstock_normalizer.runs.pauses import can_continue_from_state
 
 log = logging.getLogger(__name__)
 
-MIN_AGE_S = 10.0  # a younger run may be starting, so its first frame may not be stored yet
+# The least age in seconds at which a run without frames is ended. A younger run may be starting,
+# and its first frame may not be stored yet.
+MIN_AGE_S = 10.0
 
 
 async def end_expired_runs(bus: Bus, shard: int, partition: int, checkpoint: int) -> None:
@@ -62,7 +64,7 @@ async def _has_expired(bus: Bus, record: RunRecord) -> bool:
         is not None
     ):
         return False
-    if await waits_on(bus, record.run_id, is_paused=False):
+    if await can_continue_from_state(bus, record.run_id, is_paused=False):
         return False  # a workflow's run can continue from its stored state
     start = subjects.command("*", "start", record.run_id)
     return record.status == "running" or await bus.tail(streams.COMMANDS, start) is None

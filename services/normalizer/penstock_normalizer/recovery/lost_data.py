@@ -22,13 +22,13 @@ from penstock.bus.records import ENDED, RunRecord
 from penstock.events import TERMINAL
 from penstock_normalizer.recovery.expired import MIN_AGE_S
 from penstock_normalizer.runs.end_of_run_frame import write_failed
-from penstock_normalizer.runs.pauses import waits_on
+from penstock_normalizer.runs.pauses import can_continue_from_state
 from penstock_normalizer.runs.run_index import RunIndex
 
 log = logging.getLogger(__name__)
 
 RUNS = "KV_runs"
-# Runs that changed up to this time before a loss are checked, too, because clocks may differ and
+# A run that changed within this time before a loss is checked, too, because clocks may differ and
 # messages may have been delayed.
 MARGIN = timedelta(minutes=5)
 TEXT = (
@@ -121,7 +121,7 @@ async def _has_lost_data(bus: Bus, record: RunRecord, lifecycle: Stored | None) 
             is not None
         ):
             return False  # the partition is reading these frames
-        if await waits_on(bus, record.run_id, is_paused=record.status == "paused"):
+        if await can_continue_from_state(bus, record.run_id, is_paused=record.status == "paused"):
             return False  # the run waits, and can continue although its frames have expired
         start = subjects.command("*", "start", record.run_id)
         return await bus.tail(streams.COMMANDS, start) is None

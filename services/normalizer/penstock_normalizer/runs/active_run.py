@@ -152,7 +152,7 @@ class ActiveRun:
         self._work(partial(self._run.publish_rest, ready, self._at, self._count, error))
 
     def _rest(self) -> None:
-        """Continue with the frames that have arrived meanwhile; without any, become idle."""
+        """Continue with the frames that have arrived meanwhile; if there are none, become idle."""
         if self.phase is RunPhase.CLOSED:
             return
         if self._run.backlog:

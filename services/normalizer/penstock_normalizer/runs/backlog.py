@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from penstock.bus import Bus, BusError, Stored, streams, subjects
-from penstock.bus.budget import Budget, weight
+from penstock.bus.budget import Budget, counted_bytes
 from penstock.bus.read import direct
 from penstock.bus.write import fence
 
@@ -65,7 +65,7 @@ class Backlog:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether frames wait that are not in memory."""
+        """Whether some of the waiting frames are not in memory."""
         return self._loaded < self._arrived
 
     @property
@@ -84,7 +84,7 @@ class Backlog:
         self._arrived = stored.sequence
 
     def _hold(self, stored: Stored) -> None:
-        size_bytes = weight(stored.payload)
+        size_bytes = counted_bytes(stored.payload)
         self._budget.take(size_bytes)
         self._held_bytes += size_bytes
         self._frames.append(stored)
@@ -126,7 +126,7 @@ class Backlog:
             if stored is self.remnant:
                 self.remnant = None
             self._done = stored.sequence
-            self._release(weight(stored.payload))
+            self._release(counted_bytes(stored.payload))
         del self._frames[:count]
         if not self:
             self._done = self._arrived

@@ -16,7 +16,7 @@ WRITER = "normalizer"
 
 
 async def write_failed(bus: Bus, record: RunRecord, data: dict[str, str]) -> None:
-    """Write a source frame with `lifecycle.failed` of a run to RAW. Raises BusError.
+    """Write a source frame with a run's `lifecycle.failed` to RAW. Raises BusError.
 
     If several normalizers do this at the same time, only one frame is written. `data` has the
     fields of the event, at least `code`.

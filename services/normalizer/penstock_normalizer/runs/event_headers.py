@@ -13,7 +13,7 @@ class EventHeaders:
     """Encodes the headers of one run's events.
 
     The lines that are the same for all events of the run are encoded once. The headers of an event
-    then take 1 µs. If a dict of headers were encoded for each event, they would take 9 µs.
+    then take 1 µs. If a dict of headers were encoded for each event, the headers would take 9 µs.
     """
 
     __slots__ = ("_common", "_facts", "_first", "_raw_first", "_run_id")

@@ -28,7 +28,7 @@ class Feeder:
     """Feeds the frames of one run to its fold.
 
     Each frame's fence names the previous frame of the same writer. So the feeder notices if the
-    fold does not have a frame, because another partition has read it.
+    fold lacks a frame that another partition has read.
     """
 
     __slots__ = ("_give_up", "_last_of_writer", "_output", "_run_id", "_tools")
@@ -37,7 +37,7 @@ class Feeder:
         self._run_id = run_id
         self._output = output
         self._give_up = give_up
-        # by writer: the sequence in RAW of its last frame in the fold
+        # each writer's last frame in the fold: the frame's sequence in RAW
         self._last_of_writer: dict[str, int] = {}
         self._tools = ToolSpans(run_id) if spans.is_on() else None
 
@@ -54,11 +54,11 @@ class Feeder:
         return before is None or int(before) == self._last_of_writer.get(_writer(stored), 0)
 
     def continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
-        """Continue the numbers of the published events in the fold, if this frame is later than
-        theirs.
+        """Continue the published events' numbers in the fold, if this frame comes after these
+        events' frames.
 
-        Another version of the normalizer may have made more or fewer events of the same frames. If
-        the numbers did not continue, the events of this frame could get numbers that are used
+        Another version of the normalizer may have made more or fewer events from the same frames.
+        If the numbers did not continue, the events of this frame could get numbers that are used
         already. Events with used numbers would count as published, and would be lost.
         """
         published = self._output.events
@@ -66,7 +66,7 @@ class Feeder:
             fold.sequence = published.sequence
 
     def skip(self, stored: Stored) -> None:
-        """Record a frame that cannot be parsed as fed, without feeding it."""
+        """Record a frame as fed without feeding it, because the frame cannot be parsed."""
         self._last_of_writer[_writer(stored)] = stored.sequence
 
     async def feed(

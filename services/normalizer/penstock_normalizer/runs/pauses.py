@@ -18,7 +18,7 @@ from penstock_normalizer.fold.run_fold import RunFold
 
 log = logging.getLogger(__name__)
 
-MAX_KNOWN = 10_000  # the number of workflows' runs whose stored states are known
+MAX_KNOWN = 10_000  # the greatest number of entries in `Pauses._workflows`
 
 
 class Pauses:
@@ -32,8 +32,9 @@ class Pauses:
         self._bus = bus
         self._bucket = bus.bucket("pauses")
         self._kept_s = kept_s
-        # The stored states of workflows' runs: the record's revision, and the number of the last
-        # event.
+        # The stored states of workflows' runs that this process knows, keyed by run id. Each has
+        # the revision of the stored record, and the number of the last event before the state was
+        # stored.
         self._workflows: dict[str, tuple[int, int]] = {}
 
     async def restore(self, fold: RunFold) -> None:
@@ -147,11 +148,11 @@ def _record(fold: RunFold) -> PauseRecord:
     )
 
 
-async def waits_on(bus: Bus, run_id: str, *, is_paused: bool) -> bool:
+async def can_continue_from_state(bus: Bus, run_id: str, *, is_paused: bool) -> bool:
     """Return whether a run can continue from its stored state, without any frame or event.
 
-    A workflow's run can, and so can any run that is paused. Raises BusError, ObjectGone, and
-    ValueError if the state cannot be parsed.
+    Every workflow's run and every paused run can continue in this way. Raises BusError, ObjectGone,
+    and ValueError if the state cannot be parsed.
     """
     entry = await bus.bucket("pauses").get(run_id)
     if entry is None:

@@ -22,7 +22,8 @@ from penstock_normalizer.runs.ready_events import ReadyEvents
 from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.runs.run_output import RunOutput
 
-EARLY_WRITER = "edge"  # the edge may cancel a run before a connector opens the run
+# the writer of frames before the first `open`: the edge may cancel a run that is not open yet
+EARLY_WRITER = "edge"
 UPSTREAM_KINDS = frozenset({"open", "bytes", "part", "end", "lost"})
 
 
@@ -81,15 +82,14 @@ class Rebuild:
         if published.last_type in TERMINAL and published.raw_position < frame.sequence:
             fold.ended = published.last_type
         # The terminal event may be from this frame or a later one. In this case the fold ends when
-        # it gets that frame again. If the fold ended now, it would make fewer events of that frame.
-        # Later events would then get numbers that are used already, and would be lost.
+        # it gets that frame again. If the fold ended now, the fold would make fewer events from
+        # that frame. Later events would then get numbers that are used already, and would be lost.
         if not await self._is_complete(fold, frame):
             await self._ending.break_off(fold, frame)
         return fold
 
     async def after_deletion(self, frame: RawFrame) -> RunFold:
-        """End a run whose frames before this one were deleted before they were read; return its
-        fold.
+        """End a run whose earlier frames were deleted before they were read; return the run's fold.
 
         Raises BusError, KeyError, ValueError.
         """

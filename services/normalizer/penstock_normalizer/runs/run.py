@@ -1,8 +1,8 @@
 """Folds one run's frames in order, and publishes the run's events in order.
 
 A frame is done when its events are in EVENTS. Two normalizers may fold the same frame: the
-partition's new holder, and a normalizer that has lost the partition and does not know it yet. Both
-normalizers make the same events, and the fence of EVENTS accepts each event once.
+partition's new holder, and a normalizer that has lost the partition and has not noticed the loss
+yet. Both normalizers make the same events, and the fence of EVENTS accepts each event once.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Run:
     # The steps without a task, which never wait
 
     def fold_at_once(self, ready: ReadyEvents, limit: int) -> tuple[int, bool]:
-        """Fold frames for which nothing must be read, until there are `limit` events or more.
+        """Fold frames that need no read from the bus, until there are `limit` events or more.
 
         Returns the number of folded frames, and whether their events only need to be published. If
         the second value is False, the caller calls `complete` with the number and the events.

@@ -30,11 +30,11 @@ from penstock_normalizer.runs.event_headers import EventHeaders
 
 log = logging.getLogger(__name__)
 
-# The number of events from which on events are published in an atomic batch. A batch of any size
-# takes 4 to 7 ms, so a smaller number of events is published faster one by one.
+# The least number of events that are published in one atomic batch. A batch of any size takes 4 to
+# 7 ms, so a smaller number of events is published faster one by one.
 BATCH_FROM = 50
 
-_COUNTERS: dict[str, Counter] = {}  # by event type; each call of `labels` would take 1 µs
+_COUNTERS: dict[str, Counter] = {}  # by event type; kept, because each call of `labels` takes 1 µs
 
 Placed = tuple[CanonicalEvent, int]  # an event, and the sequence of its frame in RAW
 
@@ -94,7 +94,8 @@ class RunEvents:
     def post(
         self, fold: RunFold, placed: Placed, settled: Callable[[int | BusError], None]
     ) -> bool:
-        """Publish one event without waiting; `settled` gets its stream sequence, or the error.
+        """Publish one event without waiting; `settled` gets the event's stream sequence, or the
+        error.
 
         The event must be the run's next event, its body must fit in a message, and `first` must be
         known. Returns False without publishing if the bus cannot accept the event now.
@@ -104,8 +105,7 @@ class RunEvents:
         return fence.post(self._bus, self._pattern, message, self.last, settled)
 
     def published(self, fold: RunFold, batch: list[Placed], last: int) -> None:
-        """Record that these events are stored; `last` is the stream sequence of the last of
-        them."""
+        """Record that these events are stored; `last` is the last event's stream sequence."""
         event, self.raw_position = batch[-1]
         self.sequence, self.last_type, self.last = event.sequence, event.type, last
         self.first = self.first or last
@@ -122,7 +122,8 @@ class RunEvents:
         """Publish each of these events once; wait as long as EVENTS refuses events.
 
         `failed` is the error of an earlier attempt to publish the first of these events. Raises
-        StaleFold if another normalizer has published events that do not fit, and MessageTooLarge.
+        StaleFold if another normalizer has published events that do not fit these events, and
+        MessageTooLarge.
         """
         level = logging.WARNING
         while waiting:
@@ -137,8 +138,8 @@ class RunEvents:
                 encoded = [await self._wrapped(fold, event, raw) for event, raw in batch]
                 last = await fence.append(self._bus, self._pattern, encoded, self.last)
             except (FenceConflict, OutcomeUnknown):
-                # Another normalizer may have published this event, or an earlier request of this
-                # one whose answer was lost.
+                # Another normalizer may have published this event. Or an earlier request of this
+                # normalizer has published it, and the answer was lost.
                 telemetry.CONFLICTS.inc()
                 await self.read_tail()
                 self._check_fit(waiting)

@@ -46,7 +46,10 @@ class RunIndex:
         self._bucket = bus.bucket("runs")
 
     async def record(self, run_id: str) -> RunRecord | None:
-        """Return the run's record; None if it has none. Raises BusError, ValueError if invalid."""
+        """Return the run's record; None if there is none.
+
+        Raises BusError, and ValueError if the record cannot be parsed.
+        """
         entry = await self._bucket.get(run_id)
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
@@ -116,7 +119,8 @@ class RunIndex:
                 events = streams.events_for(run_id)
                 started = lifecycle if is_first else await self._bus.at(events, first)
                 if started is None:
-                    return  # the run's first event has expired, and so may have its record
+                    # the run's first event has expired, and the record may have expired, too
+                    return
                 record = _record_of_started(run_id, await self._body(started))
             event = await self._body(lifecycle)
             changes = _lifecycle_fields(event["event"]["action"], event["data"])
@@ -206,8 +210,8 @@ def _beginning(text: Any) -> str | None:
 
 
 def _failure_texts(data: JsonObject) -> dict[str, str]:
-    """Return the beginnings of a failure's unredacted texts; the scope `administer` may read
-    them."""
+    """Return the beginnings of a failure's unredacted texts, for clients with the scope
+    `administer`."""
     texts = {name: data[name] for name in ("error", "detail") if data.get(name) is not None}
     return {
         name: str(_beginning(text if isinstance(text, str) else orjson.dumps(text).decode()))
@@ -216,7 +220,9 @@ def _failure_texts(data: JsonObject) -> dict[str, str]:
 
 
 def _measure(before: RunRecord, after: RunRecord) -> None:
-    """Count a run whose record now has an end, and measure the time until its start or its end.
+    """Count a run that has just ended; observe the seconds that a run took to start or to end.
+
+    The seconds are counted from the run's creation.
 
     The bucket has accepted the change from `before` to `after`. The bucket accepts each change
     once, even if several normalizers have folded the run.
@@ -244,6 +250,7 @@ def _log_failure(record: RunRecord) -> None:
         unredacted = record.unredacted or {}
         error, detail = unredacted.get("error", record.error), unredacted.get("detail")
         text = error if detail is None or detail in str(error) else f"{error} {detail}"
-        # An agent server's error may repeat a prompt or an answer, so it is shown on request only.
+        # An agent server's error may repeat a prompt or an answer, so the error is logged only at
+        # the level DEBUG.
         log.warning("run %s failed: %s", record.run_id, record.code)
         log.debug("run %s failed: %s: %s", record.run_id, record.code, text)

@@ -65,8 +65,8 @@ class RunOutput:
         ready.clear()
 
     def observe(self, ready: ReadyEvents) -> None:
-        """Measure the time from the receipt of the published events' frames until now, for the
-        metric, and record the spans that end with these events."""
+        """Record for the metric how long ago the frames of the published events were received, and
+        record the spans that end with these events."""
         for span in ready.spans:
             spans.record(span)
         if ready.received:

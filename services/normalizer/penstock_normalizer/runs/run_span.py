@@ -1,4 +1,4 @@
-"""Make the span of a run that has ended, by the GenAI conventions of OpenTelemetry. Pure."""
+"""Makes the span of a run that has ended, by the GenAI conventions of OpenTelemetry. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from penstock.bus.records import RunRecord
 from penstock.tracing.spans import Span, Value, nanoseconds, of_run
 
-# The attributes for the fields of `usage` of `lifecycle.completed`.
+# Maps the fields of `usage` in `lifecycle.completed` to the attributes of the span.
 _USAGE: Final = {
     "input_tokens": "gen_ai.usage.input_tokens",
     "output_tokens": "gen_ai.usage.output_tokens",

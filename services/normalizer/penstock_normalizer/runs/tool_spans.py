@@ -46,11 +46,11 @@ class ToolSpans:
         self._calls: dict[str, _Call] = {}  # by `tool_call_id`
 
     def ended_by(self, event: CanonicalEvent, frame: RawFrame, fold: RunFold) -> tuple[Span, ...]:
-        """Return the spans of the calls that end with this event of a type in `ENDS_OR_BEGINS`.
+        """Return the spans of the calls that end with this event.
 
-        `frame` is the event's frame, and `fold` the run's fold. All these events must be passed,
-        also published ones, so that a normalizer that takes a run over knows when the open calls
-        began.
+        `frame` is the event's frame, and `fold` is the run's fold. The caller must pass each event
+        whose type is in `ENDS_OR_BEGINS`, also an event that is published already. So a normalizer
+        that takes over a run knows when the open calls began.
         """
         data = event.data
         match event.type:
@@ -63,7 +63,8 @@ class ToolSpans:
                     call.began, call.began_in = event.timestamp, fold.leg
             case "llm.tool_result":
                 call = self._calls.pop(data["tool_call_id"], None)
-                # If the result comes with the decision, a person or the client has given it.
+                # If the result comes with the decision, a person or the client has given the
+                # result.
                 by_decision = "open" in (frame.kind, frame.whole)
                 if data["outcome"] not in _NEVER_RAN and not by_decision:
                     return self._span(event, fold, call, data)
@@ -84,7 +85,7 @@ class ToolSpans:
     def _span(
         self, event: CanonicalEvent, fold: RunFold, call: _Call | None, data: JsonObject
     ) -> tuple[Span, ...]:
-        """Return the span of a call that ends now; nothing if the run has no trace.
+        """Return the span of a call that ends now; an empty tuple if the run has no trace.
 
         `call` is None if the call began before the run's stored pause.
         """

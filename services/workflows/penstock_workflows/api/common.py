@@ -30,7 +30,7 @@ WORKFLOW: Final = in_path("name", "The name of the workflow")
 VERSION: Final = in_path("version", "The version of the workflow")
 
 
-async def asked(answer: Awaitable[T]) -> T:
+async def or_problem(answer: Awaitable[T]) -> T:
     """Return the answer of the bus. Raises Problem 503 if the bus does not answer."""
     try:
         return await answer
@@ -44,23 +44,23 @@ def answer(body: Mapping[str, Any], status: int = 200, **headers: str) -> Respon
 
 
 def name_of(request: Request) -> str:
-    """Return the name of the path.
+    """Return the name of the workflow in the request's path.
 
     Raises:
         Problem: 404 for a text that no workflow may have as its name.
     """
     name = str(request.path_params["name"])
-    # A client can send any text, also with characters that have a meaning in a key.
+    # A client can send any text, also one with characters that have a meaning in a bucket's key.
     if NAME.fullmatch(name) is None:
         raise Problem(404, f"there is no workflow {name[:64]!r}")
     return name
 
 
 async def read_definition(request: Request) -> Loaded:
-    """Return the definition of the body, which is JSON or YAML.
+    """Return the definition in the request's body, which is JSON or YAML.
 
     Raises:
-        Problem: 413, 415, or 422 with each mistake and its line.
+        Problem: 413 or 415 if the body cannot be read; 422 with each mistake and its line.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = media_type == "application/json" or media_type.endswith("+json")
@@ -69,7 +69,8 @@ async def read_definition(request: Request) -> Loaded:
         raise Problem(415, f"the body is {kind}; send application/json or {YAML}")
     content = await read_body(request, MAX_BYTES)
     try:
-        # A hostile definition takes a second or two. The thread does not hold up other requests.
+        # Loading a hostile definition takes a second or two. The thread keeps other requests from
+        # waiting meanwhile.
         return await asyncio.to_thread(load, content)
     except InvalidDefinition as error:
         raise invalid_definition(error) from None

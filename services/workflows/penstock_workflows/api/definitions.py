@@ -34,10 +34,10 @@ from penstock_workflows.api.common import (
     VERSION,
     WORKFLOW,
     answer,
-    asked,
     invalid_definition,
     name_of,
     operation,
+    or_problem,
     read_definition,
 )
 from penstock_workflows.definition import InvalidDefinition, Loaded
@@ -45,7 +45,7 @@ from penstock_workflows.definition.checks import taken_name, unknown_references
 from penstock_workflows.definition.compiled import SubWorkflow
 from penstock_workflows.definition.graph import mermaid
 from penstock_workflows.definition.model import Definition
-from penstock_workflows.registry.store import Changed, TooMany, WorkflowStore
+from penstock_workflows.registry.store import TooManyWorkflows, VersionConflict, WorkflowStore
 
 MAX_PAGE: Final = 500
 EXAMPLE: Final = {
@@ -134,13 +134,13 @@ class Definitions:
             query = Query.model_validate(dict(request.query_params))
         except ValidationError as error:
             raise invalid(error) from error
-        found = await asked(self._store.workflows())
+        found = await or_problem(self._store.workflows())
         begin = 0
         if query.after is not None:
             begin = bisect.bisect_right(found, query.after, key=lambda each: each.name)
         page = found[begin : begin + query.limit]
         wanted = [(each.name, each.latest.version) for each in page if each.latest.version]
-        records = await asked(self._store.many(wanted))
+        records = await or_problem(self._store.many(wanted))
         more = len(found) > begin + len(page)
         return answer(
             {
@@ -164,7 +164,7 @@ class Definitions:
     )
     async def show(self, request: Request) -> Response:
         """Return the latest version."""
-        record = await asked(find_workflow(self._store.bus, name_of(request), None))
+        record = await or_problem(find_workflow(self._store.bus, name_of(request), None))
         return answer(_shown(record, is_latest=True))
 
     @serves(
@@ -182,7 +182,7 @@ class Definitions:
         """Return the versions, without their definitions."""
         name = name_of(request)
         latest = await self._latest(name)
-        found = await asked(self._store.versions(name))
+        found = await or_problem(self._store.versions(name))
         listed = [
             {
                 **record.model_dump(include={"version", "digest", "created_at", "created_by"}),
@@ -206,7 +206,7 @@ class Definitions:
     async def show_version(self, request: Request) -> Response:
         """Return the version."""
         name, version = name_of(request), str(request.path_params["version"])
-        record = await asked(find_workflow(self._store.bus, name, version))
+        record = await or_problem(find_workflow(self._store.bus, name, version))
         latest = await self._latest(name)
         return answer(_shown(record, is_latest=latest.version == record.version))
 
@@ -230,7 +230,7 @@ class Definitions:
         )
     )
     async def store(self, request: Request) -> Response:
-        """Store the definition of the body."""
+        """Store the definition in the body."""
         name, version = name_of(request), str(request.path_params["version"])
         loaded = await self._checked(request)
         for field, path, given in (
@@ -243,8 +243,8 @@ class Definitions:
                 raise Problem(422, f"{field}: {reason}", errors=errors)
         try:
             put = self._store.put(loaded, identity_of(request).user_id)
-            record, outcome = await asked(put)
-        except (Changed, TooMany) as error:
+            record, outcome = await or_problem(put)
+        except (VersionConflict, TooManyWorkflows) as error:
             raise Problem(409, str(error)) from None
         latest = await self._latest(name)
         shown = _shown(record, is_latest=latest.version == record.version)
@@ -267,9 +267,9 @@ class Definitions:
         """Make a stored version the latest one."""
         name = name_of(request)
         body = await read_model(request, LatestBody)
-        await asked(find_workflow(self._store.bus, name, body.version))
+        await or_problem(find_workflow(self._store.bus, name, body.version))
         by = identity_of(request).user_id
-        return _pointer(name, await asked(self._store.name_latest(name, body.version, by)))
+        return _pointer(name, await or_problem(self._store.name_latest(name, body.version, by)))
 
     @serves(
         operation(
@@ -287,7 +287,7 @@ class Definitions:
         await ignore_body(request)
         name = name_of(request)
         await self._latest(name)
-        await asked(self._store.name_latest(name, None, identity_of(request).user_id))
+        await or_problem(self._store.name_latest(name, None, identity_of(request).user_id))
         return Response(status_code=204)
 
     @serves(
@@ -303,7 +303,8 @@ class Definitions:
         )
     )
     async def validate(self, request: Request) -> Response:
-        """Check the definition of the body; the answer is 422 with each mistake, or its graph."""
+        """Check the definition in the body. Respond with its graph, or with 422 and each
+        mistake."""
         loaded = await self._checked(request)
         workflow = loaded.workflow
         return answer(
@@ -317,16 +318,18 @@ class Definitions:
         )
 
     async def _checked(self, request: Request) -> Loaded:
-        """Return the definition of the body, after a check of the agents and workflows it names.
+        """Return the definition in the body, after a check of the agents and workflows that it
+        names.
 
         Raises:
-            Problem: 422 with each mistake; 413, 415, 503.
+            Problem: 422 with each mistake; 413 or 415 if the body cannot be read; 503 if the bus
+                does not answer.
         """
         async with self._reading:
             loaded = await read_definition(request)
         actions = [step.action for step in loaded.workflow.steps.values()]
         names = {each.workflow for each in actions if isinstance(each, SubWorkflow)}
-        known = await asked(self._store.startable(names))
+        known = await or_problem(self._store.startable(names))
         try:
             loaded.refuse(
                 [
@@ -339,7 +342,7 @@ class Definitions:
         return loaded
 
     async def _latest(self, name: str) -> LatestWorkflow:
-        latest = await asked(self._store.latest(name))
+        latest = await or_problem(self._store.latest(name))
         if latest is None:
             raise Problem(404, f"there is no workflow {name!r}")
         return latest

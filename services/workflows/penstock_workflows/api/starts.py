@@ -13,11 +13,11 @@ from penstock.bus.records import RunRecord
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_header
 from penstock.runs.start import Origin, Start, Starter
 from penstock.settings import WorkflowAgent
-from penstock.web.auth import act_as, identity_of
+from penstock.web.auth import acting_user, identity_of
 from penstock.web.bodies import read_model
 from penstock.web.operation import Parameter, json, serves
 from penstock.web.problems import Problem
-from penstock_workflows.api.common import WORKFLOW, asked, name_of, operation
+from penstock_workflows.api.common import WORKFLOW, name_of, operation, or_problem
 
 Key = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
@@ -25,12 +25,12 @@ Id = Annotated[str, Field(min_length=1, max_length=512)]
 _KEY = Parameter(
     "Idempotency-Key",
     "A repeated request with the same key gets the run of the first one",
-    place="header",
+    location="header",
 )
 _DEPTH = Parameter(
     "Penstock-Depth",
     "The header of the webhook that led to this request, so that circles of rules end",
-    place="header",
+    location="header",
 )
 
 
@@ -89,11 +89,11 @@ class Starts:
         """Start a run, and respond with its record."""
         who, name = identity_of(request), name_of(request)
         body = await read_model(request, RunBody, self._max_body_bytes)
-        user_id = act_as(who, body.user_id)
+        user_id = acting_user(who, body.user_id)
         depth = depth_of_header(request.headers.get(HEADER))
         if depth > MAX_DEPTH:
             raise Problem(422, f"{depth} rules led to this request; at most {MAX_DEPTH} may")
-        started = await asked(
+        started = await or_problem(
             self._starter.start(
                 Start(
                     WorkflowAgent(id=name, protocol="workflow", agent=name, version=body.version),
@@ -103,8 +103,8 @@ class Starts:
                     roles=who.roles_of(user_id),
                     input=body.input,
                     key=_key(request, body),
-                    # The path belongs to the request, because the same body with another path
-                    # starts another workflow.
+                    # The workflow's name belongs to the request, because the same body starts
+                    # another workflow if the path has another name.
                     request=orjson.dumps(
                         [name, body.model_dump(exclude={"idempotency_key"})],
                         option=orjson.OPT_SORT_KEYS,

@@ -1,4 +1,4 @@
-"""Definitions of workflows: the model, compiling and checking. Pure."""
+"""Defines, checks and compiles the definitions of workflows. Pure."""
 
 from penstock_workflows.definition.compiled import Step, Workflow
 from penstock_workflows.definition.compiling import compile

@@ -1,4 +1,4 @@
-"""Checks of a definition that neither the model nor CEL makes. Pure."""
+"""Makes the checks of a definition that neither the pydantic model nor CEL makes. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_graph(definition: Definition) -> Iterator[Problem]:
 
 
 def check(definition: Definition) -> Iterator[Problem]:
-    """Yield the mistakes of a new definition, except those in its expressions and its order."""
+    """Yield the mistakes of a new definition that `check_graph` and the compiler do not find."""
     yield from _check_input(definition.input)
     for name, step in definition.steps.items():
         yield from _check_step(name, step, definition.steps)
@@ -85,9 +85,9 @@ def _check_step(name: str, step: StepDefinition, steps: Collection[str]) -> Iter
 def misread(
     reads: Iterable[ReadPath], definition: Definition, kind: StepKind | None
 ) -> Iterator[str]:
-    """Yield a reason for each read of a field that cannot exist.
+    """Yield an error text for each read of a field that cannot exist.
 
-    `kind` is the kind of the step that has the expression.
+    `kind` is the kind of the step that has the expression; None for the workflow's own `output`.
     """
     for variable, *fields in sorted(reads):
         known: Collection[str] | None = None
@@ -112,7 +112,8 @@ def unknown_references(
     """Yield a problem for each agent or workflow that a step names and that does not exist.
 
     `workflows` has the versions of each workflow that can be started. If `agents` is None, the
-    names of agents are not checked, and likewise for `workflows`. A workflow may run itself.
+    names of agents are not checked. If `workflows` is None, the names of workflows are not checked.
+    A workflow may run itself.
     """
     for name, step in workflow.steps.items():
         match step.action:

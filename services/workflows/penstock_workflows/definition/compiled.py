@@ -14,7 +14,7 @@ Role = Literal["global_supervisor", "team_supervisor", "worker"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run an agent; `message` gives a text and `input` an object."""
+    """Runs an agent. The value of `message` is a text, and the value of `input` is an object."""
 
     agent: str
     message: ValueExpression
@@ -24,8 +24,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class SubWorkflow:
-    """Run another workflow; `input` gives an object. If `version` is None, the latest version
-    runs."""
+    """Runs another workflow. The value of `input` is an object.
+
+    If `version` is None, the latest version runs.
+    """
 
     workflow: str
     version: str | None
@@ -34,7 +36,7 @@ class SubWorkflow:
 
 @dataclass(frozen=True, slots=True)
 class Approve:
-    """Ask for a decision; `title` gives a text and `show` an object."""
+    """Asks for a decision. The value of `title` is a text, and the value of `show` is an object."""
 
     title: ValueExpression
     show: ValueExpression | None
@@ -43,7 +45,7 @@ class Approve:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Send a webhook; `body` gives any value."""
+    """Sends a webhook. The value of `body` may be any JSON value."""
 
     url: str
     body: ValueExpression | None
@@ -52,7 +54,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Wait for an event of the type; `where` gives a boolean, and its scope also has `event`."""
+    """Waits for an event of the type `event` for which the condition `where` is true.
+
+    In `where`, the variable `event` is the event itself.
+    """
 
     event: str
     where: ValueExpression | None
@@ -60,14 +65,14 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for this time."""
+    """Waits for this time."""
 
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Compute a value."""
+    """Computes a value."""
 
     value: ValueExpression
 
@@ -77,7 +82,7 @@ Action: TypeAlias = Run | SubWorkflow | Approve | Call | Listen | Wait | Set
 
 @dataclass(frozen=True, slots=True)
 class ForEach:
-    """The loop of a step; `in_` gives a list."""
+    """The loop of a step. The value of `in_` is a list."""
 
     in_: ValueExpression
     as_: str
@@ -86,7 +91,10 @@ class ForEach:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a step is tried again. `codes` is None for every code that may be retried."""
+    """Tells whether and when a failed step is tried again.
+
+    If `codes` is None, the step is tried again after every failure code except `NEVER_RETRIED`.
+    """
 
     attempts: int
     backoff_s: float
@@ -94,26 +102,29 @@ class Retry:
     max_backoff_s: float
     codes: frozenset[str] | None
 
-    def retries(self, code: str) -> bool:
+    def applies_to(self, code: str) -> bool:
         """Return whether a failure with this code may be retried."""
         if self.codes is None:
             return code not in NEVER_RETRIED
         return code in self.codes
 
     def backoff_after(self, attempt: int) -> float:
-        """Return the seconds between a failed attempt (the first is 1) and the next one."""
+        """Return the seconds between failed attempt number `attempt` (from 1) and the next
+        attempt."""
         return min(self.backoff_s * self.factor ** (attempt - 1), self.max_backoff_s)
 
 
-# The failure codes that a retry must name in `codes`. After `outcome_unknown`, the agent may have
-# done its work. After `rejected` and `cancelled`, a person has decided. A nested workflow that
-# exceeded a limit would exceed the limit again.
+# The failure codes after which a step is tried again only if `codes` names the code. After
+# `outcome_unknown`, the agent may have done its work. After `rejected` and `cancelled`, a retry
+# would ignore a person's decision. A nested workflow that exceeded a limit would exceed the limit
+# again.
 NEVER_RETRIED = frozenset({"outcome_unknown", "rejected", "cancelled", "limit_exceeded"})
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The people or workers for whom a step is work; each expression gives a text."""
+    """Names the team and the worker for whom a step is work. The value of each expression is a
+    text."""
 
     team: ValueExpression | None
     worker: ValueExpression | None
@@ -126,9 +137,9 @@ class Step:
 
     `needs` are the steps that must be done first, including the steps in `handles`. A step with
     `handles` runs only if one of the steps in `handles` has failed. `ancestors` are the needs, the
-    needs of the needs, and so on. The expressions of the action, `output` and `dispatch` see the
-    loop variable; `output` also sees `result`. `on_failure` is the name of the step that handles a
-    failure, unless it is `fail` or `continue`.
+    needs of the needs, and so on. The expressions in `action`, `output` and `dispatch` can use the
+    loop variable. `output` can also use the variable `result`. `on_failure` is the name of the step
+    that handles a failure, unless it is `fail` or `continue`.
     """
 
     name: str

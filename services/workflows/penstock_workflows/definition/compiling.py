@@ -26,19 +26,19 @@ from penstock_workflows.definition.problems import InvalidDefinition, Path, Prob
 
 _UNDECLARED: Final = re.compile(r"undeclared reference to '([A-Za-z0-9_]+)[^']*'")
 
-# Matches words without operators, which a person writes who forgets the quotes that CEL needs.
+# Matches a text of plain words. Somebody who forgets the quotes that CEL needs writes such a text.
 _PLAIN: Final = re.compile(r"[A-Za-z][\w ,:;!?'-]*[.!?]?")
 
 
 def compile(definition: Definition, *, is_new: bool = False) -> compiled.Workflow:
     """Return the compiled workflow.
 
-    With `is_new`, the definition is checked for all mistakes. Without it, only mistakes that
-    prevent compiling are errors, because the definition of a run may be older than a check.
+    With `is_new`, the definition is checked for all mistakes. Without `is_new`, only mistakes that
+    prevent compiling are errors, because a stored definition may be older than one of the checks.
 
     Raises:
-        InvalidDefinition: a step has no action or several, needs a step that does not exist or
-            itself, or has an expression that is wrong.
+        InvalidDefinition: a step has no action or several, needs itself or an unknown step, or has
+            a wrong expression.
     """
     return _Compiler(definition, is_new).workflow()
 
@@ -48,7 +48,7 @@ class _Compiler:
     definition: Definition
     is_new: bool
     problems: list[Problem] = field(default_factory=list)
-    # the scopes, keyed by their names; they are kept because making a scope takes 0.2 ms
+    # the scopes, keyed by the names of their variables; kept because making a scope takes 0.2 ms
     scopes: dict[frozenset[str], Scope] = field(default_factory=dict)
 
     def workflow(self) -> compiled.Workflow:
@@ -194,7 +194,8 @@ class _Compiler:
         return found
 
     def _explained(self, reason: str, names: Collection[str]) -> str:
-        """Return the reason of an error, with advice if a step is not among the needs."""
+        """Return the reason of an error, with advice if the expression uses a step that is not
+        among the needs."""
         match = _UNDECLARED.fullmatch(reason)
         if match is None:
             return reason
@@ -211,7 +212,8 @@ class _Compiler:
 
 
 def _quotes(text: str, gives: ValueType) -> str:
-    """Return how to write a plain text as an expression; an empty text if this is no plain text."""
+    """Return how to write a plain text as an expression; an empty text if `text` is not made of
+    plain words."""
     if gives != "text" or _PLAIN.fullmatch(text.strip()) is None:
         return ""
     quoted = f'"{text.strip()[:40]}"'

@@ -36,9 +36,10 @@ _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is. `text` is where the content of a text begins, if its lines are known.
+    """The place of a value in a document. `start` is the position where the value begins.
 
-    `indent` is the number of characters before each further line of the text.
+    If the value is a text whose lines are known, `text` is the position where the text's content
+    begins. `indent` is the number of characters before each further line of the text.
     """
 
     start: Position
@@ -46,7 +47,8 @@ class Place:
     indent: int = 0
 
     def inside(self, position: Position | None) -> Position:
-        """Return the place in the document of a position in the text; else the value's start."""
+        """Return where a position in the text is in the document; the value's start if that is
+        unknown."""
         if position is None or self.text is None:
             return self.start
         column = position.column + (self.text.column - 1 if position.line == 1 else self.indent)
@@ -55,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The value of a document, and the places of its values and of the keys of its objects."""
+    """A parsed document: its value, and the places of all values and object keys in the text."""
 
     value: Any
     values: Mapping[Path, Place]
@@ -104,7 +106,8 @@ def read_document(content: bytes) -> Document:
         raise _invalid(f"the document is not YAML: {str(error).splitlines()[0]}", None) from None
 
 
-# YAML reads JSON, but neither tabs between values nor the escapes of characters beyond 16 bits.
+# YAML accepts JSON, except for tabs between values and escapes of characters beyond 16 bits. These
+# patterns find both, so that `_for_yaml` can replace them.
 _JSON_PART: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\t')
 _PAIR: Final = re.compile(r"\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
 
@@ -220,7 +223,7 @@ class _Reader:
         return Place(start, Position(start.line, start.column + quotes) if is_exact else None)
 
     def _block(self, event: Any, start: Position) -> Place:
-        """Return the place of a text that has the document's own lines (`|`)."""
+        """Return the place of a block text (`|`), whose lines are lines of the document."""
         first = event.value.split("\n", 1)[0]
         line = self._line(start.line + 1)
         indent = len(line) - len(first)

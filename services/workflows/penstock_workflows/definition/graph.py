@@ -8,7 +8,7 @@ from typing import Final
 from penstock_workflows.definition import compiled
 from penstock_workflows.definition.compiled import Step, Workflow
 
-# How a step is drawn in Mermaid: the signs before and after its text.
+# The signs that Mermaid has before and after the text of a step, by the step's kind.
 _SHAPES: Final = {
     "run": ("[", "]"),
     "workflow": ("[[", "]]"),
@@ -81,9 +81,10 @@ def as_text(workflow: Workflow) -> str:
 def mermaid(workflow: Workflow) -> str:
     """Return the graph as a Mermaid flowchart.
 
-    A solid line is a need, with the step's condition; a dotted line leads to a handler of failures.
+    A solid line shows that a step needs another, with the step's condition. A dotted line leads to
+    a step that handles failures.
     """
-    # A name such as `end` is a word of Mermaid, so each step has an id of its own.
+    # A step's name may be a reserved word of Mermaid, such as `end`. So each step gets another id.
     ids = {name: f"s{number}" for number, name in enumerate(workflow.steps)}
     lines = ["flowchart TD"]
     for name, step in workflow.steps.items():

@@ -1,4 +1,4 @@
-"""Loads a definition from a document, and names each mistake with its place. Pure."""
+"""Loads a definition from a document, and finds the place of each mistake. Pure."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ _PARTS: Final[Mapping[str, type[BaseModel]]] = {
 class Loaded:
     """A definition without mistakes.
 
-    `value` is the JSON of the document, which is stored, and `digest` the SHA-256 of its canonical
-    form. `document` locates problems that are found later; it is None without positions.
+    `value` is the document as a JSON value, which is stored. `document` finds the positions of
+    problems that are discovered later. `document` is None if the definition was not read from a
+    document.
     """
 
     workflow: compiled.Workflow
@@ -72,7 +73,7 @@ def load(content: bytes) -> Loaded:
     """Return the definition that a document in YAML or JSON has.
 
     Raises:
-        InvalidDefinition: the document cannot be read, or has mistakes; each has its position.
+        InvalidDefinition: the document cannot be read, or has mistakes, each with its position.
     """
     document = read_document(content)
     try:
@@ -84,7 +85,7 @@ def load(content: bytes) -> Loaded:
 
 
 def load_value(value: Any) -> Loaded:
-    """Return the definition that a JSON value is.
+    """Return the definition that is given as a JSON value.
 
     Raises:
         InvalidDefinition: the value has mistakes.
@@ -102,7 +103,7 @@ def load_value(value: Any) -> Loaded:
 def digest_of(value: Any) -> str:
     """Return the SHA-256 of a JSON value, in hex; the order of fields does not matter.
 
-    The order of steps has no meaning: what a step waits for is in its `needs`.
+    The order of steps has no meaning, because the `needs` of a step name the steps to wait for.
     """
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from penstock.validation import check_url
 
 # The words that CEL reserves, and the names that CEL gives to types. CEL could not read an
-# expression with a step of such a name.
+# expression that uses a step of such a name.
 CEL_WORDS: Final = frozenset(
     [
         *("as", "break", "const", "continue", "else", "false", "for", "function", "if", "import"),
@@ -24,8 +24,9 @@ OWN_VARIABLES: Final = ("input", "now", "result")
 # The words that `on_failure` accepts besides the names of steps.
 FAILURE_WORDS: Final = ("fail", "continue")
 
-# The record of a run is kept for 30 days after the run's last lifecycle event (`runs_max_age_s`).
-# Without its record, a run that still waits is unknown to the API and cannot be cancelled.
+# The longest duration in a definition: 28 days, in seconds. The record of a run is kept for 30 days
+# after the run's last lifecycle event (`runs_max_age_s`). A run that waits for longer would lose
+# its record, and the API could then neither show nor cancel the run.
 MAX_DURATION_S: Final = 28 * 24 * 3600.0
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|h|d)")
@@ -74,7 +75,7 @@ _VERSION: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$"
 _ID: Final = r"^[A-Za-z0-9_.-]{1,128}$"
 _URL: Final = r"^https?://[^\s]+$"
 _EVENT: Final = r"^[a-z_]{1,32}\.[a-z_]{1,64}$"
-# What each pattern allows, in words for people.
+# Describes, in words for people, what each pattern allows.
 PATTERNS: Final = {
     _VARIABLE: "a name has letters, digits and _, begins with a letter, and has at most 63 of them",
     _WORKFLOW: "a name has letters, digits, _ and -, and at most 64 of them",
@@ -84,14 +85,15 @@ PATTERNS: Final = {
     _EVENT: "the type of an event is as in lifecycle.completed",
 }
 
-# The name of a step or of a loop variable: expressions use it as the name of a variable.
+# The name of a step or of a loop variable. Expressions use this name for a variable.
 VariableName = Annotated[str, Field(pattern=_VARIABLE), AfterValidator(_checked_variable)]
 StepName = Annotated[str, Field(pattern=_VARIABLE), AfterValidator(_checked_step)]
 # The name of a workflow. It has no dot, because it is one token of the keys in the bucket.
 WorkflowName = Annotated[str, Field(pattern=_WORKFLOW)]
 Version = Annotated[str, Field(pattern=_VERSION, max_length=32)]
 Id = Annotated[str, Field(pattern=_ID)]
-# Everybody with the scope `read` sees the URL.
+# The URL of a webhook. The check refuses secrets in the URL, because everybody with the scope
+# `read` sees the definition.
 Url = Annotated[str, Field(pattern=_URL, max_length=2000), AfterValidator(_checked_url)]
 EventType = Annotated[str, Field(pattern=_EVENT)]
 Duration = Annotated[

@@ -15,9 +15,9 @@ Path: TypeAlias = tuple[str | int, ...]
 class Problem:
     """A mistake in a definition.
 
-    `path` is the place in the definition, and `is_key` says whether the key is wrong, not the
-    value. `inside` is a place in the expression at the path, if the mistake is in an expression.
-    `position` is the place in the document, if the definition comes from a document.
+    `path` is the place in the definition. If `is_key` is True, the last key of the path is wrong;
+    otherwise the value is wrong. If the mistake is in an expression, `inside` is the place in this
+    expression. If the definition comes from a document, `position` is the place in the document.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Makes the JSON Schema of definitions: `python -m penstock_workflows.definition.schema`."""
+"""Prints the JSON Schema of definitions: `python -m penstock_workflows.definition.schema`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock_workflows.definition.model import KINDS, Definition
 def schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a definition, for editors and other programs.
 
-    A definition that fits the schema may still be refused: expressions, the order of steps and the
-    names of agents are checked by Penstock.
+    A definition that fits the schema may still be refused: the schema does not check expressions,
+    the order of steps, and the names of agents.
     """
     found = Definition.model_json_schema(by_alias=True)
     step = found["$defs"]["StepDefinition"]

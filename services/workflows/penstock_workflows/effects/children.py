@@ -18,13 +18,13 @@ from penstock_workflows.engine.state import State
 
 log = logging.getLogger(__name__)
 
-_BUSY: Final = frozenset({429, 503})  # the start may succeed later
+_BUSY: Final = frozenset({429, 503})  # HTTP statuses after which a repeated start may succeed
 BUSY_S: Final = 1.0
 _CODES: Final = {404: "not_found", 422: "not_accepted"}
 
 
 class Children:
-    """Publishes the commands of the runs of steps."""
+    """Publishes the commands that start and cancel children."""
 
     def __init__(self, bus: Bus, config: Config, starter: Starter) -> None:
         self._bus = bus
@@ -32,7 +32,8 @@ class Children:
         self._starter = starter
 
     async def start(self, state: State, child: StartChild) -> ChildInput | None:
-        """Start a run. If the run cannot be started, return its failure, else None.
+        """Start a child. If the child cannot be started, return the input for its failure, else
+        None.
 
         The run's id is in the journal, so a repeated call starts no second run.
 
@@ -74,14 +75,16 @@ class Children:
         return None
 
     async def cancel(self, child: CancelChild) -> ChildInput | None:
-        """Publish the command to cancel a run; return its end if it was never started.
+        """Publish the command to cancel a child. If the child was never started, return its end
+        instead.
 
-        A run without a record was not started, and will not be started, because its step is over.
-        If another process starts the run at this moment, that process cancels the run (see
+        A child without a record was not started, and will not be started, because its step is over.
+        If another process starts the child at this moment, that process cancels the child (see
         `Decisions`).
 
         Raises:
-            BusError: the command was not published, or it is unknown whether it was; repeat.
+            BusError: the command was not published, or it is unknown whether it was; repeat the
+                call.
         """
         entry = await self._bus.bucket("runs").get(child.child)
         if entry is None:
@@ -102,7 +105,7 @@ class Children:
 
         Raises:
             Problem: there is no such agent.
-            NotAccepted: the agent does not take the input.
+            NotAccepted: the agent does not accept the input.
         """
         if child.kind == "workflow":
             return WorkflowAgent(

@@ -23,17 +23,18 @@ from penstock.bus.write import fence, objects
 from penstock.dialects.workflow import WRITER
 from penstock_workflows.engine.effects import Frame
 from penstock_workflows.engine.records import JsonObject
-from penstock_workflows.journal.memory import NOWHERE, Place, RunInMemory
+from penstock_workflows.journal.memory import BEFORE_FIRST_FRAME, FramePosition, RunInMemory
 from penstock_workflows.journal.messages import RECORD
 
-LEG: Final = 1  # a workflow's run has one leg
+LEG: Final = 1  # the number of the only leg of a workflow's run
 
 
 class Frames:
-    """Writes frames. The header `Penstock-Record` of a frame has its record and its part.
+    """Writes source frames to RAW.
 
-    So the last frame of a run in RAW shows how far the journal is projected, and any process can
-    continue there.
+    The header `Penstock-Record` of a frame contains the frame's record and part. So the last frame
+    of a run in RAW shows which records have their frames in RAW, and any process can continue after
+    these records.
     """
 
     def __init__(self, bus: Bus, pod: str) -> None:
@@ -42,7 +43,7 @@ class Frames:
         self._writers = 0
 
     async def write(self, run: RunInMemory) -> None:
-        """Write all frames of the run that RAW does not have. Waits while RAW takes no frames.
+        """Write all frames of the run that RAW does not have. Wait while RAW accepts no frames.
 
         Raises:
             BusError: the server refuses a frame.
@@ -53,7 +54,7 @@ class Frames:
                     await self._make_writer(run)
                 while run.frames:
                     frame = run.frames[0]
-                    if frame.position <= run.place:
+                    if frame.position <= run.last_frame_position:
                         run.frames.popleft()
                         continue
                     assert run.writer is not None
@@ -64,7 +65,7 @@ class Frames:
                         received=_stamp(frame.at),
                         headers={RECORD: f"{frame.record}/{frame.part}"},
                     )
-                    run.place = frame.position
+                    run.last_frame_position = frame.position
                     run.frames.popleft()
             except HistoryLost as error:
                 run.is_stale = True  # the lost frames are made again from the whole journal
@@ -84,8 +85,8 @@ class Frames:
         """
         run.writer = self._writer(run.run_id, 0)
 
-    async def find_place(self, run: RunInMemory) -> Place:
-        """Find the place of the run's last frame in RAW, after which `write` continues.
+    async def find_last_frame(self, run: RunInMemory) -> FramePosition:
+        """Find the position of the run's last frame in RAW, after which `write` continues.
 
         Raises:
             BusError: the server refuses the request.
@@ -93,14 +94,15 @@ class Frames:
         stream, pattern = streams.raw_for(run.run_id), subjects.raw_stored(run.run_id, WRITER)
         last = await fence.tail(self._bus, stream, pattern)
         if last is None:
-            return NOWHERE
+            return BEFORE_FIRST_FRAME
         record, _, part = last.headers.get(RECORD, "0/0").partition("/")
-        run.writer, run.place = self._writer(run.run_id, last.sequence), (int(record), int(part))
-        return run.place
+        run.writer = self._writer(run.run_id, last.sequence)
+        run.last_frame_position = int(record), int(part)
+        return run.last_frame_position
 
     async def _make_writer(self, run: RunInMemory) -> None:
-        """Make the writer of the frames, and drop the frames that are written already."""
-        if await self.find_place(run) != NOWHERE:
+        """Make the run's writer, and drop the frames that are written already."""
+        if await self.find_last_frame(run) != BEFORE_FIRST_FRAME:
             return
         # RAW has no frame of the run. The run may have waited for longer than RAW keeps frames. Or
         # a process ended before it wrote the frames. EVENTS shows which frames were written.
@@ -110,7 +112,7 @@ class Frames:
         self.begin(run)
 
     async def _written(self, run: RunInMemory) -> Callable[[Frame], bool]:
-        """Return a function that says if a frame was written that RAW does not have any more.
+        """Return a function that tells whether a frame was written to RAW and deleted there since.
 
         Raises:
             BusError: the server refuses a request.
@@ -119,8 +121,8 @@ class Frames:
         last = await fence.tail(self._bus, events, subjects.events_of_run(run.run_id))
         event = await self._event_of(last) if last is not None else None
         if event is not None:
-            place, stamp = _place_of(run.frames, event)
-            return lambda frame: frame.position <= place or _stamp(frame.at) < stamp
+            position, stamp = _written_up_to(run.frames, event)
+            return lambda frame: frame.position <= position or _stamp(frame.at) < stamp
         # A frame that has no event in EVENTS counts as written if RAW and EVENTS have both lost
         # messages from the frame's time or later.
         kept_from_ms = min(await self._kept_from_ms(raw), await self._kept_from_ms(events))
@@ -134,7 +136,8 @@ class Frames:
         return event
 
     async def _kept_from_ms(self, stream: str) -> float:
-        """Return from when a stream has all messages, in ms since 1970; 0 if it lost none."""
+        """Return the time (ms since 1970) after which a stream has lost no message; 0 if it lost
+        none."""
         state = (await self._bus.api(f"STREAM.INFO.{stream}"))["state"]
         if state["first_seq"] <= 1:
             return 0.0
@@ -146,12 +149,12 @@ class Frames:
         return RawWriter(self._bus, run_id, WRITER, f"{self._pod}/{self._writers}", last)
 
 
-def _place_of(frames: Iterable[Frame], event: JsonObject) -> tuple[Place, str]:
-    """Return the place of the last frame that was certainly written, and the time of `event`.
+def _written_up_to(frames: Iterable[Frame], event: JsonObject) -> tuple[FramePosition, str]:
+    """Return the position of the last frame that is known to be written, and the time of `event`.
 
-    `event` is the run's last event, and was made from a frame with the same time. Several frames
-    may have this time. If the event was made from none of them, it comes from another service, and
-    all of these frames were written before it.
+    `event` is the run's last event. An event has the time of the frame from which it was made, but
+    several frames may have this time. If the event was made from none of these frames, another
+    service has made the event, and all of these frames were written before it.
     """
     stamp, name = event["timestamp"], event.get("event") or {}
     same = [frame for frame in frames if _stamp(frame.at) == stamp]
@@ -164,7 +167,7 @@ def _place_of(frames: Iterable[Frame], event: JsonObject) -> tuple[Place, str]:
         and frame.payload.get("step_id") in (None, event.get("step_id"))
     ]
     found = (made or same)[-1:]
-    return (found[0].position if found else NOWHERE), stamp
+    return (found[0].position if found else BEFORE_FIRST_FRAME), stamp
 
 
 def _stamp(at_ms: int) -> str:

@@ -1,14 +1,14 @@
-"""Keeps which events the runs' steps listen for, in KV `listens`.
+"""Stores in KV `listens` for which events the steps of runs listen.
 
 A step gets each event that is stored after the step began, and no event that was stored before:
 1. `begin` finds, for each stream of events, the first sequence after the step's beginning, and
    writes these sequences to KV `listens`.
 2. `begin` adds the event's type to the durable consumers of all shards.
-3. `begin` reads the events that were stored meanwhile, because the consumers may have passed them
-   over.
+3. `begin` reads the events that were stored meanwhile, because the consumers may have skipped these
+   events.
 
 A process that gets an event from a consumer first reads KV `listens` from the bucket's leader. So
-the process knows each step whose consumers were changed before the event was stored.
+the process knows each step for which the consumers were changed before the event was stored.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Listening(Record):
     begins: dict[str, int] = Field({})
     caught_up: bool = False
 
-    def counts(self, stream: str, sequence: int) -> bool:
+    def includes_event(self, stream: str, sequence: int) -> bool:
         """Return whether an event was stored after the step began."""
         return sequence >= self.begins.get(stream, 0)
 
@@ -89,7 +89,10 @@ class Listens:
     # effects
 
     async def begin(self, state: State, listen: Listen) -> list[EventInput]:
-        """Begin to deliver the events of a type to a step; return those that were stored meanwhile.
+        """Begin to deliver the events of a type to a step.
+
+        Returns the events that were stored after the step began and before the consumers were
+        changed.
 
         The caller calls `caught_up` after it has handled these events. Until then, a repeated call
         returns the same events again.
@@ -141,7 +144,7 @@ class Listens:
     # events
 
     async def inputs_of(self, stream: str, stored: Stored) -> list[tuple[str, EventInput]]:
-        """Return the inputs of an event, each with the run that it concerns.
+        """Return an input for each run that listens for this event, with the id of the run.
 
         Raises:
             BusError: the bucket cannot be read now.
@@ -150,7 +153,7 @@ class Listens:
         await self._read_on()
         type_ = stored.subject.rpartition(".")[0]
         found = [self._known[key] for key in self._by_type.get(type_, ())]
-        found = [each for each in found if each.counts(stream, stored.sequence)]
+        found = [each for each in found if each.includes_event(stream, stored.sequence)]
         if not found:
             return []
         owner = await self._owners.of(subjects.run_id_of(stored.subject))
@@ -181,7 +184,8 @@ class Listens:
         return events
 
     async def _begins(self, since_ms: int) -> dict[str, int]:
-        """Return the first stream sequence of each shard that was stored at this time or later."""
+        """Return, for each stream of events, the sequence of the first message from this time
+        on."""
         at = datetime.fromtimestamp(since_ms / 1000, UTC)
         found: dict[str, int] = {}
         for shard in range(self._bus.shards.made):
@@ -196,7 +200,7 @@ class Listens:
     # memory
 
     async def _read_on(self) -> None:
-        """Apply all changes of the bucket that its leader has.
+        """Apply all changes of the bucket that the bucket's leader has stored.
 
         One read serves all calls that wait for the lock when the read begins. So a step that
         listens for a frequent event does not cost a request for each event.
@@ -215,7 +219,7 @@ class Listens:
                     self._apply(stored)
                     self._sequence = stored.sequence
                 if not found:
-                    # the answer came from a replica that lags behind
+                    # The answer came from a replica that lags behind. So wait, and read again.
                     await asyncio.sleep(direct.LAG_S)
                     tail = await self._bus.tail(_STREAM, pattern)
             self._served = calls
@@ -236,7 +240,7 @@ class Listens:
     # the consumers
 
     async def update_consumers(self) -> None:
-        """Have the consumers of all shards deliver the types that steps listen for, and no others.
+        """Make the consumers of all shards deliver exactly the types that steps listen for.
 
         Raises:
             BusError: the consumers are not changed, or another process holds the lease for too
@@ -250,7 +254,8 @@ class Listens:
             self._declared = types
 
     async def remove_unused_types(self) -> None:
-        """Every 30 seconds, remove types for which no step listens any more from the consumers."""
+        """Every 30 seconds, remove from the consumers the types for which no step listens any
+        more."""
         while True:
             await asyncio.sleep(TIDY_S)
             try:
@@ -279,8 +284,8 @@ class Listens:
     async def _alone(self) -> AsyncIterator[None]:
         """Hold the lease for changes of the consumers.
 
-        If two processes changed the consumers at once, the slower one could remove the type of a
-        step that began after its read.
+        If two processes changed the consumers at once, the slower process could remove the type of
+        a step that began after this process had read the bucket.
 
         Raises:
             BusUnavailable: another process holds the lease for more than `LEASE_WAIT_S`.
@@ -302,8 +307,7 @@ class Listens:
 
 
 async def _all_from(bus: Bus, stream: str, pattern: str, begin: int) -> list[Stored]:
-    """Return the matching messages whose stream sequence is `begin` or higher, as the leader has
-    them.
+    """Return all matching messages that the leader has from the stream sequence `begin` on.
 
     Raises:
         BusError: the stream cannot be read now.
@@ -316,7 +320,7 @@ async def _all_from(bus: Bus, stream: str, pattern: str, begin: int) -> list[Sto
         if some:
             begin = some[-1].sequence + 1
         else:
-            await asyncio.sleep(direct.LAG_S)  # a replica that lags behind
+            await asyncio.sleep(direct.LAG_S)  # the answer came from a replica that lags behind
             tail = await bus.tail(stream, pattern)
     return found
 

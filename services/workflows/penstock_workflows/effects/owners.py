@@ -1,4 +1,4 @@
-"""Looks up whose run an event belongs to."""
+"""Finds the user of the run that an event belongs to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ MAX_KNOWN: Final = 10_000
 
 
 class Owners:
-    """The users of runs, from KV `runs`. A run never changes its user."""
+    """Reads the users of runs from KV `runs`, and caches them, because a run never changes its
+    user."""
 
     def __init__(self, bus: Bus) -> None:
         self._runs = bus.bucket("runs")

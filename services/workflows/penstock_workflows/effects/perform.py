@@ -45,10 +45,10 @@ class Performer:
         }
 
     async def perform(self, state: State, effect: Effect) -> Input | None:
-        """Do an effect of the run with this state. `StartChild` and `Listen` have methods of
-        their own.
+        """Do an effect of the run with this state, except for `StartChild` and `Listen`.
 
-        Returns what the run learns from the effect itself.
+        `start_child` and `begin_to_listen` do these two. Returns the input that the effect itself
+        makes, such as the failure of a call; None if it makes none.
 
         Raises:
             BusError: the effect is not done, or it is unknown whether it is done.
@@ -59,8 +59,8 @@ class Performer:
         """See `Children.start`."""
         return await self._children.start(state, child)
 
-    async def after_end(self, state: State) -> None:
-        """Have the journal of an ended run removed later. Raises BusError."""
+    async def schedule_removal(self, state: State) -> None:
+        """Schedule the removal of an ended run's journal. Raises BusError."""
         assert state.end is not None
         await self._timers.purge_later(state.run_id, state.end.at)
 
@@ -68,7 +68,7 @@ class Performer:
         """See `Listens.begin`."""
         return await self._listens.begin(state, listen)
 
-    async def has_caught_up(self, state: State, listen: Listen) -> None:
+    async def mark_caught_up(self, state: State, listen: Listen) -> None:
         """See `Listens.caught_up`."""
         await self._listens.caught_up(state, listen)
 
@@ -101,7 +101,8 @@ def _job_of(state: State, effect: Call) -> CallJob:
     """Return the job of a call.
 
     Raises:
-        ValidationError: automations take no such call, for example because its body is too large.
+        ValidationError: automations accepts no such call, for example because its body is too
+            large.
     """
     command = state.started.command
     return CallJob(

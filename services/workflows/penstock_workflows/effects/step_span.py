@@ -1,4 +1,4 @@
-"""The trace context and the span of an attempt of a workflow's step. Pure."""
+"""Makes the trace context and the span of an attempt of a workflow's step. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NS_PER_MS: Final = 1_000_000
 
 
 def context_of(state: State, id: str) -> str | None:
-    """Return the trace context for a child or a call with this id. It names the step's attempt.
+    """Return the trace context for the child or the call with this id.
 
-    While tracing is off, this is the context with which the workflow's run was started.
+    The context names the attempt of the step. While tracing is off, and if no step waits for this
+    id, return the context with which the workflow's run was started.
     """
     key = state.keys.get(id)
     opened = state.open.get(key) if key is not None else None
@@ -27,10 +28,11 @@ def context_of(state: State, id: str) -> str | None:
 
 
 def span_of(before: State | None, record: Ended | Retry) -> Span | None:
-    """Return the span of the attempt that this record ends; None without a trace or an attempt.
+    """Return the span of the attempt that this record ends; None if there is no trace or no
+    attempt.
 
-    `before` is the run's state before the record. A step that does not wait for anything begins
-    and ends at once, and gets no span.
+    `before` is the run's state before the record. A step that does not wait for anything begins and
+    ends at once, and gets no span.
     """
     opened = before.open.get((record.step, record.index)) if before is not None else None
     if before is None or opened is None or not isinstance(opened.waits, Scheduled | Waiting):

@@ -14,7 +14,8 @@ PURGE: Final = "purge"  # the name of the timer that removes an ended run's jour
 
 
 class Timers:
-    """The scheduled messages of runs: `schedule.workflows.<run>.<timer>`."""
+    """Schedules the timers of runs, as messages with the subject
+    `schedule.workflows.<run>.<timer>`."""
 
     def __init__(self, bus: Bus, journal_kept_s: float) -> None:
         self._bus = bus
@@ -27,7 +28,7 @@ class Timers:
         await schedule(self._bus, subject, target, due_ms / 1000, b"")
 
     async def cancel(self, run_id: str, timer: str) -> None:
-        """Remove a timer that is scheduled, or due and not handled yet. Raises BusError."""
+        """Remove a timer that is scheduled, or that is due but not handled yet. Raises BusError."""
         key = f"{run_id}.{timer}"
         for subject in (subjects.schedule(WORKFLOWS, key), subjects.due(WORKFLOWS, key)):
             await self._bus.api(f"STREAM.PURGE.{SCHEDULES}", {"filter": subject})
@@ -37,7 +38,7 @@ class Timers:
         await self.start(run_id, PURGE, ended_ms + round(self._journal_kept_s * 1000))
 
     async def is_done(self, sequence: int) -> None:
-        """Delete the message of a timer that was handled; SCHEDULES has no age limit.
+        """Delete the message of a timer that was handled, because SCHEDULES has no age limit.
 
         Raises:
             BusError: the message was not deleted.

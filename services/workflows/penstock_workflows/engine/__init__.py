@@ -2,7 +2,8 @@
 
 The service reads a run's journal, folds it (`folded`), and asks `decide` what an input changes. It
 appends the decision's records to the journal in one step, then writes the frames and carries out
-the effects. All effects may be repeated; `open_effects` has those of a whole state.
+the effects. Each effect may be repeated. `open_effects` returns the effects of everything that is
+open in a state.
 """
 
 from penstock_workflows.engine.decide import Decision, decide

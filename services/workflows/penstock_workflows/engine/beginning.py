@@ -69,7 +69,7 @@ def _begin_step(draft: Draft, name: str) -> None:
         message = f"for_each of the step {name} has {len(items)} items, more than {MAX_ITEMS}"
         stop_run(draft, "failed", step=(name, None), error=_limit_exceeded(message))
     else:
-        draft.write(records.Looped(draft.at, name, items))
+        draft.write(records.ForEachStarted(draft.at, name, items))
         if not items:
             end_loop(draft, name)
 
@@ -205,7 +205,7 @@ def result_of(
     run_id: str | None = None,
     usage: JsonObject | None = None,
 ) -> JsonObject:
-    """Return the `result` that a step's `output` sees."""
+    """Return the variable `result` for the expression `output` of a step."""
     return {"text": text, "data": data, "status": status, "run_id": run_id, "usage": usage}
 
 

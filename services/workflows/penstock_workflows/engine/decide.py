@@ -31,11 +31,11 @@ _NONE: Final[Mapping[str, Json]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an input changes.
+    """The changes that an input causes.
 
     The service stores the values of `stored`, then appends the `records`, then carries out the
-    `effects` and writes the `frames`. `state` is the state with the records; it counts only if the
-    records were appended. Without records, only the effects count.
+    `effects` and writes the `frames`. `state` is the state after the records, and is valid only if
+    the records were appended. A decision without records has no frames, but may have effects.
     """
 
     records: list[Record]
@@ -56,7 +56,7 @@ def decide(
     """Return what an input changes. The given state stays as it is.
 
     `now_ms` is the time by the clock of the bus. `new_id` returns a new run id in the parent's
-    shard. `values` are outputs that were stored by reference, by their digests.
+    shard. `values` maps digests to outputs that were stored by reference.
 
     Raises:
         ValuesNeeded: the decision needs stored values that are not among `values`; load them and
@@ -123,17 +123,18 @@ def _invalid(definition: JsonObject | None) -> JsonObject | None:
         return {"code": "unknown_workflow", "message": "the workflow has no definition"}
     try:
         plan_of_json(definition)
-    except ValueError as error:  # both InvalidDefinition and pydantic's ValidationError
+    except ValueError as error:  # InvalidDefinition or pydantic's ValidationError
         message = f"the workflow's definition is not valid: {error}"
         return {"code": "invalid_definition", "message": message}
     return None
 
 
 def _announce_resumption(draft: Draft) -> None:
-    """Record that the run can continue, if it is paused.
+    """Record the end of the run's pause, if the run is paused and the pause is over.
 
-    A pause also ends when its approval is over while other steps still wait for people. The run is
-    then paused again, with an approval that can be decided.
+    The pause is over if a step can continue. The pause is also over if its approval is over, even
+    if all other steps still wait for people. `_announce_pause` then announces a new pause, which
+    names an approval that can still be decided.
     """
     state = draft.state
     if state.paused is None or draft.is_over:
@@ -145,7 +146,7 @@ def _announce_resumption(draft: Draft) -> None:
 
 
 def _announce_pause(draft: Draft) -> None:
-    """Record a pause if everything that is open waits for a person."""
+    """Record a pause if every open step waits for a person."""
     state = draft.state
     if state.paused is None and not draft.is_over and 0 < len(state.open) == state.persons:
         asked = next(entry.person for entry in state.open.values() if entry.person is not None)
@@ -167,10 +168,10 @@ def _on_child(draft: Draft, input: inputs.ChildInput) -> None:
     match input.type:
         case "lifecycle.paused" if input.sequence > entry.heard:
             data = {name: value for name, value in input.data.items() if name in _PAUSE_FIELDS}
-            held = records.Held(draft.at, entry.step, input.sequence, entry.index, data)
+            held = records.ChildPaused(draft.at, entry.step, input.sequence, entry.index, data)
             draft.write(held)
         case "lifecycle.resumed" if input.sequence > entry.heard:
-            draft.write(records.Released(draft.at, entry.step, input.sequence, entry.index))
+            draft.write(records.ChildResumed(draft.at, entry.step, input.sequence, entry.index))
         case "lifecycle.completed":
             _complete_child(draft, entry, input)
         case "lifecycle.failed":
@@ -226,9 +227,9 @@ def _complete_child(draft: Draft, entry: Open, input: inputs.ChildInput) -> None
 
 
 def _is_count(value: Json) -> bool:
-    """Return whether a value of an agent server can be a number of tokens.
+    """Return whether a value that an agent server has reported can be a number of tokens.
 
-    The sum of such numbers must be an integer that JSON can have.
+    The limit ensures that a sum of such numbers is an integer that JSON can have.
     """
     return isinstance(value, int) and 0 <= value <= MAX_TOKENS
 
@@ -242,7 +243,7 @@ def _parsed(text: str) -> Json:
 
 
 def _leave(draft: Draft, child: str, status: str) -> None:
-    draft.write(records.Left(draft.at, child, status))
+    draft.write(records.CancelledChildEnded(draft.at, child, status))
     end_stopped(draft)
 
 
@@ -273,7 +274,9 @@ def _on_timer(draft: Draft, input: inputs.TimerInput) -> None:
             reason = "the step's timeout has passed"
             data = {"approval_id": approval, "reason": reason}
             event = {"type": "approval.withdrawn", "data": data}
-            draft.write(records.News(draft.at, entry.step, "withdrawn", entry.index, event))
+            draft.write(
+                records.ApprovalReported(draft.at, entry.step, "withdrawn", entry.index, event)
+            )
             _reject(draft, entry, "expired", reason, {})
         case "timeout", records.Scheduled() | records.Waiting():
             message = f"it took longer than its timeout of {step.timeout_s:g} s"
@@ -285,7 +288,7 @@ def _on_approval(draft: Draft, input: inputs.ApprovalInput) -> None:
     if key is None:
         return
     entry = draft.state.open[key]
-    news = records.News(draft.at, entry.step, input.news, entry.index, input.event)
+    news = records.ApprovalReported(draft.at, entry.step, input.news, entry.index, input.event)
     data = (input.event or {}).get("data", {})
     match input.news:
         case "asked":
@@ -330,7 +333,7 @@ def _decide_approval(draft: Draft, entry: Open, input: inputs.ApprovalInput) -> 
 
 
 def _reject(draft: Draft, entry: Open, code: str, reason: str, given: JsonObject) -> None:
-    """Fail a step whose approval was not given. Its output has the decision nevertheless."""
+    """Fail a step whose approval was not given. The step's output still contains the decision."""
     error = {"code": code, "message": reason}
     result = {**result_of(text=reason, status=code), **given, "decision": code}
     fail(draft, entry, error, output=result)

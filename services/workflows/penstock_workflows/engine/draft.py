@@ -1,4 +1,4 @@
-"""The decision that is being made: its records, and the state with them. Pure."""
+"""Collects a decision while it is made: its records, and the state after these records. Pure."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class StepError(Exception):
 
 @dataclass(slots=True)
 class Draft:
-    """A copy of the state, on which the records of one decision are folded while it is made.
+    """A copy of the state, on which the records of one decision are folded while the decision is
+    made.
 
-    `now_ms` is the time of the decision, `new_id` makes ids for children, and `values` are outputs
-    that were stored by reference, by their digests.
+    `now_ms` is the time of the decision, `new_id` makes ids for children, and `values` maps digests
+    to outputs that were stored by reference.
     """
 
     state: State
@@ -69,7 +70,8 @@ class Draft:
         fold(self.state, record)
 
     def stored_output(self, output: Json) -> tuple[Json, JsonObject | None, int]:
-        """Return an output, its reference and its size for a record; a large one is stored.
+        """Return an output, its reference and its size for a record. Add a large output to
+        `stored`.
 
         Raises:
             NotStorable: the output cannot be stored as JSON.
@@ -85,7 +87,9 @@ class Draft:
     def evaluate(
         self, what: str, expression: ValueExpression, names: Collection[str], **extra: Json
     ) -> Any:
-        """Return the value of an expression that sees the steps of `names`, and `extra`.
+        """Return the value of an expression.
+
+        The expression can use the outputs of the steps in `names`, and the values in `extra`.
 
         Raises:
             StepError: the expression cannot be evaluated.
@@ -128,6 +132,6 @@ class Draft:
 
 
 def name_of(key: Key) -> str:
-    """Return the name of a step, or of an item, for people."""
+    """Return the name of a step or of an item, as error messages show it."""
     step, index = key
     return step if index is None else f"{step}.{index}"

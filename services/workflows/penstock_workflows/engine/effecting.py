@@ -1,4 +1,4 @@
-"""Derives effects from records, and all effects of a state. Pure."""
+"""Derives the effects of a record, and of everything that is open in a state. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from penstock_workflows.engine.state import Open, State, Waits
 
 
 def effects_of(before: State, record: Record) -> Iterator[Effect]:
-    """Yield the effects of a record after the first. `before` is the state without the record.
+    """Yield the effects of a record that is not the first one. `before` is the state before the
+    record.
 
-    A record that schedules a child has no effect except its timer: see `start_child`.
+    A record that schedules a child starts at most a timer. The child is started later: see
+    `start_child`.
     """
     match record:
         case records.Scheduled() | records.Waiting() | records.Retry() | records.Ended():
@@ -70,7 +72,8 @@ def open_effects(state: State) -> Iterator[Effect]:
 
 
 def started_effects(state: State) -> Iterator[Effect]:
-    """Yield the effects of the start itself: the timer of the whole run."""
+    """Yield the effect of a run's start: the timer of the whole run, if the workflow has a
+    timeout."""
     timer = _run_timer(state)
     if timer is not None:
         yield timer
@@ -147,7 +150,7 @@ def _closing(entry: Open) -> Iterator[Effect]:
 
 
 def _leaving(state: State, entry: Open, reason: str, by: str | None = None) -> Iterator[Effect]:
-    """Yield the cancel of a step's child that has not ended."""
+    """Yield the effect that cancels the child of a step, if the step has a child."""
     if isinstance(entry.waits, records.Scheduled):
         yield CancelChild(entry.waits.child, reason, by or "workflow")
 

@@ -14,9 +14,9 @@ from penstock_workflows.engine.records import ChildKind, Json, JsonObject
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start the run of a step: an agent's (`kind` run) or a workflow's, named by `name`.
+    """Start a step's child: a run of the agent or the workflow `name`, as `kind` says.
 
-    The service does this only when it has seen the run's `workflow.step_started` in EVENTS.
+    The service starts the child only after EVENTS has the `workflow.step_started` of the step.
     `places` is how many runs below the child may be under way at once.
     """
 
@@ -46,9 +46,9 @@ class CancelChild:
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """Have `TimerInput(timer)` come at `due`, in milliseconds since 1970.
+    """Give the run the input `TimerInput(timer)` at the time `due`, in milliseconds since 1970.
 
-    `timer` is unique in the run and one token of a subject.
+    `timer` is unique in the run, and is one token of a subject.
     """
 
     timer: str
@@ -66,7 +66,8 @@ class CancelTimer:
 class Call:
     """Call a webhook through automations. `give_up_at` is in milliseconds since 1970.
 
-    `one_attempt` is set if the step itself has a `retry`.
+    `one_attempt` is True if the step itself has a `retry`. Automations then makes no second
+    attempt.
     """
 
     call_id: str
@@ -80,7 +81,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Give the step every event of this type, from the time `since` on (ms since 1970)."""
+    """Give the step every event of this type that is stored at `since` (ms since 1970) or later."""
 
     step: str
     index: int | None
@@ -108,10 +109,10 @@ FrameKind = Literal["open", "event"]
 class Frame:
     """A source frame of the run, which the service writes to `raw.<run>.workflows`.
 
-    `record` is the number of the record in the journal, from 1, and `part` the number of the frame
-    of this record, from 0. Frames are written in the order of (`record`, `part`). `at` is the time
-    of the record, in milliseconds since 1970. The payload of an `event` has `type`, `data`,
-    `source`, and `step_id` where the event belongs to a step.
+    `record` is the number of the record in the journal, from 1, and `part` is the number of the
+    frame among the frames of this record, from 0. Frames are written in the order of (`record`,
+    `part`). `at` is the time of the record, in milliseconds since 1970. The payload of an `event`
+    has `type`, `data` and `source`. If the event belongs to a step, the payload also has `step_id`.
     """
 
     record: int

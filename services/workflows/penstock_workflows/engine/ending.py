@@ -1,4 +1,4 @@
-"""How steps and runs end: success, failure, retry, stop. Pure."""
+"""Ends steps and runs, after a success or a failure, and begins retries. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock_workflows.engine.records import Json, JsonObject
 from penstock_workflows.engine.state import Key, Open
 from penstock_workflows.engine.values import NotStorable
 
-MAX_FAILED_ITEMS: Final = 20  # how many failed items the error of a loop names
+MAX_FAILED_ITEMS: Final = 20  # the greatest number of failed items that a loop's error names
 
 
 def complete(
@@ -21,7 +21,7 @@ def complete(
     child: JsonObject | None = None,
     usage: dict[str, int] | None = None,
 ) -> None:
-    """End an open step successfully. Its output is made from the result."""
+    """End an open step successfully, with an output that is made from the result."""
     step = draft.plan.step(entry.step)
     output = result
     if step.output is not None:
@@ -78,7 +78,7 @@ def fail(
 ) -> None:
     """End an attempt of an open step with an error: the step is tried again, or has failed."""
     retry = draft.plan.step(entry.step).retry
-    if retry is None or entry.attempt >= retry.attempts or not retry.retries(error["code"]):
+    if retry is None or entry.attempt >= retry.attempts or not retry.applies_to(error["code"]):
         fail_step(draft, entry.key, error, output=output, child=child)
         return
     due = draft.at + round(retry.backoff_after(entry.attempt) * 1000)
@@ -110,7 +110,7 @@ def _of_step(key: Key, error: JsonObject) -> JsonObject:
 
 
 def _end_loop(draft: Draft, key: Key) -> None:
-    """End the step of an item if this was its last item."""
+    """End the loop of an item if all items of the loop have ended."""
     name, index = key
     if index is None:
         return
@@ -120,7 +120,7 @@ def _end_loop(draft: Draft, key: Key) -> None:
 
 
 def end_loop(draft: Draft, name: str) -> None:
-    """End a step with `for_each` all of whose items have ended."""
+    """End a step with `for_each` after all its items have ended."""
     loop = draft.state.loops[name]
     if not loop.failed:
         draft.write(records.Ended(draft.at, name, "completed"))
@@ -165,7 +165,7 @@ def stop_run(
     by: str | None = None,
     reason: str | None = None,
 ) -> None:
-    """Begin no further step, cancel all children, and end the run when these have ended."""
+    """Begin no further step, cancel all children, and end the run when its children have ended."""
     if step is None:
         step = _first_open(draft)
     name, index = step or (None, None)
@@ -175,7 +175,7 @@ def stop_run(
 
 
 def end_stopped(draft: Draft, *, now: bool = False) -> None:
-    """End a run that stops: with `now` at once, otherwise only if all its children have ended."""
+    """End a stopped run if all its children have ended; with `now`, do not wait for them."""
     state = draft.state
     stop = state.stop
     if stop is None or state.end is not None or (state.left and not now):

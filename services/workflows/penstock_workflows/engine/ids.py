@@ -11,7 +11,7 @@ _KINDS: Final = frozenset({"timeout", "retry", "wait", "run", "stop"})
 
 
 def step_id(step: str, index: int | None) -> str:
-    """Return the id of a step, or of an item of a step with `for_each`, as events have it."""
+    """Return the id that events use for a step, or for an item of a step with `for_each`."""
     return f"step_{step}" if index is None else f"step_{step}.{index}"
 
 
@@ -27,7 +27,7 @@ def approval_id(run_id: str, step: str, index: int | None, attempt: int) -> str:
 
 
 def session_id(run_id: str, step: str, index: int | None) -> str:
-    """Return the id of the session that a child has for itself; further attempts have the same."""
+    """Return the id of a child's own session. All attempts of a step have the same session."""
     return str(uuid.uuid5(uuid.UUID(run_id), f"session/{step_id(step, index)}"))
 
 
@@ -49,7 +49,7 @@ class Timer:
 
     @classmethod
     def parse(cls, text: str) -> Timer | None:
-        """Return the timer of a token; None if the token is no timer's."""
+        """Return the timer that a subject's token names; None if the token names no timer."""
         kind, *rest = text.split("-")
         if kind not in _KINDS:
             return None

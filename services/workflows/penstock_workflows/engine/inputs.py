@@ -15,9 +15,9 @@ from penstock_workflows.engine.records import ApprovalChange, JsonObject
 
 @dataclass(frozen=True, slots=True)
 class StartInput:
-    """`command.workflows.start.<run>`, with the definition that the command names.
+    """A command `command.workflows.start.<run>`, with the definition that the command names.
 
-    `command` is the command as JSON and `open` the payload of the run's first source frame.
+    `command` is the command as JSON, and `open` is the payload of the run's first source frame.
     `refused` (`code`, `message`) is set if the run cannot start, for example because the workflow
     is unknown; the run then fails at once. `cancelled` is set if the run was cancelled before its
     start was handled; the run then ends as cancelled at once.
@@ -50,14 +50,15 @@ class ChildInput:
 
 @dataclass(frozen=True, slots=True)
 class TimerInput:
-    """A timer of `StartTimer` is due."""
+    """A timer that the effect `StartTimer` has started is due."""
 
     timer: str
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalInput:
-    """`command.workflows.continue.<run>`: news of an approval; see `ApprovalNews`."""
+    """A command `command.workflows.continue.<run>`, which reports news of an approval
+    (`ApprovalNews`)."""
 
     approval_id: str
     news: ApprovalChange
@@ -67,7 +68,7 @@ class ApprovalInput:
 
 @dataclass(frozen=True, slots=True)
 class CancelInput:
-    """`command.workflows.cancel.<run>`."""
+    """A command `command.workflows.cancel.<run>`, which cancels the run."""
 
     by: str
     reason: str = "user_stop"
@@ -77,10 +78,10 @@ class CancelInput:
 class FailInput:
     """An input of the run could not be processed and is a dead letter.
 
-    `error` (`code`, `message`) is the error with which the run fails. `ended` is the child whose
-    end could not be processed, and the type of the event: the run does not wait for this child's
-    end. A run that is already stopping keeps its outcome. If the input was not the end of a child,
-    such a run ends at once, because it may have waited for the input.
+    `error` (`code`, `message`) is the error with which the run fails. If the input was the end of a
+    child, `ended` has the child's run id and the type of the event. The run then does not wait for
+    this child any longer. A run that is already stopping keeps its outcome. Such a run ends at once
+    if the input was not the end of a child, because the run may have waited for the input.
     """
 
     error: JsonObject
@@ -103,7 +104,8 @@ class EventInput:
 
 @dataclass(frozen=True, slots=True)
 class CalledInput:
-    """`command.workflows.called.<run>`: the outcome of a call; see `Called`."""
+    """A command `command.workflows.called.<run>`, which reports the outcome of a call
+    (`Called`)."""
 
     call_id: str
     outcome: Literal["delivered", "failed"]
@@ -114,7 +116,8 @@ class CalledInput:
 
 @dataclass(frozen=True, slots=True)
 class StepStartedSeen:
-    """The run's `workflow.step_started` of this child is in EVENTS, so the child may start."""
+    """The event `workflow.step_started` that names this child is in EVENTS, so the child may
+    start."""
 
     child: str
 

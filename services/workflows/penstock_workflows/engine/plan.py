@@ -1,4 +1,4 @@
-"""A workflow's definition, prepared for running it, with the steps that follow each step. Pure."""
+"""Prepares a workflow's definition for its runs: finds the steps that follow each step. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(slots=True)
 class Plan:
-    """A compiled workflow, with the steps that need each step.
+    """A compiled workflow, with what its runs need to know about the order of the steps.
 
-    `followers` are the steps that need a step. `positions` is the order of the definition. Steps
-    that could begin at the same time begin in this order.
+    `followers` maps each step to the steps that need it. `positions` maps each step to its position
+    in the definition. Steps that could begin at the same time begin in the order of their
+    positions. `roots` are the steps that need no other step.
     """
 
     workflow: Workflow
@@ -36,7 +37,8 @@ class Plan:
         return self.workflow.steps[name]
 
     def names_in(self, expression: ValueExpression) -> frozenset[str]:
-        """Return the words of an expression, among which are all variables that it uses."""
+        """Return all words of an expression. These include all variables that the expression
+        uses."""
         found = self._names.get(expression.text)
         if found is None:
             found = frozenset(_IDENTIFIER.findall(expression.text))
@@ -59,10 +61,12 @@ def plan_of(workflow: Workflow) -> Plan:
 
 
 def plan_of_json(definition: JsonObject) -> Plan:
-    """Return the plan of a definition as JSON. Plans are cached, because many runs have the same
-    plan.
+    """Return the plan of a definition that is given as JSON.
 
-    Steps begin in the order of the keys, so the definition must have them in their order.
+    Plans are cached, because many runs have the same plan.
+
+    Steps begin in the order of the keys in `definition`. So the keys must have the same order as in
+    the document that was stored.
 
     Raises:
         pydantic.ValidationError, InvalidDefinition: the definition is not valid.

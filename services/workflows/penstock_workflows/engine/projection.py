@@ -1,7 +1,8 @@
-"""Makes the source frames of a run's records: docs/workflow-events.md has the rules. Pure.
+"""Makes the source frames of a run's records, by the rules in docs/workflow-events.md. Pure.
 
-The frames of a record depend on the record and the state before it alone. So a replica that does
-not know which frames were written makes the same frames again, with the same positions.
+The frames of a record depend only on the record and on the state before the record. So a process
+that does not know which frames were written can make the same frames again, with the same
+positions.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _Event = tuple[str, JsonObject, str | None]  # type, data, step_id
 def projection(
     before: State | None, record: Record, values: Mapping[str, Json] = _NONE
 ) -> list[Frame]:
-    """Return the source frames of a record. `before` is the state without the record.
+    """Return the source frames of a record. `before` is the state before the record.
 
-    `values` are the outputs that were stored by reference, by their digests.
+    `values` maps digests to outputs that were stored by reference.
 
     Raises:
         ValuesNeeded: an event has an output that is not among `values`.
@@ -89,8 +90,8 @@ def _started(record: records.Started) -> list[Frame]:
     return frames
 
 
-def _on_looped(
-    before: State, record: records.Looped, values: Mapping[str, Json]
+def _on_for_each_started(
+    before: State, record: records.ForEachStarted, values: Mapping[str, Json]
 ) -> Iterator[_Event]:
     yield from _begin(before, record.step, None)
 
@@ -127,10 +128,12 @@ def _on_waiting(
         yield _approval_requested(record)
 
 
-def _on_news(before: State, record: records.News, values: Mapping[str, Json]) -> Iterator[_Event]:
+def _on_approval_reported(
+    before: State, record: records.ApprovalReported, values: Mapping[str, Json]
+) -> Iterator[_Event]:
     event = record.event
-    # A child's pause is not announced here. The record `Paused` announces a pause when no step can
-    # continue.
+    # A pause is not announced here, because other steps may continue. The record `Paused` announces
+    # the pause when no step can continue.
     if event is not None and event["type"] != "lifecycle.paused":
         yield event["type"], event.get("data", {}), None
 
@@ -189,7 +192,9 @@ def _loop_output(before: State, step: str, values: Mapping[str, Json]) -> Json:
     return [loaded(item.output, item.ref, values) for item in results]
 
 
-def _on_left(before: State, record: records.Left, values: Mapping[str, Json]) -> Iterator[_Event]:
+def _on_cancelled_child_ended(
+    before: State, record: records.CancelledChildEnded, values: Mapping[str, Json]
+) -> Iterator[_Event]:
     data = {"subrun_id": record.child, "status": record.status}
     yield "dispatch.finished", data, step_id(*before.left[record.child])
 
@@ -250,7 +255,7 @@ def summary_of(output: Json) -> str:
             return orjson.dumps(output).decode()
 
 
-# parts of several records
+# helpers for the events of several kinds of records
 
 
 def _begin(before: State, step: str, index: int | None, attempt: int = 1) -> Iterator[_Event]:
@@ -260,7 +265,7 @@ def _begin(before: State, step: str, index: int | None, attempt: int = 1) -> Ite
 
 
 def _transitions(before: State, key: Key) -> Iterator[_Event]:
-    """Yield an event for each edge that leads to a step; none for the items of a loop."""
+    """Yield an event for each step that this step needs. Yield none for an item of a loop."""
     if key[1] is not None:
         return
     step = _step(before, key[0])
@@ -306,7 +311,7 @@ def _kind(step: Step, index: int | None) -> str:
 
 
 def _finished(entry: Open, child: JsonObject | None, error: JsonObject | None) -> Iterator[_Event]:
-    """Yield the end of a step's child, if there is one and it has ended."""
+    """Yield `dispatch.finished` if the step has a child and this child has ended."""
     if child is None or not isinstance(entry.waits, records.Scheduled):
         return
     data = {"subrun_id": entry.waits.child, "status": child["status"]}
@@ -321,8 +326,8 @@ def _approval_requested(record: records.Waiting) -> _Event:
     assert record.id is not None
     detail = record.detail or {}
     item = {
-        # The id must be unique in the session: two of its runs may ask at once, and an answer may
-        # name only the item.
+        # The id must be unique in the session, because two runs of the session may ask at once, and
+        # an answer may name only the item.
         "item_id": record.id,
         "kind": "confirmation",
         "tool": detail["policy"],
@@ -349,13 +354,13 @@ def _step(state: State, name: str) -> Step:
 
 
 _EVENTS: Final[Mapping[type, Callable[[State, Any, Mapping[str, Json]], Iterator[_Event]]]] = {
-    records.Looped: _on_looped,
+    records.ForEachStarted: _on_for_each_started,
     records.Scheduled: _on_scheduled,
     records.Waiting: _on_waiting,
-    records.News: _on_news,
+    records.ApprovalReported: _on_approval_reported,
     records.Retry: _on_retry,
     records.Ended: _on_ended,
-    records.Left: _on_left,
+    records.CancelledChildEnded: _on_cancelled_child_ended,
     records.Paused: _on_paused,
     records.Resumed: _on_resumed,
     records.End: _on_end,

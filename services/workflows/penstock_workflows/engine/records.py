@@ -1,8 +1,8 @@
 """The records of a workflow's journal, and their form as JSON. Pure.
 
 A run's journal is the list of its records, in order. Every value that a later decision depends on
-is in a record: times, ids of children, and the results of expressions. So a replica that reads the
-journal again, even with a newer version of CEL, comes to the same state.
+is in a record: times, ids of children, and the results of expressions. So every process that reads
+the journal gets the same state, even with a newer version of CEL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UnknownRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The run has started. The first record of every journal.
+    """The run has started. Every journal begins with this record.
 
     `command` is the start command as JSON. `open` is the payload of the run's first source frame.
     `definition` is the whole definition as JSON, so that the run keeps its version; it is None if
@@ -48,8 +48,8 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Looped:
-    """A step with `for_each` has begun. `items` is its list."""
+class ForEachStarted:
+    """A step with `for_each` has begun. `items` is the list of the loop's items."""
 
     at: int
     step: str
@@ -58,9 +58,10 @@ class Looped:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A step's child is to be started. `child` is the id of the child's run.
+    """A step's child must be started. `child` is the id of the child's run.
 
-    `name` is the agent or the workflow. `timeout` is when the attempt fails with code `timeout`.
+    `name` is the agent or the workflow. At the time `timeout` (milliseconds since 1970), the
+    attempt fails with the code `timeout`.
     """
 
     at: int
@@ -82,11 +83,11 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A step waits for something that is no child.
+    """A step waits for something other than a child.
 
-    `id` is the approval's id or the call's id. `due` is the end of a `wait`. `detail` has what the
-    kind needs: `title`, `show` and `policy` of an approval; `url`, `body` and `secret` of a call;
-    `event` of `listen`.
+    `id` is the approval's id or the call's id. `due` is the time at which a `wait` ends. `detail`
+    has what the kind needs: `title`, `show` and `policy` of an approval; `url`, `body` and `secret`
+    of a call; `event` of `listen`.
     """
 
     at: int
@@ -101,8 +102,9 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A step's child waits for a person. `sequence` is the sequence of the child's event."""
+class ChildPaused:
+    """A step's child waits for a person. `sequence` is the number of the child's event in its
+    run."""
 
     at: int
     step: str
@@ -112,7 +114,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ChildResumed:
     """A step's child no longer waits for a person."""
 
     at: int
@@ -122,7 +124,7 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ApprovalReported:
     """The approvals service has reported about a step's approval. `event` has `type` and `data`."""
 
     at: int
@@ -136,9 +138,9 @@ class News:
 class Retry:
     """An attempt of a step has failed, and the step is tried again at `due`.
 
-    `attempt` is the number of the attempt that has failed. `child` is how the attempt's child has
-    ended (`status`, `text`). `child` is None if there is no child, or if the child has not ended
-    yet.
+    `attempt` is the number of the attempt that has failed. `child` tells how the attempt's child
+    has ended (`status`, `text`). `child` is None if there is no child, or if the child has not
+    ended yet.
     """
 
     at: int
@@ -154,9 +156,9 @@ class Retry:
 class Ended:
     """A step, or an item of a step with `for_each`, is done.
 
-    A large output is not in the record: `ref` is its reference. A loop's own record has no output,
-    because the records of its items have theirs. `size` is the size of `output` as JSON. `child` is
-    as in `Retry`.
+    For a large output, the record has only `ref`, the reference to the output. A loop's own record
+    has no output, because the records of the items have the outputs. `size` is the size of `output`
+    as JSON, in bytes. `child` has the same meaning as in `Retry`.
     """
 
     at: int
@@ -172,8 +174,8 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A child that was to be cancelled has ended, or was never started."""
+class CancelledChildEnded:
+    """A child that had to be cancelled has ended, or was never started."""
 
     at: int
     child: str
@@ -199,7 +201,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """No further step begins, and all children are to be cancelled.
+    """No further step begins, and all children must be cancelled.
 
     The run ends with `status` when its children have ended, at the latest at `due`. `step` is the
     step that failed, or the first step that was open.
@@ -217,7 +219,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The run has ended. The last record of every journal."""
+    """The run has ended. No record follows this one in the journal."""
 
     at: int
     status: RunStatus
@@ -231,22 +233,32 @@ class End:
 
 Record: TypeAlias = (
     Started
-    | Looped
+    | ForEachStarted
     | Scheduled
     | Waiting
-    | Held
-    | Released
-    | News
+    | ChildPaused
+    | ChildResumed
+    | ApprovalReported
     | Retry
     | Ended
-    | Left
+    | CancelledChildEnded
     | Paused
     | Resumed
     | Stop
     | End
 )
 
-_TYPES: Final[Mapping[str, type[Any]]] = {cls.__name__.lower(): cls for cls in get_args(Record)}
+# the names in the journal that differ from the names of the classes
+_NAMES_IN_JOURNAL: Final[Mapping[type[Any], str]] = {
+    ForEachStarted: "looped",
+    ChildPaused: "held",
+    ChildResumed: "released",
+    ApprovalReported: "news",
+    CancelledChildEnded: "left",
+}
+_TYPES: Final[Mapping[str, type[Any]]] = {
+    _NAMES_IN_JOURNAL.get(cls, cls.__name__.lower()): cls for cls in get_args(Record)
+}
 _FIELDS: Final = {cls: tuple(field.name for field in fields(cls)) for cls in get_args(Record)}
 _NAMES: Final = {cls: name for name, cls in _TYPES.items()}
 

@@ -1,7 +1,7 @@
 """The state of a workflow's run, folded from its records. Pure.
 
 `fold` changes the state in place, in time that does not depend on the length of the journal.
-`decide` works on a copy, so that a decision whose records are not stored leaves no trace.
+`decide` works on a copy, so a decision whose records could not be stored has not changed the state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from penstock_workflows.engine.values import ValuesNeeded, loaded
 Key: TypeAlias = tuple[str, int | None]  # a step's name, and the item's index in `for_each`
 Waits = records.Scheduled | records.Waiting | records.Retry
 
-# The kinds of steps that count for a workflow's `concurrency`, because others work for them.
+# The kinds of steps that count towards a workflow's `concurrency`. Such a step waits for the work
+# of an agent, of another workflow, or of the receiver of a webhook.
 WORKING: Final = frozenset({"run", "workflow", "call"})
 
 
@@ -34,7 +35,7 @@ class Result:
     items: tuple[Result, ...] | None = None
 
     def value(self, values: Mapping[str, Json]) -> Json:
-        """Return the output: of a loop, the list of its items' outputs.
+        """Return the step's output; the output of a loop is the list of its items' outputs.
 
         Raises:
             ValuesNeeded: outputs that are stored by reference are not among `values`.
@@ -70,10 +71,10 @@ class Loop:
 class Open:
     """A step, or an item of a step, that has begun and is not done.
 
-    `waits` is the record that says for what the step waits. `person` has the data of the
-    `lifecycle.paused` while the step waits for a person. `heard` is the sequence of the child's
-    last event that counted. `works` tells whether the step counts for the workflow's `concurrency`,
-    also between two attempts.
+    `waits` is the record of what the step waits for. While the step waits for a person, `person`
+    has the data of the `lifecycle.paused`; otherwise `person` is None. `heard` is the number of the
+    child's last event that began or ended such a pause. If `works` is True, the step counts towards
+    the workflow's `concurrency`, also between two attempts.
     """
 
     step: str
@@ -83,7 +84,7 @@ class Open:
     works: bool
     person: JsonObject | None = None
     heard: int = 0
-    escalated: int = 0  # the last step of the approval's escalation
+    escalated: int = 0  # the number of the approval's last escalation
     expired: bool = False  # the approval's deadline has passed
 
     @property
@@ -93,7 +94,7 @@ class Open:
 
     @property
     def id(self) -> str | None:
-        """The id of the child, the approval or the call for which it waits."""
+        """The id of the child, the approval or the call for which the step waits; else None."""
         match self.waits:
             case records.Scheduled(child=child):
                 return child
@@ -107,7 +108,7 @@ class Open:
 class State:
     """The state of a run after `length` records.
 
-    - `ready`: steps whose needs are done and that have not begun.
+    - `ready`: steps that have not begun, although all their needs are done.
     - `open`: steps and items that have begun and are not done. `loops`: steps with `for_each` that
       have begun and are not done.
     - `results`: the steps that are done.
@@ -120,17 +121,18 @@ class State:
     at: int
     length: int = 1  # how many records the journal has
     begun: int = 0  # how many steps, items and further attempts have begun
-    busy: int = 0  # how many of `open` count for the concurrency
+    busy: int = 0  # how many of `open` count towards the concurrency
     persons: int = 0  # how many of `open` wait for a person
-    inline_bytes: int = 0  # the size of the outputs that are in the records
+    inline_bytes: int = 0  # the total size of the outputs inside the records
     ready: dict[str, None] = field(default_factory=dict)
     open: dict[Key, Open] = field(default_factory=dict)
     loops: dict[str, Loop] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
-    keys: dict[str, Key] = field(default_factory=dict)  # by the id of a child, approval or call
+    # of open steps, by the id of the child, the approval or the call
+    keys: dict[str, Key] = field(default_factory=dict)
     left: dict[str, Key] = field(default_factory=dict)
     usage: dict[str, int] = field(default_factory=dict)
-    paused: str | None = None  # the approval that the pause was announced with
+    paused: str | None = None  # the approval that the announced pause names
     stop: records.Stop | None = None
     end: records.End | None = None
 
@@ -141,15 +143,16 @@ class State:
 
     @property
     def depth(self) -> int:
-        """How many workflows this run is inside of; 0 for an outermost one."""
+        """The number of workflows in which this run is nested; 0 for an outermost workflow."""
         return int(self.started.command.get("workflow_depth") or 0)
 
     @property
     def places(self) -> int:
         """How many runs below this one may be under way at once.
 
-        Each nested workflow gets its share. Without this bound, a workflow that runs itself a
-        hundred times would soon have a hundred, ten thousand, a million runs under way.
+        A workflow divides this number by its `concurrency`. Each nested workflow gets the quotient
+        as its own `places`. Without this bound, a workflow that runs itself a hundred times would
+        soon have a hundred, ten thousand, a million runs under way.
         """
         return int(self.started.command.get("workflow_places") or limits.MAX_PLACES)
 
@@ -187,7 +190,7 @@ def fold(state: State | None, record: Record) -> State:
     """Return the state after a record. An existing state is changed in place.
 
     Raises:
-        ValueError: the first record is no `Started`, or a later one is.
+        ValueError: the first record is no `Started`, or a later record is a `Started`.
     """
     if isinstance(record, records.Started):
         if state is not None:
@@ -217,7 +220,7 @@ def _started(record: records.Started) -> State:
     return state
 
 
-def _on_looped(state: State, record: records.Looped) -> None:
+def _on_for_each_started(state: State, record: records.ForEachStarted) -> None:
     del state.ready[record.step]
     state.loops[record.step] = Loop(record.items, [None] * len(record.items))
 
@@ -245,15 +248,15 @@ def _begin(state: State, key: Key) -> None:
         state.loops[step].begun = index + 1
 
 
-def _on_held(state: State, record: records.Held) -> None:
+def _on_child_paused(state: State, record: records.ChildPaused) -> None:
     _wait_for_person(state, (record.step, record.index), record.data or {}, record.sequence)
 
 
-def _on_released(state: State, record: records.Released) -> None:
+def _on_child_resumed(state: State, record: records.ChildResumed) -> None:
     _wait_for_person(state, (record.step, record.index), None, record.sequence)
 
 
-def _on_news(state: State, record: records.News) -> None:
+def _on_approval_reported(state: State, record: records.ApprovalReported) -> None:
     key = record.step, record.index
     entry = state.open[key]
     data = (record.event or {}).get("data", {})
@@ -319,14 +322,14 @@ def _on_ended(state: State, record: records.Ended) -> None:
 
 
 def _make_ready(state: State, done: str) -> None:
-    """Note the steps that waited for nothing but this step."""
+    """Add each step to `ready` that waited only for this step."""
     assert state.plan is not None
     for name in state.plan.followers[done]:
         if all(needed in state.results for needed in state.plan.step(name).needs):
             state.ready[name] = None
 
 
-def _on_left(state: State, record: records.Left) -> None:
+def _on_cancelled_child_ended(state: State, record: records.CancelledChildEnded) -> None:
     del state.left[record.child]
 
 
@@ -352,15 +355,15 @@ def _on_end(state: State, record: records.End) -> None:
 
 
 _FOLDS: Final[Mapping[type, Callable[[State, Any], None]]] = {
-    records.Looped: _on_looped,
+    records.ForEachStarted: _on_for_each_started,
     records.Scheduled: _on_begun,
     records.Waiting: _on_begun,
-    records.Held: _on_held,
-    records.Released: _on_released,
-    records.News: _on_news,
+    records.ChildPaused: _on_child_paused,
+    records.ChildResumed: _on_child_resumed,
+    records.ApprovalReported: _on_approval_reported,
     records.Retry: _on_retry,
     records.Ended: _on_ended,
-    records.Left: _on_left,
+    records.CancelledChildEnded: _on_cancelled_child_ended,
     records.Paused: _on_paused,
     records.Resumed: _on_resumed,
     records.Stop: _on_stop,

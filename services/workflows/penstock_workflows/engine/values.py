@@ -1,4 +1,4 @@
-"""Keeps large outputs out of the records, which have a reference in place of each. Pure."""
+"""Keeps large outputs out of the records. A record has only a reference to a large output. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ import orjson
 
 from penstock_workflows.engine.records import Json, JsonObject
 
-MAX_INLINE_BYTES: Final = 64 * 1024  # the largest output that a record has itself
-# The total size in bytes of the outputs in a run's records. When this size is reached, a further
-# record has its output itself only if the output has at most SMALL_BYTES.
+MAX_INLINE_BYTES: Final = 64 * 1024  # the size of the largest output inside a record
+# The limit in bytes for the total size of the outputs inside a run's records. When this limit is
+# reached, a further record contains its output only if the output has at most SMALL_BYTES.
 MAX_TOTAL_BYTES: Final = 1024 * 1024
 SMALL_BYTES: Final = 1024
-# The levels of nesting that an output leaves free, so an output has at most about 100 levels.
-# orjson writes 254 levels and pydantic reads 200. Expressions, commands, records and events put an
-# output inside of other values.
+# The number of nesting levels that must remain free around an output, because expressions,
+# commands, records and events put an output inside other values. orjson writes at most 254 levels,
+# and pydantic reads at most 200. So an output may have about 100 levels.
 SPARE_LEVELS: Final = 150
 
 
 class NotStorable(ValueError):
-    """A value cannot be stored as JSON, since it is nested too deep or has an impossible number."""
+    """A value cannot be stored: it is nested too deep, or contains a number that JSON cannot
+    have."""
 
 
 class ValuesNeeded(Exception):
     """An expression or an event needs values that were stored by reference.
 
-    The service loads the values of `digests`, and makes the same call again with them.
+    The service loads the values of `digests`, and repeats the call with these values.
     """
 
     def __init__(self, digests: Iterable[str]) -> None:
@@ -54,8 +55,8 @@ def reference(payload: bytes) -> JsonObject:
 def kept(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, Stored | None]:
     """Return an output, its reference and its size for a record, and the value to store.
 
-    A record has a small output itself, but only a reference to a large output. `total_bytes` is the
-    size of all outputs that are in the run's records already.
+    A small output is stored inside the record. For a large output, the record has only a reference.
+    `total_bytes` is the total size of the outputs that are inside the run's records already.
 
     Raises:
         NotStorable: the output has more levels than records and events can have, or is no JSON.
@@ -69,7 +70,10 @@ def kept(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, 
 
 
 def _dumped(output: Json) -> bytes:
-    """Return a value as JSON, if there is room for more levels around it. Raises NotStorable."""
+    """Return a value as JSON.
+
+    Raises NotStorable if the value is no JSON, or if it leaves no room for `SPARE_LEVELS` levels.
+    """
     nested = output
     for _ in range(SPARE_LEVELS):
         nested = [nested]
@@ -80,7 +84,7 @@ def _dumped(output: Json) -> bytes:
 
 
 def loaded(output: Json, ref: JsonObject | None, values: Mapping[str, Json]) -> Json:
-    """Return the output, which may be a stored value.
+    """Return `output` itself, or the stored value to which `ref` refers.
 
     Raises:
         ValuesNeeded: the value is not among `values`.

@@ -43,7 +43,7 @@ from penstock_workflows.engine.projection import projection
 from penstock_workflows.engine.records import End, Ended, Json
 from penstock_workflows.engine.records import Retry as RetryRecord
 from penstock_workflows.journal.journal import Journals
-from penstock_workflows.journal.loading import Values, read_on
+from penstock_workflows.journal.loading import Values, fold_new_records
 from penstock_workflows.journal.memory import RunInMemory, Runs
 from penstock_workflows.journal.messages import Incomplete
 
@@ -147,7 +147,7 @@ class Decisions:
     async def _append(self, run: RunInMemory, decision: Decision) -> None:
         for value in decision.stored:
             await self._journals.store_value(run.run_id, value.digest, value.payload)
-        # From here on the records may be stored while their effects are not done.
+        # From here on, the records may be stored although their effects are not done.
         run.owes_effects = True
         assert decision.state is not None
         end = await self._journals.append(run.run_id, run.end, decision.records)
@@ -180,7 +180,7 @@ class Decisions:
             elif (given := await self._performer.perform(state, effect)) is not None:
                 learnt.append(given)
         if state.end is not None:
-            await self._performer.after_end(state)
+            await self._performer.schedule_removal(state)
         heard = [await self._performer.begin_to_listen(state, listen) for listen in listens]
         # All effects so far are done. If one of the following inputs fails, the effects of the open
         # steps are repeated, and this includes `begin_to_listen`, which returns these inputs again.
@@ -188,14 +188,14 @@ class Decisions:
         for given in itertools.chain(learnt, *heard):
             await self._take(run, given, repeated=False)
         for listen in listens:
-            await self._performer.has_caught_up(state, listen)
+            await self._performer.mark_caught_up(state, listen)
 
     async def _on_step_started(
         self, run: RunInMemory, seen: StepStartedSeen, *, repeated: bool
     ) -> None:
         """Start a child run, because EVENTS now has the event that names the child."""
         if run.state is None:
-            # return  # the run is no workflow of Penstock: events of agent servers have steps, too
+            # The run is no workflow of Penstock. Agent servers also publish events with steps.
             return
         if repeated:
             await self._do(run, open_effects(run.state))
@@ -238,11 +238,14 @@ class Decisions:
 
     async def _read_on(self, run: RunInMemory) -> bool:
         """Apply the journal's new records to the run; return whether there were any."""
-        return await read_on(run, self._journals, self._values, self._frames.find_place)
+        return await fold_new_records(
+            run, self._journals, self._values, self._frames.find_last_frame
+        )
 
 
 def _why(end: End) -> str:
-    """Return a failure's code and step for the log; the failure's message may quote an agent."""
+    """Return a failure's code and step for the log, without its message, which may quote an
+    agent."""
     if end.error is None:
         return ""
     return f" ({end.error.get('code')}{f', step {end.step}' if end.step else ''})"

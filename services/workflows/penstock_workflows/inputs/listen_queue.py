@@ -1,4 +1,4 @@
-"""The queue of events for which steps listen."""
+"""Processes the events for which steps listen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from penstock_workflows.effects.listens import DURABLE, Listens
 
 
 class ListenQueue(WorkQueue):
-    """Processes the messages of the consumer of one shard, whose subjects `Listens` changes."""
+    """Processes the messages of one shard's consumer. `Listens` changes the subjects of this
+    consumer."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class ListenQueue(WorkQueue):
         self._listens = listens
 
     async def create(self) -> str:
-        """Make the consumers with the types for which steps listen now; part of `PullUse`."""
+        """Make the consumers with the types for which steps listen now; return the consumer's
+        name."""
         await self._listens.update_consumers()
         return DURABLE

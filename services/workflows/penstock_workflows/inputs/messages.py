@@ -31,7 +31,7 @@ STEP_STARTED: Final = "workflow.step_started"
 _ENDED_BY_OTHERS: Final = frozenset({"lifecycle.failed", "lifecycle.cancelled"})
 
 
-def of_command(kind: str, payload: bytes) -> Input:
+def input_of_command(kind: str, payload: bytes) -> Input:
     """Return the input of a cancel, continue or called command.
 
     Raises:
@@ -56,7 +56,7 @@ def of_command(kind: str, payload: bytes) -> Input:
             )
 
 
-def of_event(payload: bytes) -> list[tuple[str, Input]]:
+def inputs_of_event(payload: bytes) -> list[tuple[str, Input]]:
     """Return the inputs of an event, each with the run that it concerns.
 
     An event of a child concerns its parent. The end of any run may concern this run itself, since

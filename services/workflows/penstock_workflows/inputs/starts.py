@@ -28,7 +28,8 @@ class Starts:
         self._config = config
 
     async def input_of(self, command: StartCommand) -> StartInput:
-        """Return the input of a start. A start that cannot be carried out has the reason.
+        """Return the input for a start command. If the start is not possible, `refused` has the
+        reason.
 
         Raises:
             BusError: the definition cannot be read now.
@@ -42,7 +43,7 @@ class Starts:
         refused: dict[str, Any] | None = None
         try:
             found = await find_workflow(self._bus, name, version)
-            # with a version, the service that published the command has checked it
+            # if the command has a version, the service that published it has checked its input
             if command.version is None:
                 check_input(found, command.input, command.message)
                 given = input_of(found.input_schema, command.input, command.message)
@@ -98,7 +99,8 @@ def unstarted_input_of(
 
 
 def _open(command: StartCommand, agent: object, workflow: str) -> dict[str, Any]:
-    """Return the payload of the run's `open`: the run's facts, as the normalizer needs them."""
+    """Return the payload of the run's first source frame, with the facts that the normalizer
+    needs."""
     facts: dict[str, Any] = {
         "agent": command.agent,
         "protocol": PROTOCOL,

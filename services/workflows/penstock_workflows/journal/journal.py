@@ -13,9 +13,9 @@ from penstock.bus.read import direct
 from penstock.bus.streams import JOURNAL
 from penstock.bus.write import fence
 from penstock_workflows.engine.records import Record, decode, encode
-from penstock_workflows.journal.messages import RECORD, Incomplete, joined, messages_of
+from penstock_workflows.journal.messages import RECORD, Incomplete, joined_payloads, messages_of
 
-# The number of reads of a journal before messages that are missing in the answer count as lost. A
+# The number of reads after which messages that are still missing in the answer count as lost. A
 # replica that lags behind usually has the messages after a few pauses.
 TRIES: Final = 40
 
@@ -116,7 +116,7 @@ class Journals:
         for _ in range(TRIES):
             found = [tail] if PART not in tail.headers else await self._between(subject, 0, tail)
             try:
-                return joined(found)[0][1]
+                return joined_payloads(found)[0][1]
             except Incomplete:
                 await asyncio.sleep(direct.LAG_S)
         raise Incomplete(f"{subject} lacks parts")
@@ -141,13 +141,13 @@ class Journals:
 
 
 def _records(stored: Sequence[Stored], before: int) -> list[Record]:
-    """Return the records in these messages; record number `before + 1` is the first of them.
+    """Return the records in these messages. The first record must have the number `before + 1`.
 
     Raises:
         Incomplete: records or parts are missing.
     """
     records: list[Record] = []
-    for headers, payload in joined(stored):
+    for headers, payload in joined_payloads(stored):
         first, expected = int(headers[RECORD]), before + len(records) + 1
         if first != expected:
             raise Incomplete(f"{stored[-1].subject}: record {expected} is missing, before {first}")

@@ -1,4 +1,4 @@
-"""Brings runs in memory up to their journals."""
+"""Updates the runs in memory from their journals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
 class Values:
-    """Reads the large values of runs, and keeps the last ones in memory."""
+    """Reads the large values of runs, and keeps the values that were used last in memory."""
 
     def __init__(self, journals: Journals) -> None:
         self._journals = journals
@@ -68,16 +68,16 @@ class Values:
                 await self.load(run_id, needed.digests, values)
 
 
-async def read_on(
+async def fold_new_records(
     run: RunInMemory,
     journals: Journals,
     values: Values,
-    find_place: Callable[[RunInMemory], Awaitable[object]],
+    find_last_frame: Callable[[RunInMemory], Awaitable[object]],
 ) -> bool:
     """Fold the journal's records that the run in memory lacks, and make their frames.
 
-    `find_place` sets the place of the run's last frame in RAW; frames up to there are not made.
-    Returns whether there were records.
+    `find_last_frame` sets the position of the run's last frame in RAW. For records before
+    this position, no frames are made. Returns whether there were new records.
 
     Raises:
         Incomplete: JOURNAL lacks messages.
@@ -89,7 +89,7 @@ async def read_on(
         run.is_known = True
         return False
     if not run.is_known:
-        await find_place(run)
+        await find_last_frame(run)
     if not run.end.records and isinstance(records[0], Started):
         try:
             fold(None, records[0])
@@ -101,7 +101,7 @@ async def read_on(
     state = run.state.copy() if run.state is not None else None
     frames: list[Frame] = []
     for number, record in enumerate(records, run.end.records + 1):
-        if number >= run.place[0]:
+        if number >= run.last_frame_position[0]:
             frames += await values.with_values(run.run_id, _projection(state, record))
         state = fold(state, record)
     assert state is not None

@@ -19,8 +19,9 @@ from penstock_workflows.engine.effects import Frame
 from penstock_workflows.engine.state import State
 from penstock_workflows.journal.journal import EMPTY, Position
 
-Place: TypeAlias = tuple[int, int]  # the numbers of a record and of one of its source frames
-NOWHERE: Final[Place] = (0, 0)  # before the first frame
+# the numbers of a record and of one of its source frames
+FramePosition: TypeAlias = tuple[int, int]
+BEFORE_FIRST_FRAME: Final[FramePosition] = (0, 0)  # before the first frame
 
 
 @dataclass(slots=True, eq=False)
@@ -28,11 +29,11 @@ class RunInMemory:
     """The state of a run after the journal records that this process has read or written.
 
     `frames` are the source frames of records up to `end` that RAW may not have yet. `writer` writes
-    these frames, and is None while it is unknown which frames RAW has. `place` is the place of the
-    last frame that RAW is known to have. `place` may be beyond `end` if another process has written
-    more. `is_known` is False until this process has read or written the journal. `owes_effects` is
-    True from an append until the effects of its records are done. While it is True, the next input
-    first does the effects of all open steps again.
+    these frames, and is None while it is unknown which frames RAW has. `last_frame_position` is the
+    position of the last frame that RAW is known to have. This position may be beyond `end` if
+    another process has written more. `is_known` is False until this process has read or written the
+    journal. `owes_effects` is True from an append until the effects of its records are done. While
+    it is True, the next input first does the effects of all open steps again.
     """
 
     run_id: str
@@ -42,11 +43,11 @@ class RunInMemory:
     owes_effects: bool = False
     frames: deque[Frame] = field(default_factory=deque)
     writer: RawWriter | None = None
-    place: Place = NOWHERE
+    last_frame_position: FramePosition = BEFORE_FIRST_FRAME
     unreadable: str | None = None  # why this version cannot compile the run's definition
     # The child runs to cancel; filled only if the run's definition is unreadable.
     children: list[str] = field(default_factory=list)
-    # Set while an input uses the run: the state may be wrong, and is read again for the next input.
+    # True if the state may be wrong, and must be read again before the next input of the run.
     is_stale: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0  # The number of inputs that use the run or wait for it.
@@ -62,11 +63,11 @@ class RunInMemory:
         self.unreadable = None
         self.children.clear()
         self.frames.clear()
-        self.writer, self.place = None, NOWHERE
+        self.writer, self.last_frame_position = None, BEFORE_FIRST_FRAME
 
 
 class Runs:
-    """Keeps the runs in memory: at most `limit`, and the runs that inputs are using."""
+    """Keeps at most `limit` runs in memory, except while inputs use more runs at once."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -77,7 +78,7 @@ class Runs:
 
     @asynccontextmanager
     async def take(self, run_id: str) -> AsyncIterator[RunInMemory]:
-        """Give the run to one input at a time; other inputs of the run wait."""
+        """Yield the run to one input at a time; other inputs of the run wait."""
         run = self._runs.get(run_id)
         if run is None:
             run = self._runs[run_id] = RunInMemory(run_id)

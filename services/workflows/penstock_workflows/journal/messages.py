@@ -1,8 +1,8 @@
 """Cuts payloads into messages of JOURNAL, and joins them. Pure.
 
-The records of one decision are one payload, a commit. A commit is one message, so the server stores
-all its records or none. A commit over 512 KiB is several messages, its parts, which are stored as
-one atomic batch.
+The records of one decision form one payload, which is called a commit. A commit of at most 512 KiB
+is one message, so the server stores all its records or none. A larger commit is cut into several
+messages, its parts, which are stored as one atomic batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from penstock.bus.messages import PART
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.bus.write.publisher import MAX_BATCH
 
-# Header of a message of JOURNAL: the number of the commit's first record in its run, from 1.
+# The name of a header of JOURNAL's messages. The header has the number of the commit's first
+# record. The records of a run are numbered from 1.
 RECORD: Final = "Penstock-Record"
 MAX_BYTES: Final = MAX_MESSAGE_BYTES * MAX_BATCH
 
@@ -29,7 +30,7 @@ class Incomplete(ValueError):
 
 
 def messages_of(subject: str, payload: bytes, headers: Mapping[str, str]) -> list[Message]:
-    """Return the messages that carry a payload, which are one batch.
+    """Return the messages that carry a payload. They must be stored as one batch.
 
     Raises:
         TooLarge: the payload is larger than an atomic batch can be.
@@ -48,8 +49,8 @@ def messages_of(subject: str, payload: bytes, headers: Mapping[str, str]) -> lis
     ]
 
 
-def joined(stored: Sequence[Stored]) -> list[tuple[Mapping[str, str], bytes]]:
-    """Return the headers and the payload of each payload in these messages of one subject.
+def joined_payloads(stored: Sequence[Stored]) -> list[tuple[Mapping[str, str], bytes]]:
+    """Return each payload that these messages of one subject carry, with its headers.
 
     Raises:
         Incomplete: a part is missing, as in the answer of a replica that lags behind.

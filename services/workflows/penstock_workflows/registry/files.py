@@ -1,4 +1,4 @@
-"""Reads definitions from files, and stores them as versions of the operator."""
+"""Reads definitions from files, and stores them in the operator's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from penstock.settings import Config, ConfigurationError
 from penstock_workflows.definition import InvalidDefinition, Loaded, load
 from penstock_workflows.definition.checks import taken_name, unknown_references
-from penstock_workflows.registry.store import Changed, TooMany, WorkflowStore
+from penstock_workflows.registry.store import TooManyWorkflows, VersionConflict, WorkflowStore
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ async def apply_files(path: Path, store: WorkflowStore, config: Config) -> None:
     for each, loaded in found.items():
         try:
             record, outcome = await store.put(loaded, BY)
-        except (Changed, TooMany) as error:
+        except (VersionConflict, TooManyWorkflows) as error:
             raise ConfigurationError(f"{each}: {error}") from None
         if outcome == "created":
             log.info("stored version %s of the workflow %s", record.version, record.name)

@@ -26,12 +26,12 @@ MAX_VERSIONS: Final = 500  # the greatest number of versions of one workflow
 Outcome = Literal["created", "same"]
 
 
-class Changed(Exception):
+class VersionConflict(Exception):
     """A version is stored already, with other content."""
 
 
-class TooMany(Exception):
-    """There are as many workflows, or versions of a workflow, as there may be."""
+class TooManyWorkflows(Exception):
+    """The limit of workflows, or of versions of a workflow, is reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,11 @@ class WorkflowStore:
         self._bucket = bus.bucket(BUCKET)
 
     async def put(self, loaded: Loaded, by: str) -> tuple[WorkflowRecord, Outcome]:
-        """Store a version, and make it the latest one, unless it is stored already.
+        """Store a version that is not stored yet, and make it the latest version.
 
-        A repeated put of the same content also ends an earlier put that was interrupted before the
-        version became the latest one. It does not change a pointer that is newer than the version.
+        A repeated put of the same content also completes an earlier put that was interrupted before
+        the version became the latest one. A put does not change a pointer that is newer than the
+        version.
 
         Raises:
             Changed: the version is stored with other content.
@@ -81,7 +82,7 @@ class WorkflowStore:
             else:
                 record = await self._read(key) or record
         if record.digest != loaded.digest:
-            raise Changed(
+            raise VersionConflict(
                 f"version {record.version} of the workflow {record.name} is stored with other "
                 "content, and a stored version never changes: give the definition a new version"
             )
@@ -103,7 +104,8 @@ class WorkflowStore:
         return await self._point(name, wanted)
 
     async def _point(self, name: str, wanted: LatestWorkflow) -> LatestWorkflow:
-        """Write the pointer unless it is newer; return the pointer that is valid then."""
+        """Write the pointer, unless the stored pointer is newer. Return the pointer that is stored
+        then."""
         key = latest_key(name)
         while True:
             entry = await self._bucket.get(key)
@@ -116,7 +118,7 @@ class WorkflowStore:
                 return wanted
 
     async def workflows(self) -> list[ListedWorkflow]:
-        """Return all workflows, also retired ones, by their names.
+        """Return all workflows, also retired ones, sorted by their names.
 
         Raises:
             BusError: the bucket cannot be read.
@@ -138,7 +140,8 @@ class WorkflowStore:
         return _latest(entry.value) if entry is not None else None
 
     async def many(self, wanted: Iterable[tuple[str, str]]) -> dict[str, WorkflowRecord]:
-        """Return the records of the versions (name, version) that exist, by the name.
+        """Return the records of those versions (name, version) that exist, keyed by the workflow's
+        name.
 
         Raises:
             BusError: the bucket cannot be read.
@@ -159,7 +162,8 @@ class WorkflowStore:
         return sorted(filter(None, found), key=lambda record: record.created_at)
 
     async def startable(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Return the versions of these workflows by name, without workflows that cannot start.
+        """Return the versions of these workflows, keyed by name. Leave out workflows that cannot
+        start.
 
         Raises:
             BusError: the bucket cannot be read.
@@ -178,9 +182,13 @@ class WorkflowStore:
     async def _require_room(self, name: str) -> None:
         if await self.latest(name) is None:
             if len(await self.workflows()) >= MAX_WORKFLOWS:
-                raise TooMany(f"there are {MAX_WORKFLOWS} workflows, and more are not allowed")
+                raise TooManyWorkflows(
+                    f"there are {MAX_WORKFLOWS} workflows, and more are not allowed"
+                )
         elif len(await self.versions(name)) >= MAX_VERSIONS:
-            raise TooMany(f"the workflow {name} has {MAX_VERSIONS} versions: use another name")
+            raise TooManyWorkflows(
+                f"the workflow {name} has {MAX_VERSIONS} versions: use another name"
+            )
 
 
 def _latest(value: bytes) -> LatestWorkflow:

@@ -5,8 +5,8 @@ message, the server publishes an advisory as a core message. The stream ADVISORI
 advisory until the advisory is processed. Penstock's own work queues normally give a message up
 before the server publishes an advisory (see `read.work_queue`). So an advisory is about a message
 that a work queue failed to give up, or about a message of a subscriber's consumer. The users of
-subscribers may not write dead letters: a subscriber that gives a message up terminates the message
-with a reason (`penstock.subscribe`).
+subscribers may not write dead letters. So a subscriber that gives a message up terminates the
+message with a reason (`penstock.subscribe`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from penstock.bus.subjects import MAX_DELIVERIES, TERMINATED
 
 log = logging.getLogger(__name__)
 
+# The kinds of streams whose messages become dead letters here.
 WATCHED = frozenset({streams.COMMANDS, streams.RAW, streams.EVENTS, streams.SCHEDULES})
 
 
@@ -32,7 +33,7 @@ class Terminated(Exception):
     """The client that took a message has given the message up. The text is the client's reason."""
 
 
-def exhausted(
+def exhausted_deliveries(
     bus: HasJetStream,
     durable: str,
     store_dead_letter: Callable[[str, Stored, Exception], Awaitable[None]],

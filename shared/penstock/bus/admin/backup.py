@@ -1,10 +1,11 @@
 """Copies streams out of NATS and back, by the snapshots of the JetStream API.
 
-The streams are copied one after another while services write, so each copy is of another moment.
-`in_order` returns the streams in a safe order: no copy refers to data that an earlier copy lacks,
-unless the services can make these data again. The copy of EVENTS is older than the copy of RAW,
-because the normalizer can make events again from RAW. The copies of the records of what was sent to
-agent servers are newer than the copy of the commands.
+The streams are copied one after another while services write, so each copy has the state of a
+different moment. `in_order` returns the streams in a safe order: no copy refers to data that an
+earlier copy lacks, unless the services can make these data again. The copy of EVENTS is older than
+the copy of RAW, because the normalizer can make events again from RAW. The buckets that record what
+was sent to agent servers are copied after COMMANDS. So their copies know of each sending that a
+copied command may have caused.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from penstock.bus.errors import ApiError, BusError, OutcomeUnknown
 from penstock.bus.state.kv import Buckets
 from penstock.bus.state.losses import BUCKET, MARKS, is_numbered
 
-CHUNK_BYTES: Final = 128 * 1024
-ANSWER_S: Final = 30.0  # how long one chunk or answer may take
-# Leases expire within seconds. A copied lease would only hold up the services that start.
+CHUNK_BYTES: Final = 128 * 1024  # the size of one part of a copy
+ANSWER_S: Final = 30.0  # the most seconds that one part or one answer may take
+# The streams that are not copied. Leases expire within seconds. A copied lease would only hold up
+# the services that start.
 NOT_COPIED: Final = frozenset({"KV_leases"})
+# The streams that are copied first, in this order.
 _FIRST: Final = (f"KV_{BUCKET}", streams.EVENTS, streams.JOURNAL, streams.RAW)
+# The streams that are copied late, in this order. COMMANDS and SCHEDULES are copied after all other
+# streams that are no buckets. The last three are copied after all other buckets.
 _LAST: Final = (streams.COMMANDS, streams.SCHEDULES, "KV_claims", "KV_sent", "OBJ_payloads")
 
 
@@ -119,7 +124,7 @@ def _check(stream: str, answer: Msg) -> None:
 
 
 async def leave_out(bus: Buckets, ends: dict[str, int], count: int) -> None:
-    """Record that up to `count` messages of each numbered stream existed after its restored end.
+    """Record that each numbered stream may have had up to `count` messages after the restored ones.
 
     Clients and agent servers may know the sequences of these messages. The normalizer that starts
     next makes the sequences unusable, and records the loss (see `state.continuity`).
@@ -132,7 +137,8 @@ async def leave_out(bus: Buckets, ends: dict[str, int], count: int) -> None:
     marks = orjson.loads(entry.value) if entry is not None else {}
     for stream, end in ends.items():
         if is_numbered(stream):
-            # Commands are few: a run has one for each start, decision and cancel.
+            # A run has only one command for each start, decision and cancel, but many messages in
+            # the other numbered streams. So a hundredth of `count` is enough for COMMANDS.
             more = max(count // 100, 1) if stream == streams.COMMANDS else count
             marks[stream] = max(marks.get(stream, 0), end + more)
     await bucket.put(MARKS, orjson.dumps(marks))

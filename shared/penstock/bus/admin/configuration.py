@@ -1,4 +1,4 @@
-"""Compares the streams' declared configurations with those on the server, and changes streams.
+"""Compares declared configurations of streams with the server's, and changes streams.
 
 The metadata of every stream contain the stream's schema (`streams.SCHEMA`), and the oldest schema
 whose services can still work on the stream. Only the holder of a lease changes a stream.
@@ -25,9 +25,9 @@ from penstock.bus.streams import Retention
 
 Configuration = dict[str, Any]  # the configuration of a stream as the JetStream API writes it
 
-LEASE_TTL_S = 15.0
-LEASE_WAIT_S = 30.0
-CHECK_S = 0.1
+LEASE_TTL_S = 15.0  # the TTL of the lease on changes
+LEASE_WAIT_S = 30.0  # the most seconds to wait for this lease
+CHECK_S = 0.1  # seconds between two attempts or checks
 
 _COUNT = re.compile(r"partition\((\d+),1\)")
 
@@ -56,7 +56,8 @@ def declared(retention: Retention, shards: int = 1) -> list[Configuration]:
 
 
 def declared_shards(retention: Retention, shards: int) -> list[Configuration]:
-    """Return the configurations of the streams of all these shards except shard 0."""
+    """Return the stream configurations of shard 1 and all later shards, for this number of
+    shards."""
     return [
         _marked(config, streams.OLDEST_WITH_SHARDS)
         for shard in range(1, shards)

@@ -102,9 +102,9 @@ def _marked_shards(found: Configuration) -> int:
 
 
 async def _with_marked_shards(bus: Buckets, recorded: Shards) -> Shards:
-    """Return the record, with all shards that are made according to RAW's mark. Raises BusError.
+    """Return the record of shards, corrected if RAW's mark names more shards. Raises BusError.
 
-    Without the record, the normalizers would not read the frames of these shards.
+    If the record lacked shards, the normalizers would not read the frames of these shards.
     """
     marked = _marked_shards(await expected(bus, streams.RAW))
     if marked <= recorded.made:
@@ -147,7 +147,7 @@ async def ensure_all(bus: Buckets, wanted_streams: list[Configuration]) -> list[
         NotThereYet, StartUpError: as `ensure` does.
     """
     made = []
-    # One request after another would take 30 round trips.
+    # The requests run concurrently. One request after another would take 30 round trips.
     answers = await asyncio.gather(
         *(configuration(bus, wanted["name"]) for wanted in wanted_streams), return_exceptions=True
     )
@@ -223,7 +223,8 @@ async def _upgrade(bus: Buckets, wanted: Configuration) -> Configuration:
         "".join(f"; {change}" for change in changes),
     )
     mark = dict(wanted["metadata"])
-    # The operator may have excluded more services (`refuse_older_services`).
+    # `mark_shards` may have written a newer schema, so that services that do not know shards refuse
+    # to start. The upgrade keeps the newer schema.
     mark[streams.OLDEST_KEY] = f"{max(oldest_of(found), oldest_of(wanted))}"
     return await update(bus, found, changes, mark)
 

@@ -78,28 +78,29 @@ def inbox_prefix(user: str) -> str:
 
 
 def _reads(*names: str) -> list[str]:
-    """Return the subjects to read messages of streams from the leader and by direct get."""
+    """Return the subjects of requests that read messages of streams from the leader or by direct
+    get."""
     return [f"{_API}.{call}.{name}" for name in names for call in ("STREAM.MSG.GET", "DIRECT.GET")]
 
 
 def _buckets(*names: str) -> list[str]:
-    """Return the subjects to read the keys of buckets."""
+    """Return the subjects of requests that read the keys of buckets."""
     return _reads(*(f"KV_{name}" for name in names))
 
 
 def _keys(*keys: str) -> list[str]:
-    """Return the subjects to write keys, each given as `<bucket>.<pattern>`."""
+    """Return the subjects of messages that write keys, each key given as `<bucket>.<pattern>`."""
     return [f"$KV.{key}" for key in keys]
 
 
 def _follows(stream: str) -> list[str]:
-    """Return the subjects to read a stream in order, by ephemeral consumers."""
+    """Return the subjects of requests that read a stream in order, by ephemeral consumers."""
     calls = ("CREATE.{}", "MSG.NEXT.{}.*", "DELETE.{}.*")
     return [f"{_API}.CONSUMER.{call.format(stream)}" for call in calls]
 
 
 def _takes(stream: str, *durables: str) -> list[str]:
-    """Return the subjects to take messages from durable consumers that the user makes itself."""
+    """Return the subjects of requests that make durable consumers and take their messages."""
     return [
         subject
         for durable in durables
@@ -184,8 +185,8 @@ USERS: Final = (
         "normalizer",
         "the only one that writes events",
         [f"{category}.>" for category in CATEGORIES],
-        # The normalizer processes the server's advisories, so it makes dead letters of all services
-        # and subscribers.
+        # The normalizer processes the server's advisories, so it makes dead letters for all
+        # services and subscribers.
         ["raw.*.normalizer", "deadletter.*.*"],
         # The normalizer repairs streams that have lost their end: see `state.continuity`.
         ["raw.*.penstock", "command.penstock.skipped.*"],
@@ -195,7 +196,7 @@ USERS: Final = (
         _takes(ADVISORIES, "normalizer-advisories"),
         _reads(RAW, EVENTS, COMMANDS, SCHEDULES),
         [f"{_API}.STREAM.MSG.DELETE.{COMMANDS}"],
-        # The normalizer measures the lag of all readers, also of those that have ended.
+        # The normalizer measures the lag of all readers, also of readers that have ended.
         [f"{_API}.CONSUMER.LIST.{stream}" for stream in READ_BY_DURABLES],
         _buckets("runs", "pauses", "leases", "aliases"),
         _keys("runs.*", "pauses.*", "checkpoints.>", "leases.normalizer.>"),
@@ -230,7 +231,8 @@ USERS: Final = (
         _takes(EVENTS, "approvals"),
         _takes(COMMANDS, "approvals-replay"),
         _takes(SCHEDULES, "approvals"),
-        # A run that can only be answered is cancelled at the end of an approval's deadline.
+        # A question to a person can be answered, but not rejected. So the approvals service cancels
+        # the run when such an approval reaches its deadline.
         ["command.connector.cancel.*"],
         # The schedules of an approval are removed when the approval is decided.
         [f"{_API}.STREAM.{call}.{SCHEDULES}" for call in ("PURGE", "MSG.DELETE")],
@@ -251,7 +253,7 @@ USERS: Final = (
         ["decide.*", "link.*", "delivery.*.*"],
         ["schedule.automations.>", "schedule.automations-schedules.*"],
         _follows("KV_rules"),
-        # KV_runs: the service counts the open runs of each user, as the edge does.
+        # The service counts the open runs of each user, as the edge does.
         _follows("KV_runs"),
         _takes(EVENTS, "automations"),
         _takes(DELIVERIES, "automations"),
@@ -281,10 +283,11 @@ USERS: Final = (
             for target in ("connector", "workflows")
             for kind in ("start", "cancel")
         ],
-        # The service automations carries out calls.
+        # If a step calls a URL, the service automations carries out the call as a delivery.
         ["delivery._call.*"],
         _takes(COMMANDS, *(f"workflows-{kind}" for kind in WORKFLOW_COMMANDS)),
-        # `workflows` gets what happens to runs, `workflows-listen` the events of `listen` steps.
+        # The consumer `workflows` gets events about the runs of steps. The consumer
+        # `workflows-listen` gets the events that `listen` steps wait for.
         _takes(EVENTS, "workflows", "workflows-listen"),
         _takes(SCHEDULES, "workflows"),
         # The timers of a step are removed when the step ends. A timer that has become due is
@@ -356,7 +359,7 @@ def with_shards(user: User, shards: int) -> User:
 
 
 def _in_shard(subject: str, shard: int) -> str:
-    """Return the subject that has in this shard the use that `subject` has in shard 0."""
+    """Return the subject that a client uses in this shard where it uses `subject` in shard 0."""
     tokens = subject.split(".")
     if tokens[0] in ("raw", *CATEGORIES):
         return to_shard(shard, subject)

@@ -29,8 +29,8 @@ from penstock.bus.state.leases import note_of
 
 log = logging.getLogger(__name__)
 
-# Seconds to wait after the change of RAW's transform: a replica that does not know the new
-# transform may still become the leader.
+# Seconds between the change of RAW's transform and the release of surplus partitions. In this time,
+# a replica that does not know the new transform may still become the leader.
 SETTLE_S = 2.0
 
 
@@ -44,7 +44,8 @@ async def partitions(bus: HasJetStream, shard: int = 0) -> int:
 
 
 async def at_least(bus: Buckets, count: int, shard: int = 0) -> int:
-    """Let the normalizers share `count` partitions or more; return how many partitions they share.
+    """Let the normalizers share at least `count` partitions; return the number of shared
+    partitions.
 
     Raises:
         BusError: the bucket of leases cannot be read or written.
@@ -77,7 +78,7 @@ async def repartition(bus: Buckets, count: int, timeout_s: float = 30.0) -> None
             found = await expected(bus, streams.raw_of(shard))
             former = partitions_of(found)
             if former != count:
-                if not lease.held:
+                if not lease.is_held:
                     raise BusUnavailable("the lease on changes was lost; begin again")
                 await change_partitions(bus, found, count)
                 log.info("%s has %d partitions now, not %d", found["name"], count, former)

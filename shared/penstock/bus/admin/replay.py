@@ -32,7 +32,7 @@ class CannotReplay(Exception):
 
 
 async def replay_letter(bus: Buckets, found: Letter) -> bool:
-    """Publish the message of a dead letter again; return False if it was replayed before.
+    """Publish the message of a dead letter again; return False if the letter was replayed before.
 
     Raises:
         CannotReplay: processing the message again would do harm or have no effect.

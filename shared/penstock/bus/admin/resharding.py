@@ -59,14 +59,14 @@ async def reshard(
             await at_least(bus, count_of_parts, shard)
         if count > 1:
             await mark_shards(bus, count)
-        if not lease.held:
+        if not lease.is_held:
             raise BusUnavailable("the lease on changes was lost; begin again")
         made = Shards(max(before.made, count), before.used)
         await _record(bus, made)
         if count > before.used:
             await _all_read(bus, count, timeout_s)
             await asyncio.sleep(settle_s)
-        if not lease.held:
+        if not lease.is_held:
             raise BusUnavailable("the lease on changes was lost; begin again")
         after = Shards(made.made, count)
         await _record(bus, after)

@@ -19,9 +19,9 @@ from penstock.bus.errors import CONSUMER_NOT_FOUND, ApiError
 from penstock.bus.state.kv import Buckets
 from penstock.bus.streams import EVENTS, events_of
 
-ACK_WAIT_S = 30
-MAX_DELIVER = 20
-MAX_PENDING = 1000
+ACK_WAIT_S = 30  # seconds after which the server delivers an unacknowledged event again
+MAX_DELIVER = 20  # the most deliveries of one event
+MAX_PENDING = 1000  # the most events that are delivered and not yet acknowledged
 
 Place = Literal["beginning", "now"]
 Start = Place | datetime
@@ -61,7 +61,7 @@ class Durable:
             "metadata": {_MARK: "yes"},
         }
         if self.events:
-            config["filter_subjects"] = subjects.of_events(self.events)
+            config["filter_subjects"] = subjects.event_patterns(self.events)
         if isinstance(self.start, datetime):
             config["deliver_policy"] = "by_start_time"
             config["opt_start_time"] = self.start.astimezone(UTC).isoformat()
@@ -71,10 +71,11 @@ class Durable:
 
 
 async def ensure(bus: Buckets) -> list[str]:
-    """Make the missing durables of each shard; return a line for each that was made.
+    """Make the missing durables of each shard; return a line for each durable that was made.
 
-    These are the durable of the user `subscriber`, and in further shards every durable that `make`
-    has made in the first shard. A durable of a new shard begins at the shard's first event.
+    Each shard needs the durable of the user `subscriber`. Each further shard also needs every
+    durable that `make` has made in the first shard. A durable of a new shard begins at the shard's
+    first event.
 
     Raises:
         BusError: the server refuses the request, or does not answer.
@@ -91,7 +92,7 @@ async def ensure(bus: Buckets) -> list[str]:
 
 
 async def make(bus: Buckets, durable: Durable) -> list[str]:
-    """Make the durable in each shard that lacks it; return the streams that got one.
+    """Make the durable in each shard that lacks it; return the streams that got the durable.
 
     Raises:
         BusError: the server refuses the request, or does not answer.
@@ -116,7 +117,7 @@ async def listed(bus: Buckets) -> list[dict[str, Any]]:
 
 
 async def delete(bus: Buckets, name: str) -> list[str]:
-    """Delete a subscriber's durable in each shard; return the streams that had one.
+    """Delete a subscriber's durable in each shard; return the streams that had the durable.
 
     Raises:
         BusError: the server refuses the request, or does not answer.

@@ -12,7 +12,7 @@ from penstock.bus.connection.incoming import Incoming
 
 
 class Answers:
-    """The reply subjects of one connection, all below `prefix`, for which answers are expected.
+    """Holds the reply subjects of one connection at which answers are expected, all below `prefix`.
 
     One subscription to `prefix.*` gets all answers, so an answer costs the server and this process
     no subscription.
@@ -22,8 +22,9 @@ class Answers:
 
     def __init__(self) -> None:
         self.prefix = ""  # empty until there is a subscription
-        self._asked = 0  # how many reply subjects there were
-        self._takers: dict[str, Callable[[Incoming], object]] = {}  # by reply subject
+        self._asked = 0  # how many reply subjects were made so far
+        # the function that takes an answer, by reply subject
+        self._takers: dict[str, Callable[[Incoming], object]] = {}
 
     def __bool__(self) -> bool:
         """Return whether any answer is expected."""

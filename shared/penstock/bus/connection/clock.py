@@ -12,10 +12,9 @@ How to use it:
   datetime, as Unix seconds and as RFC 3339. Use these for comparisons with a stamp of the server
   (`Stored.stored_at`, `Nats-Time-Stamp`) or with a stamp that another service wrote.
 - `bus.clock.age_s(stamp)` is the age of a stamp of the server, or of another service's `stamp()`.
-- After `await bus.clock.refresh()`, `bus.clock.steady_for(seconds)` returns whether the server's
-clock
-  has not jumped in the last `seconds`. A jump forward expires all leases at once although their
-  holders still run.
+- After `await bus.clock.refresh()`, `bus.clock.has_been_steady_for(seconds)` returns whether the
+  server's clock has not jumped in the last `seconds`. A jump forward expires all leases at once
+  although their holders still run.
 - For a duration within one process use `time.monotonic()`.
 """
 
@@ -33,14 +32,16 @@ from penstock.bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-# The default limit, in seconds, of the difference between this machine's clock and NATS's clock. It
-# equals the default leeway of JWTs (PENSTOCK_AUTH_LEEWAY_S).
+# The default limit, in seconds, of the difference between this machine's clock and NATS's clock.
+# The limit equals the default leeway of JWTs (PENSTOCK_AUTH_LEEWAY_S).
 LIMIT_S = 30.0
 ASK_S = 5.0  # seconds between two requests for the server's time
-FIRST_ASKED = 3  # the number of requests at the start, since the first answer is often late
+# the number of requests at the start; more than one, since the first answer is often late
+FIRST_ASKED = 3
 KEPT = 12  # the number of exchanges that an estimate uses: the exchanges of one minute
-DRIFT = 1e-3  # two clocks drift apart at less than this rate, even while NTP slews a clock
-JUMP_S = 1.0  # a smaller change is no jump: a slow answer or NTP's slewing may be the cause
+DRIFT = 1e-3  # the highest rate at which two clocks drift apart, even while NTP slews a clock
+# the least change, in seconds, that counts as a jump; slow answers and NTP cause smaller changes
+JUMP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +126,8 @@ class Clock:
         self._asked_at_s = float("-inf")  # the time of the last answered request
         self._jumped_at_s = float("-inf")
         self._asking = asyncio.Lock()
-        self._logged_offset_s: float | None = (
-            None  # the logged difference; None while the clocks agree
-        )
+        # the last logged difference; None while the clocks agree
+        self._logged_offset_s: float | None = None
 
     def time(self) -> float:
         """Return the server's time in Unix seconds."""
@@ -168,7 +168,7 @@ class Clock:
             return []
         return [self._difference_text()]
 
-    def steady_for(self, seconds: float) -> bool:
+    def has_been_steady_for(self, seconds: float) -> bool:
         """Return whether the server's clock has not jumped in the last `seconds`.
 
         Call `refresh` first.

@@ -21,10 +21,14 @@ from penstock.bus.errors import BusError, NotThereYet, StartUpError, refusal
 
 log = logging.getLogger(__name__)
 
-# The release of nats-py whose private names `Connection` uses. A later release may change them.
+# The release of nats-py whose private names `Connection` uses. A later release may change these
+# names.
 NATS_PY = "2.16"
-MIN_SERVER = (2, 12)  # the first version with atomic batches and scheduled messages
-MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records have up to 512 KiB, and headers in addition
+# the oldest usable nats-server: the first version with atomic batches and scheduled messages
+MIN_SERVER = (2, 12)
+# The least `max_payload` that a server must have. Parts and records have up to 512 KiB, and headers
+# in addition.
+MIN_PAYLOAD_BYTES = 1024 * 1024
 
 
 class Link(Enum):
@@ -167,7 +171,8 @@ class Dialer:
             return
         text = str(error) or type(error).__name__
         if self._link is Link.DIALING and advice_on(text, None):
-            raise error  # ends the attempts of `connect`: the server would refuse each of them
+            # ends the attempts of `connect`, since the server would refuse every attempt
+            raise error
         if text not in self._troubles:  # many attempts may fail with the same text
             log.warning("NATS: %s", text)
             self._troubles.append(text)

@@ -19,12 +19,13 @@ log = logging.getLogger(__name__)
 
 Kind = Literal["full", "denied", "unheard", "away", "lost"]
 
-FORGOTTEN_S = 15.0  # a refusal no longer counts after this many seconds without a new attempt
-# A missing connection is reported only after this many seconds: an election takes up to nine
-# seconds and needs no operator.
+FORGOTTEN_S = 15.0  # seconds without a new attempt, after which a refusal no longer counts
+# The seconds after which a missing connection is reported. An election takes up to nine seconds and
+# needs no operator, so a shorter outage is not reported.
 DISCONNECTED_S = 10.0
-LOG_AGAIN_S = 30.0
+LOG_AGAIN_S = 30.0  # seconds between two log lines about the same refusal
 
+# The stream that stores the messages of a subject, by the subject's first token.
 _STREAMS: Mapping[str, str] = {
     "raw": "RAW",
     "command": "COMMANDS",
@@ -90,10 +91,10 @@ def stream_of(subject: str) -> str:
         return f"{stream_of(rest)}_{shard}"
     if prefix := _PREFIXES.get(first.upper()):  # the server names a refused subject in lower case
         return prefix + rest.partition(".")[0]
-    return _STREAMS.get(first, family(subject))
+    return _STREAMS.get(first, subject_family(subject))
 
 
-def family(subject: str) -> str:
+def subject_family(subject: str) -> str:
     """Return a subject's first tokens, such as `raw`, `$KV.runs` or `$JS.API.STREAM.MSG.GET`."""
     tokens = subject.split(".")
     if tokens[0].upper() == "$JS":
@@ -118,7 +119,8 @@ class _Refusal:
 
 @dataclass
 class Health:
-    """Records the current refusals by kind and place; false while there is a refusal.
+    """Records the current refusals by kind and place. `bool(health)` is False while there is a
+    refusal.
 
     `count` is called with the kind and the place of every refusal, for metrics. `clock` returns
     seconds.

@@ -1,4 +1,4 @@
-"""Defines a message as it comes from the server, with headers that are parsed only where read."""
+"""Defines a message as it comes from the server; its headers are parsed only when they are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _PREFIX_BYTES = len(b"NATS/1.0")
 _REPUBLISHED: Final = re.compile(
     rb"\r\nNats-Stream: ([^\r]*)\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: ([0-9]+)\r\n"
 )
-_PATTERNS: Final[dict[str, bytes]] = {}  # by the name of a header, of which there are few
+# The bytes with which the line of a header begins, by the header's name. There are only a few
+# names, so this dict stays small.
+_PATTERNS: Final[dict[str, bytes]] = {}
 
 
 class Incoming:
@@ -58,7 +60,7 @@ class Incoming:
         """
         headers = Headers(self.block)
         found = _REPUBLISHED.match(self.block, self.block.rfind(b"\r\nNats-Stream:"))
-        if found is None:  # the server writes its headers in another way
+        if found is None:  # the server has written these headers in another form
             sequence = int(headers["Nats-Sequence"])
             return headers["Nats-Stream"], Stored(
                 headers["Nats-Subject"], sequence, headers, self.data
@@ -70,7 +72,7 @@ class Incoming:
         """Return the stored message that this answer to a direct get contains.
 
         Raises:
-            KeyError, ValueError: the message is no such answer.
+            KeyError, ValueError: the message is not an answer to a direct get.
         """
         headers = fields(self.block)
         return Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, self.data)

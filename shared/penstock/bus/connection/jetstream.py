@@ -28,7 +28,7 @@ from penstock.bus.errors import (
     OutcomeUnknown,
 )
 
-READS_AT_ONCE = 64
+READS_AT_ONCE = 64  # the most histories that are read at once
 
 
 class JetStream:
@@ -44,17 +44,19 @@ class JetStream:
         self.health = health
         self.timeout_s = timeout_s
         self.reading = asyncio.Semaphore(READS_AT_ONCE)
-        self.nats = connection.jetstream(timeout=timeout_s)  # nats-py's own, for its object store
-        self.shared: dict[str, object] = {}  # what the users of this connection share, by name
+        # nats-py's own JetStream object, which has the object store
+        self.nats = connection.jetstream(timeout=timeout_s)
+        # objects that the users of this connection share, by name
+        self.shared: dict[str, object] = {}
         # For metrics: functions that count the waiting messages, by stream and durable consumer.
         self.waiting: dict[tuple[str, str], Callable[[], Awaitable[int]]] = {}
         self.gaps = 0  # for metrics: the gaps in live messages that followers have repaired
         self._on_reconnect: set[Callable[[], None]] = set()
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """True while the connection is up and the streams are the same as at the start."""
-        return self.connection.usable
+        return self.connection.is_usable
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after each reconnect, once the streams are known to be complete.
@@ -160,7 +162,8 @@ class JetStream:
         queue: str = "",
         is_patient: bool = False,
     ) -> Listener:
-        """Make a core subscription as `subscribe` does, whose messages need no task and no queue.
+        """Make a core subscription as `subscribe` does, but without a task and a queue for its
+        messages.
 
         `deliver` is called with each message while the bytes from the server are parsed, so it must
         not wait, and must bound the memory that it keeps (see `Listener`). While very many messages

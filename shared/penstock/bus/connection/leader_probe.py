@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from penstock.bus.connection.health import DISCONNECTED_S, Health
 from penstock.bus.errors import BusError
 
-PROBE_S = 3.0
+PROBE_S = 3.0  # seconds between two requests
 JETSTREAM = "JetStream"
 
 

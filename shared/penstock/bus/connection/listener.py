@@ -16,7 +16,7 @@ class Listener:
     error is logged, and the next message is delivered.
 
     The client keeps this object among nats-py's subscriptions, so that nats-py subscribes it again
-    after each reconnect. nats-py uses the attributes that begin with an underscore for this.
+    after each reconnect. For this, nats-py uses the attributes that begin with an underscore.
     """
 
     __slots__ = ("_end", "_id", "_queue", "_subject", "deliver", "is_patient")
@@ -42,7 +42,8 @@ class Listener:
         self._queue = queue
         self._end = end
         self.deliver = deliver
-        self.is_patient = is_patient  # whether the messages may wait for others (see `Pace`)
+        # whether the messages may wait for further messages (see `Pace`)
+        self.is_patient = is_patient
 
     @property
     def number(self) -> int:

@@ -43,7 +43,7 @@ from penstock.bus.connection.parser import Parser
 from penstock.bus.connection.wire import Wire
 from penstock.bus.errors import BusUnavailable
 
-CHECK_S = 0.02
+CHECK_S = 0.02  # seconds between two checks whether the connection is usable
 # The shortest and the longest wait, in seconds, between two attempts to connect to one server. The
 # wait is random: all services lose a server at the same time, and without the random wait all
 # services would return at the same time.
@@ -80,14 +80,14 @@ class Connection(Client):
         self.unanswered: set[asyncio.Future[Any]] = set()
         self._pace = Pace()
         self._answers = Answers()
-        self._later: deque[Callable[[], Awaitable[object]]] = deque()  # for `_read_loop`
+        self._later: deque[Callable[[], Awaitable[object]]] = deque()  # steps for `_read_loop`
         self._has_later = asyncio.Event()
-        self._unread_bytes = 0  # of the messages in `_later`
+        self._unread_bytes = 0  # the payload bytes of the messages in `_later`
         self.held_back = ""  # why nothing may be sent although the connection is up; else empty
         self.must_encrypt = False
-        self._left: Srv | None = None  # the server that `leave` left, for the next attempt to skip
-        self.returned_at = float("-inf")  # the last reconnect, on the monotonic clock
-        self.node_lost_at = float("-inf")  # when this client last saw the cluster lose a server
+        self._left: Srv | None = None  # the server that `leave` left; the next attempt skips it
+        self.returned_at = float("-inf")  # the monotonic time of the last reconnect
+        self.node_lost_at = float("-inf")  # the monotonic time of the last loss of a server
         self._nodes: frozenset[str] = frozenset()  # the cluster's servers, as last announced
         self._address = ""  # the address of the server to which this client is connected
         self.on_refused: Callable[[str, str], None] = lambda action, subject: None
@@ -98,14 +98,14 @@ class Connection(Client):
         return self.is_connected and not self._wire.is_lost
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """True while messages may be sent and reach the server."""
         return self.is_up and (not self.held_back or PASSES.get())
 
     @property
     def since_reconnect_s(self) -> float:
         """Seconds since the last reconnect; 0 while the connection is not usable."""
-        return time.monotonic() - self.returned_at if self.usable else 0.0
+        return time.monotonic() - self.returned_at if self.is_usable else 0.0
 
     @property
     def since_node_lost_s(self) -> float:
@@ -143,11 +143,11 @@ class Connection(Client):
         Raises:
             BusUnavailable: the connection did not become usable in time.
         """
-        if self.usable:
+        if self.is_usable:
             return
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.usable and not self.is_closed:
+                while not self.is_usable and not self.is_closed:
                     await asyncio.sleep(CHECK_S)
         except TimeoutError:
             pass
@@ -293,7 +293,7 @@ class Connection(Client):
         command = subscription(subject, queue, number)
         listener = Listener(number, subject, queue, deliver, self._stop_listening, is_patient)
         self._subs[number] = listener  # type: ignore[assignment]  # see `Listener`
-        if self.is_connected:  # otherwise the reconnect subscribes
+        if self.is_connected:  # without a connection, the next reconnect makes the subscription
             self._wire.write(command)
         return listener
 
@@ -469,8 +469,8 @@ class Connection(Client):
         address = self._current_server.uri.netloc if self._current_server else ""
         if initial_connection and self._address:
             self.returned_at = time.monotonic()
-        # A server is missing from the list, or the client is connected to a different server than
-        # before: in the second case the client has lost its previous server.
+        # The cluster has lost a server if the new list lacks one. It also counts as a loss that the
+        # client is now connected to another server, because the client has lost its previous one.
         if self._nodes - nodes or (self._address and address != self._address):
             self.node_lost_at = time.monotonic()
         self._nodes, self._address = nodes, address

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from nats.errors import BadHeaderError, BadSubjectError
 
-# A name's characters: printable ASCII without separators (RFC 7230).
+# The characters that the name of a header may have: printable ASCII without separators (RFC 7230).
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NEWLINES = str.maketrans({"\r": " ", "\n": " "})
 _SPACE = re.compile(r"[ \t\r\n]")
@@ -61,7 +61,7 @@ def _checked(name: str) -> str:
 
 
 def subscription(subject: str, queue: str, number: int) -> bytes:
-    """Return the command that subscribes, under the number that messages will carry.
+    """Return the command that subscribes; each message of the subscription carries `number`.
 
     Raises:
         BadSubjectError: the subject or the queue contains a space or a newline.

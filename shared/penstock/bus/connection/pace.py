@@ -2,23 +2,26 @@
 
 A process that follows thousands of runs gets each live message separately, because the server sends
 a message as soon as the message arrives. Waking for one message costs the edge 20 µs. All other
-work on the message before the edge's write costs as much again. So while many messages arrive, the
-operating system keeps them for some milliseconds, and one read takes them all.
+work on the message before the edge's write costs as much again. So while many messages arrive, this
+process rests for some milliseconds between two reads. The operating system keeps the messages
+meanwhile, and the next read takes all of them.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-LONGEST_S: Final = 0.005
-BUSY_PER_S: Final = 10_000  # at this many messages a second or more, the rest lasts `LONGEST_S`
-# a shorter rest would join no two messages, so the connection does not rest
+LONGEST_S: Final = 0.005  # the longest rest, in seconds
+# the rate, in messages a second, from which on the rest lasts `LONGEST_S`
+BUSY_PER_S: Final = 10_000
+# The shortest rest, in seconds. A shorter rest would join no two messages, so there is none.
 SHORTEST_S: Final = 0.001
-CHECK_S: Final = 0.05  # the rate is measured over intervals of at least this length
+CHECK_S: Final = 0.05  # the least number of seconds over which the rate is measured
 
 
 class Pace:
-    """Measures the rate of the messages that may wait. The caller adds them to `messages`."""
+    """Measures the rate of the messages that may wait. The caller adds the number of new messages
+    to `messages`."""
 
     __slots__ = ("_looked_at_s", "_rest_s", "messages")
 

@@ -12,11 +12,13 @@ from collections.abc import Callable
 
 from nats.errors import ProtocolError
 
-# The server's own limit of a line is 4 KiB, except for INFO, which lists a cluster's servers.
+# The most bytes that a line may have. The server's own limit is 4 KiB, except for INFO, which lists
+# a cluster's servers.
 MAX_LINE_BYTES = 1024 * 1024
-CLOCK_EVERY = 16  # messages between two looks at the clock
+CLOCK_EVERY = 16  # the number of messages between two looks at the clock
 _END = b"\r\n"
-_HEAD_WORDS = {b"MSG": 0, b"HMSG": 1}  # how many words of the line give the size of the headers
+# by kind: how many words of the line give the size of the headers
+_HEAD_WORDS = {b"MSG": 0, b"HMSG": 1}
 
 # Called with a message's subscription, subject, reply subject, header block and payload.
 OnMessage = Callable[[int, bytes, bytes, bytes, bytes], None]
@@ -31,7 +33,7 @@ class Parser:
     def __init__(self, on_message: OnMessage, on_line: Callable[[bytes], None]) -> None:
         self._on_message = on_message
         self._on_line = on_line
-        self._rest = b""  # bytes that were looked at, and do not hold a whole message
+        self._rest = b""  # bytes that were looked at, and are not a whole message yet
         # Pieces that follow `_rest`. The pieces are joined only when a whole message has arrived.
         # If every new piece were joined at once, a large message would be copied again and again.
         self._pieces: list[bytes] = []
@@ -68,7 +70,8 @@ class Parser:
                     line, at = data[at:stop], stop + 2
                     self._on_line(line)
                 else:
-                    # HMSG subject number [reply] head size, or MSG subject number [reply] size
+                    # The line is `HMSG subject number [reply] head size` or `MSG subject number
+                    # [reply] size`.
                     count = _HEAD_WORDS[kind]
                     size = int(words[-1])
                     head = int(words[-2]) if count else 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from penstock.bus.connection.health import Health, family, stream_of
+from penstock.bus.connection.health import Health, stream_of, subject_family
 from penstock.bus.connection.nats_client import Connection
 
-SUBSCRIBE_AGAIN_S = 10.0
+SUBSCRIBE_AGAIN_S = 10.0  # seconds after which refused subscriptions are made again
 
 
 class Refusals:
@@ -40,7 +40,7 @@ class Refusals:
             self._health.refused("denied", stream_of(subject), subject)
             self._on_publish(subject)
             return
-        self._health.refused("unheard", family(subject), subject)
+        self._health.refused("unheard", subject_family(subject), subject)
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(SUBSCRIBE_AGAIN_S, self._connect_anew)

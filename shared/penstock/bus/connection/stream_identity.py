@@ -2,10 +2,11 @@
 
 A process knows sequences of the streams that existed when the process started, such as the last
 sequences of its runs. With new streams of the same names, these sequences are wrong: the process
-would continue numbers from the middle, and skip messages that it has not read. So the process
-compares the streams after each reconnect, before any other request. While a stream is missing or
-was made anew, the process sends no other request. The process makes no missing stream itself: an
-operator may still restore the data, and a new empty stream would hide the loss.
+would count on from a sequence of the old stream, and would skip messages of the new stream that it
+has not read. So the process compares the streams after each reconnect, before any other request.
+While a stream is missing or was made anew, the process sends no other request. The process makes no
+missing stream itself: an operator may still restore the data, and a new empty stream would hide the
+loss.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from penstock.bus.errors import BusError
 
-CHECK_AGAIN_S = 2.0
+CHECK_AGAIN_S = 2.0  # seconds between two comparisons while a stream is missing or was made anew
 ASK_AGAIN_S = 0.25  # seconds between requests while no server answers, as during an election
-_NAMED = 3  # how many names a message has at most, because a server without data lacks all streams
+_NAMED = 3  # the most names in one message, because a server without data lacks all streams
 
 _MISSING = (
     "NATS has lost {}: nothing is sent or read until they are there again. Restore the data (a "
@@ -30,8 +31,7 @@ _OTHERS = (
 
 
 class StreamIdentity:
-    """Remembers when each stream was created that exists at the start, and compares these times
-    later.
+    """Remembers when the streams at the start were created, and compares these times later.
 
     `created` returns a stream's time of creation, or None when there is no such stream; `created`
     raises BusError while the server does not answer. `found` is called as soon as one stream is
@@ -99,7 +99,8 @@ class StreamIdentity:
 
 
 def _names(streams: Iterable[str]) -> str:
-    """Return the names of the streams. If these are many, return the first ones and a count."""
+    """Return the names of the streams. If there are many streams, return only the first names and
+    the number of the others."""
     names = sorted(streams)
     rest = len(names) - _NAMED
     if rest <= 1:

@@ -18,19 +18,20 @@ from nats.errors import ProtocolError
 
 from penstock.bus.connection.parser import Parser
 
-# How long arriving messages are delivered before the event loop does its other work: a burst must
-# not delay everything else in this process.
+# The seconds for which arriving messages are delivered before the event loop does other work.
+# Without this limit, a burst of messages would delay everything else in this process.
 SLICE_S = 0.003
-MAX_GREETING_BYTES = 1024 * 1024  # the limit of the bytes before the first messages
+MAX_GREETING_BYTES = 1024 * 1024  # the most bytes that a server may send before `begin`
 # The limit of bytes that were written and that the operating system has not taken. Above this
 # limit, a writer waits (`drain`), so that a slow server does not fill this process's memory.
 MAX_UNSENT_BYTES = 2 * 1024 * 1024
-MAX_JOINED_BYTES = 64 * 1024  # the limit of bytes that wait for the end of the turn
-CLOSE_S = 2.0  # how long the last bytes may take: a hanging server never takes them
+MAX_JOINED_BYTES = 64 * 1024  # the most bytes that wait for the end of the event loop's turn
+# the most seconds that `close` waits for the last bytes; a hanging server never takes these bytes
+CLOSE_S = 2.0
 
 
 class Wire(asyncio.Protocol, Transport):
-    """A transport for nats-py's client, which connects and greets the server by `readline`.
+    """A transport for nats-py's client. The client reads the server's greeting by `readline`.
 
     After `begin`, the parser gets all bytes until the connection ends. Then `ended` is called with
     the error that ended the connection, or with None after a regular end.
@@ -39,21 +40,23 @@ class Wire(asyncio.Protocol, Transport):
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop
         self._transport: asyncio.Transport | None = None
-        self._greeting = bytearray()  # what has come before `begin`
+        self._greeting = bytearray()  # the bytes that came before `begin`
         self._parser: Parser | None = None
         self._ended: Callable[[Exception | None], None] = lambda error: None
         self._on_read: Callable[[], object] = lambda: None
-        self._error: Exception | None = None  # what ended the connection
-        self._held = False  # `hold` was called, and `release` was not
-        self._is_behind = False  # the parser has not used everything that has come
-        self._is_paused = False  # the operating system keeps further bytes
-        self._resting: asyncio.TimerHandle | None = None  # of `rest`
-        self._aborting: asyncio.TimerHandle | None = None  # of `close`
-        self._unsent: list[bytes] = []  # what was written in this turn of the event loop
+        self._error: Exception | None = None  # the error that ended the connection
+        self._held = False  # whether `hold` was called, and `release` was not
+        self._is_behind = False  # whether the parser has not yet used all bytes that have come
+        # whether reading is paused, so that the operating system keeps further bytes
+        self._is_paused = False
+        self._resting: asyncio.TimerHandle | None = None  # ends the rest that `rest` began
+        # aborts the connection some time after `close`
+        self._aborting: asyncio.TimerHandle | None = None
+        self._unsent: list[bytes] = []  # the bytes that were written in this turn of the event loop
         self._unsent_bytes = 0
-        self._changed: set[asyncio.Future[None]] = set()  # of `_change`
+        self._changed: set[asyncio.Future[None]] = set()  # the futures that `_change` waits for
         self.is_lost = False  # true once the connection has ended
-        self.is_full = False  # true above MAX_UNSENT_BYTES
+        self.is_full = False  # true while more than MAX_UNSENT_BYTES are unsent
 
     # connecting
 
@@ -153,7 +156,7 @@ class Wire(asyncio.Protocol, Transport):
         self._pause_or_resume()
 
     def rest(self, rest_s: float) -> None:
-        """Take no bytes from the operating system for so long, or until `end_rest`."""
+        """Take no bytes from the operating system for `rest_s` seconds, or until `end_rest`."""
         if self._resting is None and not self.is_lost:
             self._resting = self._loop.call_later(rest_s, self.end_rest)
             self._pause_or_resume()
@@ -166,7 +169,7 @@ class Wire(asyncio.Protocol, Transport):
             self._pause_or_resume()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come; called by the event loop."""
+        """Take the bytes that have come; called by the event loop."""
         if self._parser is None:
             self._greeting += data
             self._notify_waiters()
@@ -239,7 +242,7 @@ class Wire(asyncio.Protocol, Transport):
             self._transport.write(b"".join(pieces))
 
     def writelines(self, payload: list[bytes]) -> None:
-        """Send several pieces of bytes as one."""
+        """Send several pieces of bytes together, as `write` does."""
         self.write(b"".join(payload))
 
     async def drain(self) -> None:
@@ -269,7 +272,7 @@ class Wire(asyncio.Protocol, Transport):
         self.is_lost, self.is_full = True, False
         self.end_rest()
         self._error = self._error or error
-        self._parser = None  # what has come and was not delivered is lost with the connection
+        self._parser = None  # bytes that were not delivered are lost with the connection
         if self._aborting:
             self._aborting.cancel()
         self._notify_waiters()

@@ -21,14 +21,14 @@ from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 from penstock.bus.messages import Stored
 from penstock.bus.read import leader
 
-BATCH = 500
-MAX_BATCH_BYTES = 4 * 1024 * 1024
-MAX_SUBJECTS = (
-    1000  # nats-server 2.15 refuses a request for the last messages of over 1,024 subjects
-)
-# How many seconds a request waits for the first message of its answer before it is sent again: the
-# server that got the request may be gone. Later waits are longer, since the server may only be
-# slow.
+BATCH = 500  # the most messages in one answer
+MAX_BATCH_BYTES = 4 * 1024 * 1024  # the most bytes in one answer
+# The most subjects in one request. nats-server 2.15 refuses a request for the last messages of over
+# 1,024 subjects.
+MAX_SUBJECTS = 1000
+# The seconds that a request waits for the first message of its answer. After this time the request
+# is sent again, because the server that got the request may be gone. Later waits are longer, since
+# the server may only be slow.
 SILENCES_S = (0.75, 1.5, 3.0)
 LAG_S = 0.05  # seconds before a read is repeated because a lagging replica has answered
 
@@ -109,8 +109,9 @@ async def between(
 ) -> list[Stored]:
     """Return all messages of the subjects after stream sequence `after` and up to `upto`, in order.
 
-    `upto` is the sequence of a stored message of one of the subjects. If a lagging replica answers
-    without a message that is known to exist, the request is repeated, so that nothing is missing.
+    `upto` is the sequence of a message that is stored under one of the subjects. If a lagging
+    replica answers without a message that is known to exist, the request is repeated, so that
+    nothing is missing.
 
     Raises:
         BusUnavailable, OutcomeUnknown: as `read` does.
@@ -177,7 +178,7 @@ async def _raw_batch(
 async def _answer(
     jetstream: JetStream, stream: str, request: bytes, silence_s: float
 ) -> tuple[list[Incoming], int] | None:
-    """Return the answer's messages and how many follow; None without an answer in `silence_s`."""
+    """Return the answer's messages and how many follow; None if nothing comes in `silence_s`."""
     connection = jetstream.connection
     loop = asyncio.get_running_loop()
     found: list[Incoming] = []

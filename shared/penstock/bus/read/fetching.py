@@ -19,9 +19,10 @@ CHECK_S = 0.2  # seconds between two checks whether there is room for more messa
 class Fetching:
     """Fetches the messages of a consumer that exists already, ahead of the caller.
 
-    `batch` is the limit of one request. `room` returns how many more messages the caller can take
-    now; the caller calls `more` when this number has grown. Without `room`, the next batch is
-    fetched while a batch is handled. `stop` gives back messages that were fetched and not handled.
+    `batch` is the most messages that one request asks for. `room` returns how many more messages
+    the caller can take now; the caller calls `more` when this number has grown. Without `room`, the
+    next batch is fetched while a batch is handled. `stop` gives back messages that were fetched and
+    not handled.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Fetching:
         deleted.
 
         Raises:
-            BusError: it is unknown whether the server has it.
+            BusError: it is unknown whether the server has the acknowledgement.
         """
         await self._bus.jetstream.request(delivery.reply, b"+ACK")
 
@@ -113,7 +114,7 @@ class Fetching:
         with suppress(NatsError):
             await self._bus.jetstream.connection.publish(delivery.reply, answer)
 
-    # # The interface of the fetching loop:
+    # The methods that the pull loop calls
 
     async def create(self) -> str:
         """Return the consumer's name, if it exists. Raises BusError."""

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from penstock.bus import messages, streams, subjects
-from penstock.bus.budget import weight
+from penstock.bus.budget import counted_bytes
 from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.connection.listener import Listener
@@ -29,10 +29,11 @@ from penstock.log_fields import run_of
 
 log = logging.getLogger(__name__)
 
-PROBE_S = 5.0
-MAX_PROBE_S = 60.0
-RETRY_S = 0.05
-MAX_EARLY_BYTES = 4 * 1024 * 1024  # the limit of live messages kept while the history is read
+PROBE_S = 5.0  # seconds of silence after which the stream is read
+MAX_PROBE_S = 60.0  # the longest such time; the time grows while the silence lasts
+RETRY_S = 0.05  # seconds before a lagging replica is read again
+# the most bytes of live messages that are kept while the history is read
+MAX_EARLY_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def _repeats_event(before: Stored, after: Stored) -> bool:
 
     The normalizer makes a lost event again from the same source frames, with the same number. If
     the source frames are lost, too, the run gets a new last event, and this event may have a number
-    that was delivered before. The last event of a run is not a repetition.
+    that was delivered before. So a run's last event never counts as a repetition.
     """
     known = int(before.headers[messages.SEQUENCE])
     ends = after.headers.get("ce-type") in _ENDS and before.headers.get("ce-type") not in _ENDS
@@ -74,9 +75,9 @@ _ENDS = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancell
 
 
 def _next_on_subject(before: Stored, after: Stored) -> bool:
-    # The header names the previous message. In a republished message, this is the previous message
-    # on the same subject. In the answer to a direct get, this is the previous message of the same
-    # answer, so the first message of an answer has 0.
+    # The header has the sequence of the previous message. In a republished message, this is the
+    # previous message on the same subject. In the answer to a direct get, this is the previous
+    # message of the same answer, so the first message of an answer has the sequence 0.
     return int(after.headers.get("Nats-Last-Sequence", 0)) in (before.sequence, 0)
 
 
@@ -147,12 +148,12 @@ class Follow:
         self._last: Stored | None = None
         self._early: list[Stored] = []  # live messages that wait for the end of the repair
         self._early_bytes = 0
-        self._left_out = False  # live messages were dropped, which the repair must read
+        self._left_out = False  # whether live messages were dropped, which the repair must read
         self._repair: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # when the timer fires, on the event loop's clock
-        self._probe_at = 0.0  # when the probe is due; the timer may fire earlier
+        self._probe_at = 0.0  # when the probe is due, on the same clock; the timer may fire earlier
         self._listener: Listener | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._stopped = False
@@ -163,7 +164,8 @@ class Follow:
         Raises:
             BusUnavailable: the server did not take the subscription.
         """
-        self._loop = asyncio.get_running_loop()  # kept: Python 3.11 gets it by a system call
+        # kept, since Python 3.11 gets the loop by a system call
+        self._loop = asyncio.get_running_loop()
         self._listener = await self._bus.jetstream.listen(
             self._followed.live, self._on_live, is_patient=True
         )
@@ -207,7 +209,7 @@ class Follow:
             self._left_out = True
         else:
             self._early.append(stored)
-            self._early_bytes += weight(stored.payload)
+            self._early_bytes += counted_bytes(stored.payload)
 
     def _is_next(self, stored: Stored) -> bool:
         if stored.sequence < self._next:
@@ -224,8 +226,9 @@ class Follow:
     def _set_timer(self) -> None:
         """Put the probe off until `_probe_s` from now."""
         self._probe_at = self._loop.time() + self._probe_s
-        # The timer is not made anew here if it fires earlier: it is then made again when it fires.
-        # When a timer was cancelled and made for each event, this took 8 % of the edge's time.
+        # If the present timer fires before the probe is due, no new timer is made here. `_on_timer`
+        # then makes the next timer. To cancel and make a timer for each event took 8 % of the
+        # edge's time.
         if self._timer is None or self._timer_at > self._probe_at:
             self._arm()
 

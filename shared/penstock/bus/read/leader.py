@@ -11,8 +11,8 @@ from penstock.bus.connection.retry import first_answer
 from penstock.bus.errors import MESSAGE_NOT_FOUND, ApiError
 from penstock.bus.messages import Stored
 
-# The limits of the times that are sent. The server counts nanoseconds since 1970 in 64 bits, which
-# does not suffice for times long after 2200.
+# The earliest and the latest time that a request may contain. The server counts nanoseconds since
+# 1970 in 64 bits, which does not suffice for times long after 2200.
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 

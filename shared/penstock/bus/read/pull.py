@@ -24,18 +24,22 @@ from penstock.bus.messages import Stored
 
 log = logging.getLogger(__name__)
 
-NANO = 1_000_000_000
-EXPIRES_S = 30
+NANO = 1_000_000_000  # nanoseconds in one second
+EXPIRES_S = 30  # seconds after which the server ends an open request
 HEARTBEAT_S = 0.5  # seconds between two heartbeats of the consumer while a request is open
-SILENCE_S = 1.5  # the consumer's leader counts as gone after this long without a heartbeat
-# The silence counts only if this many checks in a row find no heartbeat: a busy process reads
-# heartbeats late, and after only one check it would conclude that a working leader is gone.
+SILENCE_S = 1.5  # seconds without a heartbeat after which the consumer's leader counts as gone
+# The number of checks in a row that must find no heartbeat before the silence counts. A busy
+# process reads heartbeats late. After only one check, such a process would conclude that a working
+# leader is gone.
 SILENT_CHECKS = 3
+# Seconds before a consumer that failed is opened anew: RETRY_S for each failure in a row, at most
+# MAX_RETRY_S.
 RETRY_S, MAX_RETRY_S = 0.25, 0.5
-MAX_REQUEST_BYTES = 4 * 1024 * 1024  # without a limit, a batch could have 256 MiB
+# the most bytes in one batch; without this limit, a batch could have 256 MiB
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
 
-# The texts of the status 409 that only end one request. Any other 409 means that the consumer is
-# gone or has moved.
+# The texts of a status 409 that ends only one request. A status 409 with any other text means that
+# the consumer is gone or has moved.
 _REQUEST_ENDS = frozenset({"Batch Completed", "Message Size Exceeds MaxBytes"})
 
 
@@ -49,6 +53,7 @@ class Delivery:
 
 
 def _delivery(msg: Incoming) -> Delivery:
+    # The reply subject:
     # $JS.ACK.[domain.hash.]stream.consumer.delivered.stream_seq.consumer_seq.time.pending[.token]
     tokens = msg.reply.split(".")
     at = 4 if len(tokens) < 11 else 6
@@ -66,7 +71,8 @@ class PullUse(Protocol):
         """Make or find the consumer, and return the consumer's name. May raise BusError."""
 
     def room(self) -> int:
-        """Return how many messages may be under way at most, already requested ones included."""
+        """Return the most messages that may be under way, including the messages that were
+        requested."""
 
     def on_message(self, delivery: Delivery) -> None:
         """Take a message. The loop calls this with each message as it arrives; it must not wait."""
@@ -84,7 +90,7 @@ class Phase(Enum):
 
 
 class PullLoop:
-    """Keeps requests open at one consumer, and opens the consumer anew when it fails.
+    """Keeps requests open at one consumer, and opens the consumer anew when the consumer fails.
 
     `what` describes the activity for the log. `batch` is the limit of messages in one request.
     Every `look_s` seconds the loop checks whether there is room for more messages and whether
@@ -122,7 +128,8 @@ class PullLoop:
 
     async def run(self) -> None:
         """Pull until cancelled, or until `use.work` raises anything but a BusError."""
-        self._loop = asyncio.get_running_loop()  # kept: Python 3.11 gets it by a system call
+        # kept, since Python 3.11 gets the loop by a system call
+        self._loop = asyncio.get_running_loop()
         stop = self._jetstream.on_reconnect(self.restart)
         failures = 0
         try:
@@ -155,7 +162,7 @@ class PullLoop:
             self._phase = Phase.CLOSED
 
     async def finish(self) -> None:
-        """Request no more messages, and take those that the server has sent already.
+        """Request no more messages, and take the messages that the server has sent already.
 
         Call this before `run` is cancelled. Otherwise, messages that are on their way are dropped,
         and the server delivers them again only after the consumer's acknowledgement wait.
@@ -194,7 +201,7 @@ class PullLoop:
         want = min(room, self._batch) - self._outstanding
         if want <= 0 or (self._outstanding and want < self._batch // 2):
             return
-        if self._finishing or not self._connection.usable:
+        if self._finishing or not self._connection.is_usable:
             return
         self._outstanding += want
         await self._connection.publish(

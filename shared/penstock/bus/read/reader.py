@@ -54,7 +54,7 @@ class Reader:
         try:
             await self._pull.run()
         finally:
-            if self._jetstream.ready and self._pull.consumer:
+            if self._jetstream.is_ready and self._pull.consumer:
                 with contextlib.suppress(NatsError):
                     await self._delete()
 
@@ -64,7 +64,8 @@ class Reader:
         self._pull.close()
         self._pending.clear()
         self._expected = 1
-        # The name makes the request idempotent: `first_answer` may send it several times.
+        # `first_answer` may send the request several times. Because of the name, the server makes
+        # only one consumer.
         name = secrets.token_hex(8)
         config = {
             "stream_name": self._stream,

@@ -20,20 +20,21 @@ from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 from penstock.bus.messages import Stored
 from penstock.bus.read.direct import BATCH, read_raw
 
-# the limit of concurrent reads of single runs: the server handles these one after the other
+# the most single runs that are read at once; the server handles these reads one after the other
 AT_ONCE = 16
 # The cost in microseconds of CPU time, for the server and this process together: for one read of a
 # single run, for each message that the server passes over in such a read, and for each message in a
 # pass.
 ONE_READ_US, PASSED_OVER_US, IN_A_PASS_US = 300.0, 0.18, 25.0
-MAX_PASS = 50_000  # the limit of stream sequences that one pass covers
-PASS_BATCH = 1000  # messages in each request of a pass
-# The messages of a pass are kept for the followers that begin soon afterwards, up to this limit.
+MAX_PASS = 50_000  # the most stream sequences that one pass covers
+PASS_BATCH = 1000  # the most messages in each answer of a pass
+# The most bytes of messages that are kept after a pass, for followers that begin soon afterwards.
 MAX_KEPT_BYTES = 48 * 1024 * 1024
-KEPT_S = 2.0
-KEPT_OVERHEAD_BYTES = 400  # the memory of a kept message besides its bytes
-MAX_ESTIMATED = 256  # requests whose cost is estimated; more requests only make a pass cheaper
-ANSWERS_AT_ONCE = 8  # followers that get their messages in one turn of the event loop
+KEPT_S = 2.0  # seconds that the messages of a pass are kept
+KEPT_OVERHEAD_BYTES = 400  # the bytes of memory that a kept message needs besides its content
+# the most requests whose cost is estimated; further requests only make a pass cheaper
+MAX_ESTIMATED = 256
+ANSWERS_AT_ONCE = 8  # the number of followers that get their messages in one turn of the event loop
 
 Found = tuple[list[Stored], int]
 
@@ -132,7 +133,7 @@ class Histories:
                 _fail(each, error)
             return
         for number, each in enumerate(together, 1):
-            if each.start < kept.begin:  # the beginning is not kept any more
+            if each.start < kept.begin:  # the run's first messages are not kept any more
                 each.run = ""
             if not each.run or kept is not self._kept:
                 self._waiting.append(each)
@@ -154,7 +155,7 @@ class Histories:
             for message in found:
                 kept.add(message)
             if not found or not pending:
-                break  # a replica that lags behind; the followers ask again
+                break  # a lagging replica has answered; the followers ask again
         return kept
 
     def _forget_later(self) -> None:
@@ -163,7 +164,7 @@ class Histories:
         self._forgetting = asyncio.get_running_loop().call_later(KEPT_S, self.forget)
 
     def forget(self) -> None:
-        """Keep nothing of earlier passes.
+        """Drop all messages of earlier passes.
 
         After a reconnect, the stream may have lost its end, so a pass that is under way is also
         repeated.
@@ -177,7 +178,8 @@ class _StoredRange:
     def __init__(self, begin: int = 1) -> None:
         self.begin = self.end = begin
         self._runs: dict[str, deque[tuple[int, Incoming]]] = {}
-        self._order: deque[tuple[int, str, int]] = deque()  # sequence, run and bytes of each
+        # sequence, run and bytes of each message
+        self._order: deque[tuple[int, str, int]] = deque()
         self._bytes = 0
 
     def continues(self, start: int) -> bool:
@@ -185,7 +187,7 @@ class _StoredRange:
         return self.begin <= start <= self.end != self.begin
 
     def add(self, message: Incoming) -> None:
-        """Keep the next message, and drop the oldest ones above the limit."""
+        """Keep the next message, and drop the oldest messages while the limit is exceeded."""
         sequence = int(message.field("Nats-Sequence"))
         run = message.field("Nats-Subject").rpartition(".")[2]
         size = len(message.data) + len(message.block) + KEPT_OVERHEAD_BYTES

@@ -1,4 +1,4 @@
-"""Processes messages of a durable consumer, each acknowledged when its handler returns."""
+"""Processes messages of a durable consumer, and acknowledges a message when its handler returns."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ from penstock.bus.subjects import run_id_of, traceback_id
 log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0  # seconds before a step that failed is repeated
+# For `take_up`: the most handlers that run at once, the most calls of a handler that raises
+# `Retry`, and the longest pause between two calls, in seconds.
 TAKE_UP_AT_ONCE, TAKE_UP_TRIES, TAKE_UP_PAUSE_S = 16, 3, 0.3
-# How many deliveries the server makes beyond the limits of the queue: giving a message up may fail,
-# and needs another delivery then.
+# The number of deliveries that the server makes beyond the limits of the queue. If giving a message
+# up fails, the next delivery is needed to try this again.
 GIVE_UP_TRIES = 5
 # The server's limit of deliveries of one message if `max_unfinished` is None. Even if every process
 # that takes the message is killed, the limit is reached only after hours.
@@ -41,7 +43,7 @@ CHECK_S = 0.2  # seconds between two checks whether there is room for more messa
 # server publishes the reason, and `admin.advisories` makes no second dead letter of the message.
 BURIED = "penstock: the message is a dead letter"
 AGAIN = b"-NAK"  # the beginning of the answer that asks the server for another delivery
-MAX_PENDING = 10_000  # the limit of messages that are delivered and not acknowledged
+MAX_PENDING = 10_000  # the most messages that are delivered and not acknowledged
 
 
 class Retry(Exception):
@@ -71,19 +73,19 @@ class WorkQueue:
     again, up to `max_deliver` times. Then `on_poison` gets the message.
 
     The server counts all deliveries, including deliveries to processes that were killed or stopped.
-    So a message with `max_deliver` deliveries may never have failed: this process tries the message
-    once more if the message has not failed in this process. `on_poison` also gets a message that
-    was delivered `max_unfinished` times without an answer, since such a message probably crashed
-    each process that took it. `max_unfinished` is higher than `max_deliver`, since processes that
-    end for other reasons leave messages unanswered, too. With `max_unfinished=None`, deliveries
-    without an answer do not count. The handler then detects such a message itself and raises
-    NeverFinished, and `on_poison` gets the message at once. If giving a message up fails
+    So a message with `max_deliver` deliveries may never have failed. Therefore, this process tries
+    the message once more if the message has not failed in this process. `on_poison` also gets a
+    message that was delivered `max_unfinished` times without an answer, since such a message
+    probably crashed each process that took it. `max_unfinished` is higher than `max_deliver`, since
+    processes that end for other reasons leave messages unanswered, too. With `max_unfinished=None`,
+    deliveries without an answer do not count. The handler then detects such a message itself and
+    raises NeverFinished, and `on_poison` gets the message at once. If giving a message up fails
     `GIVE_UP_TRIES` more times, the server stops delivering the message and publishes an advisory.
     With `max_unfinished=None`, the server does so after `MAX_UNCOUNTED` deliveries.
 
     With `deletes`, a message that was acknowledged or given up is deleted from the stream. The
-    stream then needs no age limit. If the process ends between the two steps, the message stays, so
-    give such messages a TTL.
+    stream then needs no age limit. If the process ends after it has answered and before it has
+    deleted the message, the message stays in the stream. So give such messages a TTL.
 
     `room` returns how many more messages may be taken. Pass `room` where this number depends on
     more than the number of running handlers.
@@ -197,7 +199,7 @@ class WorkQueue:
                 if stored.sequence > last:
                     break
                 if stored.sequence not in skipped:
-                    stored.delivered = 0  # the number of deliveries to other processes is unknown
+                    stored.delivered = 0  # 0 means that the number of deliveries is unknown
                     found.append(stored)
             await asyncio.gather(*map(handled, found))
         return delivered
@@ -235,8 +237,8 @@ class WorkQueue:
 
     def room(self) -> int:
         """Return how many messages may be under way at most; part of `PullUse`."""
-        # `_room` may not count the messages yet whose handlers have just begun. So the running
-        # handlers are subtracted.
+        # `_room` may not yet count a message whose handler has just begun. So the running handlers
+        # are subtracted.
         return min(self._concurrency, self._room()) - len(self._tasks)
 
     def on_message(self, delivery: Delivery) -> None:
@@ -279,7 +281,10 @@ class WorkQueue:
             await self._bus.jetstream.connection.publish(delivery.reply, verdict)
 
     async def _answer_and_delete(self, delivery: Delivery, verdict: bytes) -> None:
-        """Answer the server first: it reports a message that is deleted earlier as terminated."""
+        """Answer the server, and then delete the message.
+
+        If the message were deleted first, the server would report the message as terminated.
+        """
         stored = delivery.stored
         try:
             await self._bus.jetstream.request(delivery.reply, verdict)

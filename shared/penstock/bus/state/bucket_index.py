@@ -1,8 +1,8 @@
 """Keeps rows in memory about the values of a bucket, so that a list need not read the bucket.
 
-An index is read from the bucket's stream, and no service writes it. So an index cannot lack an
-entry because a process ended between two writes, and records of older versions are in the index,
-too. Every process has its own index: see docs/decisions/0140.
+An index is read from the bucket's stream, and no service writes it. So an index is complete even if
+a process ends between two writes. Records of older versions are in the index, too. Every process
+has its own index: see docs/decisions/0140.
 
 `BucketIndex.caught_up` reads what was written since its last call. A list that calls `caught_up`
 first therefore shows what the caller has just written. Rows may still be wrong in one direction: a
@@ -31,7 +31,8 @@ from penstock.bus.write.objects import unwrap
 
 log = logging.getLogger(__name__)
 
-BATCH: Final = 50  # messages of one read; the process handles a batch in one go, in 1.5 ms
+# the most messages of one read; the process handles them without a break, in 1.5 ms
+BATCH: Final = 50
 # The longest rest, in seconds, between two batches. A process that reads a whole bucket after its
 # start rests between two batches for as long as the last batch took, so that other requests get
 # half of the process's time. With batches of 200 messages, and with all indexes reading at once,
@@ -39,8 +40,8 @@ BATCH: Final = 50  # messages of one read; the process handles a batch in one go
 MAX_REST_S: Final = 0.02
 TICK_S: Final = 2.0  # seconds between two reads of the bucket by `run`
 CHECK_S: Final = 30.0  # seconds between two checks of the stream's first and last sequence by `run`
-WAIT_S: Final = 5.0  # how many seconds a list waits for the first reading of the bucket
-FORGOTTEN: Final = 1000  # the number of rows that are dropped without a break
+WAIT_S: Final = 5.0  # the most seconds that a list waits for the first reading of the bucket
+FORGOTTEN: Final = 1000  # the most rows that are dropped without a break
 
 
 class Change(NamedTuple):
@@ -48,7 +49,7 @@ class Change(NamedTuple):
 
     key: str
     value: bytes | None
-    sequence: int  # in the bucket's stream
+    sequence: int  # the sequence of the write in the bucket's stream
     stored_at: str  # RFC 3339, by NATS's clock
 
 
@@ -81,7 +82,8 @@ class HasBuckets(Buckets, HasJetStream, Protocol):
         """See `JetStream.on_reconnect`."""
 
 
-# The indexes of a process read their whole buckets one after another.
+# By bus: the lock under which an index reads its whole bucket. So the indexes of a process read
+# their buckets one after another.
 _reading_whole: WeakKeyDictionary[HasBuckets, asyncio.Lock] = WeakKeyDictionary()
 
 
@@ -115,12 +117,13 @@ class BucketIndex:
         self._lock = asyncio.Lock()
         self._begun = 0  # the number of the last catch-up
         self._done = 0  # the number of the last catch-up that succeeded
-        # NATS has lost messages of this bucket, so rows and `_next` may refer to messages that no
-        # longer exist.
+        # Whether NATS has lost messages of this bucket. Rows and `_next` may then refer to messages
+        # that no longer exist.
         self._stale = False
         self._looked_s = time.monotonic()
         self._created = ""  # when the stream was made
-        # NATS may have come back with an older store, so the next catch-up looks at the stream.
+        # Whether the next catch-up must check the stream, because NATS may have come back with an
+        # older store.
         self._must_look = True
         bus.continuity.on_loss(self._on_loss)
         bus.on_reconnect(self._on_reconnect)
@@ -131,7 +134,7 @@ class BucketIndex:
         return self._bus.bucket(self._name)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """True if this process has read the whole bucket, and NATS has not lost messages since."""
         return self._done > 0 and not self._stale
 
@@ -154,7 +157,7 @@ class BucketIndex:
             BusError: the bucket cannot be read now.
         """
         arrived = self._begun
-        if self.complete:
+        if self.is_complete:
             await self._turn(arrived)
             return
         try:
@@ -167,7 +170,7 @@ class BucketIndex:
             ) from error
 
     async def values(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """Return the present values of these keys; drop the rows of keys that have none.
+        """Return the present values of these keys; drop the rows of keys without a value.
 
         Raises:
             BusError: the bucket cannot be read now.
@@ -198,7 +201,7 @@ class BucketIndex:
             if self._done > arrived:
                 return
             self._begun += 1
-            if self.complete:
+            if self.is_complete:
                 await self._catch_up()
             else:
                 async with _reading_whole.setdefault(self._bus, asyncio.Lock()):
@@ -215,8 +218,9 @@ class BucketIndex:
             self._stale = False
         while True:
             begun = time.monotonic()
-            # Without a filter, the server needs 6 us for a message. With a filter it also counts in
-            # each request the messages that follow: 20 ms while 50,000 follow.
+            # Without a filter, the server needs 6 us for a message. With a filter, the server also
+            # counts, in each request, how many messages follow. This takes 20 ms while 50,000
+            # messages follow.
             found, pending = await read(self._bus, self._stream, ">", self._next, BATCH)
             if found:
                 keys = [stored.subject.removeprefix(self._prefix) for stored in found]
@@ -225,7 +229,8 @@ class BucketIndex:
                     for key, stored in zip(keys, found, strict=True)
                     if self._has_row(key)
                 ]
-                # Nothing may wait between these lines: a cancellation must find both done, or none.
+                # There must be no `await` between these two lines. A cancellation between them
+                # would leave `_next` behind the rows.
                 self._rows.put(changes)
                 self._next = found[-1].sequence + 1
             if not found or not pending:

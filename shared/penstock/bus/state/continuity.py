@@ -3,8 +3,8 @@
 A power cut loses messages that were acknowledged but not yet written to the disk. A volume that an
 operator restores from a backup also lacks the newest messages. Then the stream sequences that
 processes remember are wrong: a reader waits beyond the stream's end, a fence expects a message that
-is gone, and a cursor has a sequence that an event of another run gets next. Two rules prevent these
-errors:
+is gone, and a cursor has a sequence that the next event, perhaps of another run, gets again. Two
+rules prevent these errors:
 
 - Every two seconds the last sequence of each stream is recorded in KV `checkpoints` (`marks`), and
   every process remembers the last sequence that was acknowledged to it. A stream that ends before
@@ -40,10 +40,10 @@ from penstock.bus.state.losses import (
     Loss,
     Snapshot,
     is_numbered,
-    margin,
-    numbered,
-    stored,
-    watched,
+    loss_as_json,
+    numbered_streams,
+    repair_margin,
+    watched_streams,
 )
 from penstock.bus.state.skipping import ends_at, skip
 
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 AGAIN_S = 0.2  # seconds between the two checks that must both find a stream shorter than known
 ANSWER_S = 0.5  # seconds to wait for a stream's leader; the next check asks the stream again
 NOTICED = timedelta(hours=1)  # how long /readyz reports a loss
-MAX_KEPT = 50  # the number of losses that are kept for each stream
+MAX_KEPT = 50  # the most losses that are kept for each stream
 
 _NOTICE = (
     "NATS has lost data: {}. Runs whose source frames are gone end with code history_lost, "
@@ -72,7 +72,7 @@ class Continuity:
     def __init__(self, bus: Buckets, *, repairs: bool) -> None:
         self._bus = bus
         self._repairs = repairs
-        self._shards = ONE  # as the last check read them
+        self._shards = ONE  # the shards, as the last check has read them
         self._known: dict[str, int] = {}  # the highest sequence that was read, by stream
         self._losses: dict[str, tuple[Loss, ...]] = {}
         # the snapshot of the last check, if that check found all streams complete
@@ -110,7 +110,8 @@ class Continuity:
         return tuple(loss for losses in self._losses.values() for loss in losses)
 
     def covers(self, stream: str, sequence: int) -> Loss | None:
-        """Return the loss in which the message of this sequence was lost; None if there is none."""
+        """Return the loss in which the message of this sequence was lost; None if it was not
+        lost."""
         return next((loss for loss in self.of(stream) if loss.covers(sequence)), None)
 
     def count(self, stream: str) -> int:
@@ -119,7 +120,7 @@ class Continuity:
 
     @property
     def notices(self) -> list[str]:
-        """The descriptions of the losses of the last hour for operators, with advice."""
+        """Texts for operators, with advice, about each loss of the last hour."""
         since = self._bus.clock.now() - NOTICED
         return [
             _NOTICE.format(loss)
@@ -129,7 +130,7 @@ class Continuity:
 
     @property
     def shards(self) -> Shards:
-        """The number of shards, at most some seconds old."""
+        """The number of shards, as it was at most some seconds ago."""
         return self._shards
 
     async def check(self) -> str:
@@ -142,12 +143,12 @@ class Continuity:
             BusError: the bucket `checkpoints` cannot be read or written.
         """
         look = await self._snapshot()
-        behind = look.behind
+        behind = look.known_ends_of_short_streams
         if behind:
             # A newly elected leader may not have applied all of its messages yet.
             await asyncio.sleep(AGAIN_S)
             before, look = look, await self._snapshot()
-            behind = look.behind
+            behind = look.known_ends_of_short_streams
             still = {
                 stream: known
                 for stream, known in behind.items()
@@ -159,7 +160,7 @@ class Continuity:
                 for stream, known in sorted(still.items()):
                     await self._repair(look, stream, known)
                 look = await self._snapshot()
-                behind = look.behind
+                behind = look.known_ends_of_short_streams
         self._learn(look)
         self._looked = None if behind else look
         waiting = [name for name in behind if is_numbered(name)]
@@ -181,11 +182,11 @@ class Continuity:
         return max(self._known.get(stream, 0), self._bus.publisher.stored.get(stream, 0))
 
     async def _snapshot(self) -> Snapshot:
-        # Read the known sequences first, then the streams' ends. Other processes write meanwhile:
-        # in the other order, a known sequence could be newer than the end, and a complete stream
+        # Read the known sequences first, then the streams' ends. Other processes write meanwhile.
+        # So in the other order, a known sequence could be newer than the end, and a complete stream
         # would look too short.
         look = Snapshot(
-            own={stream: self._own(stream) for stream in numbered(self._shards.made)},
+            own={stream: self._own(stream) for stream in numbered_streams(self._shards.made)},
             shards=self._shards,
         )
         for entry in await self._bus.bucket(BUCKET).entries():
@@ -195,14 +196,14 @@ class Continuity:
             await asyncio.gather(
                 *(self._ask_events(look, shard) for shard in range(look.shards.made))
             )
-        names = (watched if self._repairs else numbered)(look.shards.made)
+        names = (watched_streams if self._repairs else numbered_streams)(look.shards.made)
         answers = await asyncio.gather(*map(self._state, names))
         for stream, answer in zip(names, answers, strict=True):
             if answer is not None:
                 look.last[stream] = answer["state"]["last_seq"]
                 look.now = max(look.now, answer["ts"])
         # Read the losses once more: another process may have repaired a stream since the first
-        # read, and the end that was just read may already include the fillers.
+        # read, and the end that was just read may already include the empty messages of the repair.
         for entry in await self._bus.bucket(BUCKET).entries(f"{LOST}*"):
             look.take(entry)
         return look
@@ -215,7 +216,8 @@ class Continuity:
             return None
 
     async def _ask_events(self, look: Snapshot, shard: int) -> None:
-        """Mark the source frame from which the last event was made, since it must have existed."""
+        """Mark the source frame from which the shard's last event was made, since this frame has
+        existed."""
         try:
             last = await leader.tail(self._bus, streams.events_of(shard), ">")
         except BusError as error:
@@ -247,9 +249,9 @@ class Continuity:
         self._begun = True
 
     async def _raise_marks(self, look: Snapshot, behind: Iterable[str]) -> None:
-        """Write the later sequences that this process knows into the marks.
+        """Write each sequence into the marks that is later than the present mark of its stream.
 
-        The process that repairs the streams reads them there.
+        The process that repairs the streams reads the marks, and so learns what this process knows.
         """
         more = {
             stream: known
@@ -266,13 +268,13 @@ class Continuity:
         losses = look.losses.setdefault(stream, [])
         begun = losses and last_left < losses[-1].skipped_to and known <= losses[-1].skipped_to
         if not begun:
-            to = known + margin(stream) if is_numbered(stream) else last_left
+            to = known + repair_margin(stream) if is_numbered(stream) else last_left
             if is_numbered(stream) and not await ends_at(self._bus, stream, last_left):
                 return
             losses.append(Loss(stream, last_left, known, to, look.now))
             log.error("%s", _NOTICE.format(losses[-1]))
             self._found[stream] = losses[-1]
-            value = orjson.dumps([stored(loss) for loss in losses[-MAX_KEPT:]])
+            value = orjson.dumps([loss_as_json(loss) for loss in losses[-MAX_KEPT:]])
             revision = look.revisions.get(stream, 0)
             if await self._bus.bucket(BUCKET).update(LOST + stream, value, revision) is None:
                 return  # another process repairs the stream

@@ -1,6 +1,6 @@
 """Stores and reads dead letters: complete copies of messages that a service could not process.
 
-Each message has one dead letter for each service. The number of a dead letter is its stream
+Each service stores at most one dead letter for a message. The number of a dead letter is its stream
 sequence in DEADLETTERS. A mark in KV `letters` records whether the dead letter was replayed; the
 mark is deleted with the dead letter.
 """

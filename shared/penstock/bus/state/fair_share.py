@@ -16,9 +16,10 @@ from penstock.bus.state.peers import Peers
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 0.03  # the wait after a change: several members often start or stop together
-ANSWER_AGAIN_S = 0.25
-RENEW_AGAIN_S = 0.5
+# seconds to wait after a change, because several members often start or stop together
+SETTLE_S = 0.03
+ANSWER_AGAIN_S = 0.25  # seconds before a failed subscription to requests is tried again
+RENEW_AGAIN_S = 0.5  # the most seconds before a failed renewal is tried again
 
 
 class FairShare:
@@ -29,11 +30,11 @@ class FairShare:
     names take one more part each. `start` is awaited with each part that this member gains, and
     `stop` with each part that this member loses or must release.
 
-    The parts are `parts`, or 0 to n - 1 when the key `<group>.parts` holds n. Each member writes
-    its number of parts into the note of its lease, and divides the parts with the members that have
-    the same number. So every part is taken even while only some members have read a new number.
-    Every part is also taken while members of an older version, which cannot read a new number, run
-    beside newer members.
+    The parts are the numbers in `parts`. But if the key `<group>.parts` of the leases holds a
+    number n, the parts are 0 to n - 1. Each member writes its number of parts into the note of its
+    lease, and divides the parts with the members that have the same number. So every part is taken
+    even while only some members have read a new number. Every part is also taken while members of
+    an older version, which cannot read a new number, run beside newer members.
 
     `beside` is another share of this member. Other members ask whether this member still runs, and
     `beside` answers for both shares, because a member must answer each request once.
@@ -80,7 +81,7 @@ class FairShare:
         self._held: dict[int, Lease] = {}
         self._seen: dict[str, bytes] = {}  # the group's keys, with their last known values
         self._changed = asyncio.Event()
-        self._step: asyncio.Task[None] | None = None  # the last attempt
+        self._step: asyncio.Task[None] | None = None  # the task of the last attempt
 
     @property
     def held(self) -> frozenset[int]:
@@ -126,7 +127,8 @@ class FairShare:
         self._changed.set()
 
     async def _on_dead(self, member: str) -> None:
-        """Delete the part leases of an ended member; else the leases would expire seconds later."""
+        """Delete the part leases of an ended member, so that other members can take the parts at
+        once."""
         parts = await self._bucket.entries(f"{self._group}.part.*")
         theirs = [entry for entry in parts if owner_of(entry) == member]
         await asyncio.gather(
@@ -141,8 +143,8 @@ class FairShare:
             except BusError as error:
                 log.warning("%s: %s", self._group, error)
 
-        # The shield keeps the step from being cancelled half-way. Otherwise leases would remain in
-        # the bucket that this member does not know of and never releases.
+        # The shield keeps the step from being cancelled half-way. Otherwise, the bucket could keep
+        # leases that this member does not know and never releases.
         self._step = asyncio.create_task(attempted())
         await asyncio.shield(self._step)
 
@@ -158,7 +160,8 @@ class FairShare:
 
     async def _on_change(self, stored: Stored) -> None:
         self._others.on_lease_message(stored)
-        # Most messages are renewals. An expired or deleted key comes with an empty value.
+        # Most messages are renewals, which repeat the known value. An expired or deleted key comes
+        # with an empty value.
         if self._seen.get(stored.subject) != stored.payload:
             self._seen[stored.subject] = stored.payload
             self._changed.set()
@@ -169,8 +172,8 @@ class FairShare:
         self._is_renewed = False
         begun_at = time.monotonic()
         held = tuple(self._held.items())
-        # All leases are renewed concurrently. If they were renewed one after another, the last
-        # leases would expire while the bus hangs.
+        # All leases are renewed concurrently. If the leases were renewed one after another, the
+        # last leases would expire while the bus hangs.
         kept = await asyncio.gather(*(lease.renew() for _, lease in held))
         lost = [part for (part, _), is_kept in zip(held, kept, strict=True) if not is_kept]
         for part in lost:
@@ -178,7 +181,7 @@ class FairShare:
             del self._held[part]
         # The calls of `stop` run concurrently, too, since each may have to wait for the bus.
         await asyncio.gather(*map(self._stop, lost))
-        if not (self._membership.held and await self._membership.renew()):
+        if not (self._membership.is_held and await self._membership.renew()):
             await self._membership.acquire()
         leases = (self._membership, *self._held.values())
         self._is_renewed = all(lease.renewed_at >= begun_at for lease in leases)

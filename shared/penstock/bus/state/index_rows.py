@@ -10,14 +10,15 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
-SLICE: Final = 20_000  # rows that one statement looks through, in 2 ms at most
+SLICE: Final = 20_000  # the most rows that one statement looks through, in at most 2 ms
 
 
 def number_of(text: str) -> int:
     """Return the number of 64 bits that the rows contain in place of a foreign id.
 
-    With numbers, all rows are small and of one size. The numbers differ in every process. Two
-    ids may have the same number, so a list compares the ids themselves in the values that it reads.
+    With numbers instead of ids, all rows are small and have the same size. The numbers differ in
+    every process. Two ids may have the same number, so a list compares the ids themselves in the
+    values that it reads.
     """
     return hash(text)
 

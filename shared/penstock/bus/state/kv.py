@@ -1,7 +1,7 @@
 """Implements key-value buckets with compare-and-set, TTLs, and reads from the leader.
 
 Claims need reads from the leader, and leases also need a TTL on updates. nats-py's KeyValue has
-neither: it reads by direct get, which a lagging replica may answer.
+neither. Its reads are direct gets, which a lagging replica may answer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.bus.read.direct import STORED_AT, last_of_each, replay
 from penstock.bus.write.fence import Writes
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 
-MARKER_S = 60
-# How many keys one request reads. The process handles the answer in one go: a hundred records take
-# 2 ms, in which other requests wait.
+MARKER_S = 60  # seconds after which the marker of a deletion expires
+# The most keys that one request reads. The process handles the answer without a break: a hundred
+# records take 2 ms, in which other requests wait.
 MANY = 100
 CLOCKS_S = 10  # the largest expected difference, in seconds, between two servers' clocks
 
@@ -196,7 +196,8 @@ class Bucket:
         return [each for each in values if not self._overdue(each)]
 
     def _overdue(self, stored: Stored) -> bool:
-        """Return whether a value is so much older than its TTL that the server missed the expiry.
+        """Return whether a value is so much older than its TTL that the server must have missed its
+        expiry.
 
         nats-server 2.15.1 misses expiries after a kill -9
         (https://github.com/nats-io/nats-server/issues/8505). Without this check the lease of a

@@ -19,7 +19,7 @@ from penstock.bus.state.peers import ANSWERS
 
 log = logging.getLogger(__name__)
 
-PARTS = ".parts"
+PARTS = ".parts"  # the end of a key that holds the number of a group's parts
 RETRY_S = 0.5  # seconds between two attempts to take a lease while the bus is away
 
 
@@ -63,15 +63,16 @@ class Lease:
         clock, because the jump may have expired all leases at once. Call `Clock.refresh` first.
         """
         steady = time.monotonic() >= self._steady_since + self._ttl_s / 2
-        return self.held and steady and self._bus.clock.steady_for(self._ttl_s)
+        return self.is_held and steady and self._bus.clock.has_been_steady_for(self._ttl_s)
 
     @property
     def renewed_at(self) -> float:
-        """The time of sending the last answered renewal, on this process's monotonic clock."""
+        """The time, on this process's monotonic clock, at which the last answered renewal was
+        sent."""
         return self._renewed_at
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """True while the TTL since the last renewal has not passed."""
         return bool(self._revision) and time.monotonic() < self._renewed_at + self._ttl_s
 
@@ -109,7 +110,7 @@ class Lease:
                 self._revision = 0
         except BusError as error:
             log.warning("lease %s: %s", self.key, error)
-        return self.held
+        return self.is_held
 
     async def _take(self, revision: int) -> bool:
         asked_at = time.monotonic()
@@ -118,7 +119,7 @@ class Lease:
         if taken is None:
             # The answer to an earlier write of this process may have been lost although the write
             # was stored. In this case, the key has a revision that this process does not know. The
-            # TTL of the earlier write began earlier, so the lease is written once more.
+            # TTL of the earlier write has begun earlier, so the lease is written once more.
             entry = await self._bucket.get(self.key)
             if entry is not None and owner_of(entry) == self._owner:
                 taken = await self._write(value, entry.revision)
@@ -151,7 +152,8 @@ class Lease:
                 log.warning("lease %s expires by itself: %s", self.key, error)
 
     async def _release_unknown(self) -> None:
-        """Release a revision that this process wrote without getting the acknowledgement.
+        """Release the lease if its revision comes from a write of this process that was not
+        acknowledged.
 
         A renewal that is cancelled may have been stored. Without this method, the lease would then
         be held until its TTL has passed.
@@ -195,7 +197,7 @@ async def keep(lease: Lease, renew_s: float) -> None:
     try:
         while True:
             try:
-                if lease.held:
+                if lease.is_held:
                     await lease.renew()
                 elif not await lease.acquire():
                     log.warning("lease %s is held by another process", lease.key)

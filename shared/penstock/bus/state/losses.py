@@ -1,4 +1,4 @@
-"""Defines values for the ends of streams and for the losses there. Does no I/O.
+"""Defines the data about the ends of streams and about messages lost there. Does no I/O.
 
 KV `checkpoints` holds these values: `marks` (the last known sequence of each stream),
 `lost.<stream>` (the losses of a stream) and `normalizer.<partition>` (how far a partition of RAW is
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 BUCKET = "checkpoints"
 MARKS, LOST = "marks", "lost."
-# How many sequences after the last known sequence a repair makes unusable, by stream. The number
-# is at least the number of messages that can be stored between two writes of the marks.
+# By stream: the number of sequences after the last known sequence that a repair makes unusable. The
+# number is at least the number of messages that can be stored between two writes of the marks.
 MARGIN = {streams.RAW: 10_000, streams.EVENTS: 10_000, streams.COMMANDS: 200}
 _OTHERS = (
     *("KV_runs", "KV_sessions", "KV_claims", "KV_sent", "KV_pauses", "KV_approvals"),
@@ -36,20 +36,20 @@ def is_numbered(stream: str) -> bool:
     return streams.kind_and_shard(stream)[0] in MARGIN
 
 
-def margin(stream: str) -> int:
+def repair_margin(stream: str) -> int:
     """Return the `MARGIN` of a numbered stream: how many sequences become unusable in a repair."""
     return MARGIN[streams.kind_and_shard(stream)[0]]
 
 
-def numbered(count: int) -> tuple[str, ...]:
-    """Return the streams of which no sequence may be used twice, with this number of shards."""
+def numbered_streams(count: int) -> tuple[str, ...]:
+    """Return the streams in which no sequence may be used twice, for this number of shards."""
     sharded = ((streams.raw_of(shard), streams.events_of(shard)) for shard in range(1, count))
     return (*MARGIN, *(stream for pair in sharded for stream in pair))
 
 
-def watched(count: int) -> tuple[str, ...]:
-    """Return the streams and buckets whose ends are recorded, with this number of shards."""
-    return (*numbered(count), *_OTHERS)
+def watched_streams(count: int) -> tuple[str, ...]:
+    """Return the streams and buckets whose ends are recorded, for this number of shards."""
+    return (*numbered_streams(count), *_OTHERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ _STORED_AS = {"last_left": "stands", "last_known": "known"}
 _FIELDS = {_STORED_AS.get(each.name, each.name): each.name for each in fields(Loss)}
 
 
-def stored(loss: Loss) -> dict[str, Any]:
+def loss_as_json(loss: Loss) -> dict[str, Any]:
     """Return the JSON object that KV `checkpoints` has for a loss."""
     return {_STORED_AS.get(name, name): value for name, value in asdict(loss).items()}
 
@@ -96,13 +96,15 @@ class Snapshot:
     """
 
     own: dict[str, int]  # the highest sequence that this process knows, by stream
-    last: dict[str, int] = field(default_factory=dict)  # streams that answered
+    # the last sequence of each stream that answered
+    last: dict[str, int] = field(default_factory=dict)
     now: str = ""  # NATS's time, RFC 3339
     marks: dict[str, int] = field(default_factory=dict)
-    revision: int = 0  # of the marks
+    revision: int = 0  # the revision of the entry `marks`
     shards: Shards = ONE
     losses: dict[str, list[Loss]] = field(default_factory=dict)
-    revisions: dict[str, int] = field(default_factory=dict)  # of each stream's list of losses
+    # the revision of each stream's list of losses
+    revisions: dict[str, int] = field(default_factory=dict)
 
     def take(self, entry: Entry) -> None:
         """Add an entry of the bucket `checkpoints` to this snapshot.
@@ -135,7 +137,7 @@ class Snapshot:
         """Record that this sequence of the stream has existed."""
         self.marks[stream] = max(self.marks.get(stream, 0), sequence)
 
-    def known_of(self, stream: str) -> int:
+    def highest_known_sequence(self, stream: str) -> int:
         """Return the highest sequence of the stream that has existed or was skipped; 0 if none."""
         known = self.marks.get(stream, 0)
         if is_numbered(stream):
@@ -145,12 +147,12 @@ class Snapshot:
         return known
 
     @property
-    def behind(self) -> dict[str, int]:
+    def known_ends_of_short_streams(self) -> dict[str, int]:
         """The highest known sequence of each stream that ends before that sequence."""
         return {
             stream: known
             for stream, last in self.last.items()
-            if (known := self.known_of(stream)) > last
+            if (known := self.highest_known_sequence(stream)) > last
         }
 
     def new_marks(self) -> dict[str, int]:

@@ -16,8 +16,7 @@ The process reconnects after about half a second. Therefore:
 - A single "no responders" never suffices. Where a wrong result is expensive, `confirm_s` makes the
   required time longer.
 - Within `COUNT_AFTER_S` after its own reconnect, a member does not count other members as ended,
-since
-  these may be reconnecting, too.
+  since the other members may be reconnecting, too.
 - Where a wrong result is expensive, no member counts as ended within `NODE_LOST_S` after the
   cluster lost a server. A member may be connected to exactly the lost server, and may need ten
   seconds to connect to another server.
@@ -46,12 +45,13 @@ log = logging.getLogger(__name__)
 
 ANSWERS = "Penstock-Answers"  # header of a lease: the holder answers requests to `alive.<holder>`
 
-ASK_S = 0.5
-TIMES = 2  # a member counts as gone after this many "no responders" in a row
-SUCCESSORS = 3
+ASK_S = 0.5  # seconds between two requests to a member, and the most seconds to wait for an answer
+TIMES = 2  # the number of "no responders" in a row after which a member counts as gone
+SUCCESSORS = 3  # the number of next members to which each member sends requests
+# seconds after its own reconnect in which a member counts no other member as ended
 COUNT_AFTER_S = 1.0
-# For this many seconds after the cluster lost a server, a member without responders does not count
-# as ended if `confirm_s` is set. The time is as long as a connector's lease.
+# The seconds after the cluster lost a server in which no member without responders counts as ended,
+# if `confirm_s` is set. The time is as long as a connector's lease.
 NODE_LOST_S = 15.0
 
 
@@ -91,9 +91,10 @@ class Peers:
         self._on_gone = on_gone
         self._confirm_s = confirm_s
         self._times_to_confirm = TIMES + round(confirm_s / ASK_S)
-        self._revisions: dict[str, int] = {}  # of the leases of answering members, by name
+        # the lease revision of each member that answers, by name
+        self._revisions: dict[str, int] = {}
         self._suspects: set[str] = set()  # members that have work but no lease
-        self._absent: dict[str, int] = {}  # "no responders" in a row, by member
+        self._absent: dict[str, int] = {}  # the number of "no responders" in a row, by member
         self._dead: set[str] = set()
         self._answers_with = answers_with
         self._answering: Subscription | None = None

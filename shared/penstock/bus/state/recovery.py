@@ -26,7 +26,7 @@ from penstock.bus.errors import (
     refusal,
 )
 from penstock.bus.state.continuity import Continuity
-from penstock.bus.state.losses import numbered
+from penstock.bus.state.losses import numbered_streams
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Recovery:
         self._connection.held_back = "it is not known yet whether the streams are still there"
 
     def reconnected(self) -> None:
-        """Begin to compare the streams with those that existed at the start."""
+        """Begin to compare the streams with the streams that existed at the start."""
         self._comparing = asyncio.create_task(self._identity.check())
 
     def stop(self) -> None:
@@ -113,7 +113,7 @@ class Recovery:
         """Record how far the streams reach, and look for losses, until cancelled."""
         while True:
             await asyncio.sleep(NOTE_S if self._repairs else LEARN_S)
-            if not self._connection.usable:
+            if not self._connection.is_usable:
                 continue
             try:
                 reason = await self._continuity.check()
@@ -144,7 +144,7 @@ class Recovery:
 
     async def _know_new_shards(self) -> None:
         """Remember the streams of shards that were made after the start. Raises BusError."""
-        for name in numbered(self._continuity.shards.made):
+        for name in numbered_streams(self._continuity.shards.made):
             if not self._identity.remembers(name) and (created := await self._created(name)):
                 self._identity.know(name, created)
 
@@ -178,8 +178,10 @@ class Recovery:
                 log.warning("cannot find out yet whether NATS has lost data: %s", error)
                 reason = ""
                 if time.monotonic() < until:
+                    # The streams may have no leader during an election, so the check is repeated.
+                    # After `until`, requests are no longer held back, and `watch` checks again.
                     await asyncio.sleep(ORDER_S)
-                    continue  # this may be an election; after `until`, `watch` checks again
+                    continue
             if not reason:
                 break
             self._hold_back(reason)

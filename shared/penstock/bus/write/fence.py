@@ -18,8 +18,8 @@ from penstock.bus.messages import Message, Stored
 from penstock.bus.read import leader
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Publisher
 
-MAX_MESSAGE_BYTES = 512 * 1024
-RETRY_S = 0.25
+MAX_MESSAGE_BYTES = 512 * 1024  # the most payload bytes in one message
+RETRY_S = 0.25  # seconds between two attempts while the bus is away
 # Seconds to wait for the acknowledgement of an append. After the leader was killed, no server
 # answers until an election has ended. An election takes four seconds or more. With a long timeout,
 # the retry could begin long after the election. The timeout may be short because the fence makes a
@@ -73,8 +73,8 @@ def post(
     """Store one message after stream sequence `last`, as `append` does, without waiting.
 
     `settled` is called once, later, with the message's stream sequence or the error that `append`
-    would raise. Returns False, and sends nothing, if the message cannot be sent now; `append` waits
-    until it can be sent.
+    would raise. Returns False, and sends nothing, if the message cannot be sent now. In this case,
+    `append` would wait until it can send the message.
     """
     return bus.publisher.post(_fenced(message, pattern, last), settled, APPEND_TIMEOUT_S)
 

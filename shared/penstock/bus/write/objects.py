@@ -1,8 +1,8 @@
 """Stores payloads that are too large for one message in the object store, and reads them.
 
-Messages carry references to these payloads. nats-py writes the objects. This module reads the
-objects by direct get. nats-py's reader would wait forever when a chunk is missing, and would leave
-a consumer behind after each read.
+Messages carry references to these payloads. nats-py writes the objects, but this module itself
+reads them, by direct get. nats-py's reader would wait forever when a chunk is missing, and would
+leave a consumer behind after each read.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MARK = b'{"penstock_object":"'
 
 
 async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
-    """Return the payload; or store a payload over 512 KiB as an object, and return a reference.
+    """Return a small payload unchanged; store a payload over 512 KiB, and return a reference.
 
-    `name` must be the same for the same payload: a repeated call then finds the object and writes
-    nothing.
+    A large payload is stored as an object with the name `name`. The name must be the same for the
+    same payload, so that a repeated call finds the object and writes nothing.
 
     Raises:
         BusUnavailable, OutcomeUnknown: the object could not be read or written; retry.

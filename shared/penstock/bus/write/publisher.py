@@ -16,7 +16,7 @@ from nats.errors import (
     OutboundBufferLimitError,
 )
 
-from penstock.bus.budget import Gate, weight
+from penstock.bus.budget import Gate, counted_bytes
 from penstock.bus.connection.health import Health, Kind, stream_of
 from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.nats_client import Connection
@@ -36,7 +36,7 @@ EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"
 BATCH_COMMIT = "Nats-Batch-Commit"
-MAX_BATCH = 1000
+MAX_BATCH = 1000  # the most messages in one atomic batch
 # How many bytes of max_payload are kept free for headers. The server counts headers as payload, but
 # nats-py does not check headers. Without the free bytes, a large message with its headers could
 # exceed max_payload, and the server would close the connection.
@@ -58,7 +58,8 @@ _ERRORS: dict[object, type[BusError]] = {
 }
 
 
-# The kind of refusal that an error means for the stream of the message (see `Health`).
+# Maps the error of a publish to the kind of refusal that `Health` records for the stream of the
+# message.
 _TROUBLES: tuple[tuple[type[BusError], Kind], ...] = (
     (StreamFull, "full"),
     (NotPermitted, "denied"),
@@ -85,8 +86,9 @@ class Publisher:
         self._timeout_s = timeout_s
         self._health = health if health is not None else Health()
         self._gate = Gate(max_unacked_bytes)
-        self._inbox = ""  # known once the connection has its inbox prefix
-        self._waiting: dict[str, tuple[str, asyncio.Future[int]]] = {}  # by reply subject
+        self._inbox = ""  # the prefix of the reply subjects; empty before `start`
+        # Each message's subject and its acknowledgement, by the reply subject of the publish.
+        self._waiting: dict[str, tuple[str, asyncio.Future[int]]] = {}
         self._next = 0
         self.stored: dict[str, int] = {}  # the highest acknowledged sequence, by stream
 
@@ -113,7 +115,7 @@ class Publisher:
     async def publish(self, message: Message, timeout_s: float | None = None) -> int:
         """Store one message and return its stream sequence.
 
-        Waits up to the publisher's timeout for a connection that is away, and then up to
+        If there is no connection, waits for it up to the publisher's timeout. Then waits up to
         `timeout_s` for the acknowledgement (default: the publisher's timeout).
 
         Raises:
@@ -121,7 +123,7 @@ class Publisher:
             BusUnavailable, StreamFull, MessageTooLarge: nothing was stored.
             OutcomeUnknown: no acknowledgement came in time.
         """
-        size_bytes = weight(message.payload)
+        size_bytes = counted_bytes(message.payload)
         await self._gate.enter(size_bytes)
         try:
             sequence = await self._publish(message, timeout_s)
@@ -135,7 +137,7 @@ class Publisher:
         return sequence
 
     async def _publish(self, message: Message, timeout_s: float | None) -> int:
-        if not self._client.usable:
+        if not self._client.is_usable:
             await self._client.wait_usable(self._timeout_s)
         reply, ack = self._expect(message.subject)
         try:
@@ -154,9 +156,9 @@ class Publisher:
         connection, too many bytes are unsent or unacknowledged, or the message is too large.
         In such a case, `publish` would wait, or raise an error.
         """
-        size_bytes = weight(message.payload)
+        size_bytes = counted_bytes(message.payload)
         if (
-            not self._client.usable
+            not self._client.is_usable
             or self._client.is_full
             or len(message.payload) > self._client.max_payload - HEADERS_BYTES
             or not self._gate.enter_now(size_bytes)
@@ -198,7 +200,7 @@ class Publisher:
         Raises:
             BusError: as `publish` does.
         """
-        size_bytes = sum(weight(message.payload) for message in messages)
+        size_bytes = sum(counted_bytes(message.payload) for message in messages)
         await self._gate.enter(size_bytes)
         try:
             sequence = await self._publish_batch(messages, timeout_s)
@@ -212,7 +214,7 @@ class Publisher:
         return sequence
 
     def _note(self, subject: str, error: BusError) -> None:
-        if not self._client.usable:
+        if not self._client.is_usable:
             return  # the connection caused the error, so the stream may work
         for type_, kind in _TROUBLES:
             if isinstance(error, type_):
@@ -220,7 +222,7 @@ class Publisher:
                 return
 
     async def _publish_batch(self, messages: Sequence[Message], timeout_s: float | None) -> int:
-        if not self._client.usable:
+        if not self._client.is_usable:
             await self._client.wait_usable(self._timeout_s)
         batch_id = self._client.new_inbox()[-22:]
         last = len(messages)
@@ -261,7 +263,8 @@ class Publisher:
                 f"server's max_payload of {client.max_payload}"
             )
         await client.room()
-        if not client.is_up:  # `send` would keep the message for the next connection
+        # without this check, `send` would keep the message for the next connection
+        if not client.is_up:
             raise BusUnavailable(f"{message.subject}: not connected to NATS")
         try:
             client.send(message.subject, message.payload, reply, message.headers)

@@ -28,7 +28,8 @@ class Losses(Protocol):
     """The interface to the known losses of streams; `state.continuity` implements it."""
 
     def covers(self, stream: str, sequence: int) -> object | None:
-        """Return the loss in which the message of this sequence was lost; None if there is none."""
+        """Return the loss in which the message of this sequence was lost; None if it was not
+        lost."""
 
 
 class WritesRaw(Writes, Protocol):
@@ -156,7 +157,8 @@ class RawWriter:
                     ) from None
                 if self._is_foreign(stored):
                     raise FenceConflict(f"run {self.run_id} was taken over") from None
-                self.last = stored.sequence if stored else 0  # all frames may have expired
+                # 0 if all frames of this writer have expired
+                self.last = stored.sequence if stored else 0
                 if stored and self._is_this(stored):
                     return self.last
                 # This frame is not stored, so the loop appends the frame again, after the new last

@@ -19,7 +19,7 @@ TOKENS: Final[Mapping[str, str]] = {
 }
 
 
-def answered_by_decision(kind: str | None, tool: str) -> bool:
+def is_answered_by_decision(kind: str | None, tool: str) -> bool:
     """Returns whether Agno uses the answer as the tool's result, and so streams no event for the
     call.
 

@@ -21,7 +21,7 @@ import orjson
 
 from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.dialects.text_buffer import append_text
-from penstock.dialects.unified.types import OMITTED, selected
+from penstock.dialects.unified.types import OMITTED, selected_types
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
@@ -372,5 +372,5 @@ def _framed(event: JsonObject, index: int, type: str, payload: JsonObject) -> Fr
 
 
 DIALECT: Final = ClientDialect(
-    UnifiedEncoder, omitted=OMITTED, stateful=True, select_types=selected
+    UnifiedEncoder, omitted=OMITTED, stateful=True, select_types=selected_types
 )

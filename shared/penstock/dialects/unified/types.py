@@ -56,7 +56,7 @@ OMITTED: Final[Mapping[str, str]] = {
 }
 
 
-def selected(categories: Collection[str] = (), types: Collection[str] = ()) -> frozenset[str]:
+def selected_types(categories: Collection[str] = (), types: Collection[str] = ()) -> frozenset[str]:
     """Returns the types that are in one of the given categories and also among the given types.
 
     No categories means all categories, and no types means all types.

@@ -6,15 +6,15 @@ from penstock.web.auth.auth import Auth
 from penstock.web.auth.config import AuthConfig
 from penstock.web.auth.identity import (
     Identity,
-    act_as,
+    acting_user,
     check_owner,
     check_run,
-    decides_for,
+    deciding_user,
     identity_of,
-    over,
     require,
+    wait_until_credential_ends,
 )
-from penstock.web.auth.limits import beyond, keep_place, take_stream
+from penstock.web.auth.limits import count_stream, keep_counting, limit_refusal
 from penstock.web.auth.redact import redact_logs
 from penstock.web.auth.service_tokens import ServiceTokens
 from penstock.web.auth.stream_tokens import StreamTokens
@@ -25,15 +25,15 @@ __all__ = [
     "Identity",
     "ServiceTokens",
     "StreamTokens",
-    "act_as",
-    "beyond",
+    "acting_user",
     "check_owner",
     "check_run",
-    "decides_for",
+    "count_stream",
+    "deciding_user",
     "identity_of",
-    "keep_place",
-    "over",
+    "keep_counting",
+    "limit_refusal",
     "redact_logs",
     "require",
-    "take_stream",
+    "wait_until_credential_ends",
 ]

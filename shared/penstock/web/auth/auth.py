@@ -26,7 +26,7 @@ from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
 from penstock.web.auth.jwks import Jwks
 from penstock.web.auth.jwt import Secret, Verifier
 from penstock.web.auth.limits import LookupLimit, OpenCounts, Requests
-from penstock.web.auth.origins import check_origin, is_local
+from penstock.web.auth.origins import is_allowed_origin, is_local
 from penstock.web.auth.scopes import DEFAULT
 from penstock.web.auth.service_tokens import ServiceTokens
 from penstock.web.auth.stream_tokens import StreamTokens
@@ -100,7 +100,9 @@ class Auth:
             self._check_page(scope, identity)
         return identity
 
-    async def over(self, identity: Identity, warn: Callable[[float], object] | None = None) -> None:
+    async def wait_until_credential_ends(
+        self, identity: Identity, warn: Callable[[float], object] | None = None
+    ) -> None:
         """Wait until the identity has expired or its token was revoked.
 
         A stream that the caller has opened ends when this method returns. For `anonymous`, this
@@ -180,7 +182,7 @@ class Auth:
         safe = scope["type"] == "http" and scope["method"] in csrf.SAFE_METHODS
         if safe:
             return
-        if not check_origin(scope, self.config.cors_origins):
+        if not is_allowed_origin(scope, self.config.cors_origins):
             raise Problem(403, "the page that sent this is neither ours nor in the list of origins")
         if scope["type"] == "websocket" or identity.kind != "cookie" or is_local(scope):
             return
@@ -208,7 +210,7 @@ class Auth:
         if issuer is None or identity.token_id is None:
             return identity
         try:
-            expires_at = await issuer.holds_until(identity.token_id)
+            expires_at = await issuer.expiry_of(identity.token_id)
         except Problem as problem:
             log.warning("a stream goes on, unchecked for now: %s", problem.detail)
             return identity
@@ -216,7 +218,7 @@ class Auth:
 
 
 def _verifier(config: AuthConfig) -> Verifier | None:
-    if not config.configured:
+    if not config.is_configured:
         return None
     rules: dict[str, Any] = {
         "issuer": config.issuer,

@@ -40,14 +40,14 @@ class AuthConfig:
     roles_claim: str = "roles"
 
     @property
-    def configured(self) -> bool:
+    def is_configured(self) -> bool:
         """True if a key for checking tokens is configured."""
         return self.jwt_secret is not None or self.jwks_url is not None
 
     @property
     def requires_credentials(self) -> bool:
         """True if callers are authenticated. If this is False, every caller is `anonymous`."""
-        return self.configured and not self.allow_unauthenticated_sse
+        return self.is_configured and not self.allow_unauthenticated_sse
 
     @property
     def pinned(self) -> tuple[str, ...]:

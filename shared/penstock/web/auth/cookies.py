@@ -32,7 +32,7 @@ def csrf_cookie(config: AuthConfig) -> str:
     return _prefixed(config, "penstock_csrf")
 
 
-def fits(config: AuthConfig, token: str) -> bool:
+def fits_in_cookie(config: AuthConfig, token: str) -> bool:
     """Return whether a cookie with this token is small enough for browsers to keep."""
     return len(credential_cookie(config)) + len(token) <= MAX_COOKIE_BYTES - _ATTRIBUTES_BYTES
 

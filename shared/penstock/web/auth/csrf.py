@@ -35,7 +35,7 @@ class Csrf:
             # The key is derived from the secret. If the key was the secret itself, the signature of
             # a CSRF token could be valid as the signature of a JWT.
             return cls(_mac(config.jwt_secret.encode(), "penstock csrf").digest())
-        if config.configured:
+        if config.is_configured:
             log.warning(
                 "CSRF tokens hold in this process only: set PENSTOCK_AUTH_CSRF_SECRET where "
                 "several serve the same clients"

@@ -28,7 +28,7 @@ class Grant:
     users: tuple[str, ...] = ()
     name: str = ""  # the token's name
 
-    def reaches(self, user_id: str) -> bool:
+    def includes_user(self, user_id: str) -> bool:
         """Return whether `users` names this user or everybody."""
         return EVERYBODY in self.users or user_id in self.users
 

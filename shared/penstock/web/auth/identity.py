@@ -46,25 +46,25 @@ class Identity:
         granted = self.grant or self.service
         return granted.token_id if granted is not None else None
 
-    def may(self, permission: Permission) -> bool:
+    def has_scope(self, permission: Permission) -> bool:
         """Return whether the caller has the scope."""
         return permission in self.scopes
 
-    def sees(self, owner: str) -> bool:
+    def may_see_runs_of(self, owner: str) -> bool:
         """Return whether the caller may see the runs of this owner.
 
         A caller may see its own runs. With the scope `act-as` or `administer`, a caller may see all
         runs. A caller with a stream token that names users may see only the runs of these users.
         """
         if self.grant is not None and self.grant.users:
-            return self.grant.reaches(owner)
-        return owner == self.user_id or self.may("act-as") or self.may("administer")
+            return self.grant.includes_user(owner)
+        return owner == self.user_id or self.has_scope("act-as") or self.has_scope("administer")
 
     @property
     def owners(self) -> frozenset[str] | None:
         """The users whose runs the caller may see; None for all users."""
         named = self.grant.users if self.grant is not None else ()
-        if EVERYBODY in named or self.may("act-as") or self.may("administer"):
+        if EVERYBODY in named or self.has_scope("act-as") or self.has_scope("administer"):
             return None
         return frozenset(named or {self.user_id})
 
@@ -90,17 +90,19 @@ def identity_of(scope: Mapping[str, Any]) -> Identity:
     return identity
 
 
-async def over(scope: Mapping[str, Any], warn: Callable[[float], object] | None = None) -> None:
+async def wait_until_credential_ends(
+    scope: Mapping[str, Any], warn: Callable[[float], object] | None = None
+) -> None:
     """Wait until the caller's credential has expired or was revoked.
 
     A stream that the caller has opened ends when this function returns. For `anonymous`, this
-    function never returns. `Auth.over` describes `warn`.
+    function never returns. `Auth.wait_until_credential_ends` describes `warn`.
     """
     ended: Callable[..., Awaitable[None]] = scope["state"][OVER]
     await ended(warn)
 
 
-def missing(identity: Identity, scopes: str) -> Problem:
+def missing_scope_problem(identity: Identity, scopes: str) -> Problem:
     """Return Problem 403 for a caller who lacks these scopes."""
     if identity.kind == "anonymous":
         return Problem(
@@ -113,8 +115,8 @@ def missing(identity: Identity, scopes: str) -> Problem:
 
 def require(identity: Identity, permission: Permission) -> None:
     """Raise Problem 403 if the caller does not have the scope."""
-    if not identity.may(permission):
-        raise missing(identity, permission)
+    if not identity.has_scope(permission):
+        raise missing_scope_problem(identity, permission)
 
 
 def check_owner(identity: Identity, owner: str, what: str) -> None:
@@ -123,7 +125,7 @@ def check_owner(identity: Identity, owner: str, what: str) -> None:
     `what` names the object, such as "run 42". The error's text is then "there is no run 42",
     exactly as for an object that does not exist.
     """
-    if not identity.sees(owner):
+    if not identity.may_see_runs_of(owner):
         raise Problem(404, f"there is no {what}")
 
 
@@ -137,7 +139,7 @@ def check_run(identity: Identity, owner: str, run_id: str, session_id: str) -> N
         identity.grant.check_run(run_id, session_id)
 
 
-def act_as(identity: Identity, wanted: str | None) -> str:
+def acting_user(identity: Identity, wanted: str | None) -> str:
     """Return the user for whom a request is made: the caller, or the `wanted` user for whom the
     caller may act.
 
@@ -149,30 +151,30 @@ def act_as(identity: Identity, wanted: str | None) -> str:
     caller, raises Problem 422.
     """
     if identity.grant is not None and identity.grant.users:
-        return _reached(identity, identity.grant, wanted)
-    if wanted is None or wanted == identity.user_id or identity.may("act-as"):
+        return _user_in_grant(identity, identity.grant, wanted)
+    if wanted is None or wanted == identity.user_id or identity.has_scope("act-as"):
         return wanted or identity.user_id
     raise Problem(403, "the request names another user; that needs the scope act-as")
 
 
-def decides_for(identity: Identity, wanted: str | None) -> str:
+def deciding_user(identity: Identity, wanted: str | None) -> str:
     """Return the user for whom the caller decides: the caller, or the `wanted` user.
 
     Raises Problem 403 if the caller may not decide on behalf of the wanted user.
     """
     if identity.service is None:
-        return act_as(identity, wanted)
+        return acting_user(identity, wanted)
     if wanted not in (None, identity.user_id):
         identity.service.check_acts_for(wanted)
     return wanted or identity.user_id
 
 
-def _reached(identity: Identity, grant: Grant, wanted: str | None) -> str:
+def _user_in_grant(identity: Identity, grant: Grant, wanted: str | None) -> str:
     if wanted is None:
         only = grant.users[0] if len(grant.users) == 1 and EVERYBODY not in grant.users else None
-        wanted = identity.user_id if grant.reaches(identity.user_id) else only
+        wanted = identity.user_id if grant.includes_user(identity.user_id) else only
     if wanted is None:
         raise Problem(422, "this token reaches runs of other users: say whose, by user_id")
-    if not grant.reaches(wanted):
+    if not grant.includes_user(wanted):
         raise Problem(403, "this token does not reach the runs of that user")
     return wanted

@@ -133,7 +133,7 @@ class Jwks:
     async def _read(self) -> bool:
         try:
             async with asyncio.timeout(self._timeout_s):
-                self._keys = usable(await self._fetch(), self._algorithms)
+                self._keys = usable_keys(await self._fetch(), self._algorithms)
         except (JwksFailure, httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             log.warning("the keys at %s cannot be read: %s", self._url, error or "timeout")
             self._retry_at = self._now() + RETRY_S
@@ -153,7 +153,7 @@ class Jwks:
         return body
 
 
-def usable(body: bytes, algorithms: Sequence[str]) -> KeySet:
+def usable_keys(body: bytes, algorithms: Sequence[str]) -> KeySet:
     """Return a dict from `kid` and algorithm to the keys of a JWKS document that fit one of the
     algorithms.
 

@@ -25,7 +25,7 @@ GUESSES_BURST: Final = 200
 MAX_FOUND: Final = 10_000  # the greatest number of digests that `LookupLimit` remembers
 
 
-def beyond(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
+def limit_refusal(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
     """Count a refusal, and return it as a 429.
 
     The response names the limit and says when to try again.
@@ -52,7 +52,9 @@ class OpenCounts:
             return lambda: None
         user_id = identity.user_id
         if self._held[user_id] >= self._most:
-            raise beyond(self._limit, f"this user has {self._most} {self._what} already; end some")
+            raise limit_refusal(
+                self._limit, f"this user has {self._most} {self._what} already; end some"
+            )
         self._held[user_id] += 1
 
         def give_back() -> None:
@@ -88,7 +90,7 @@ class Requests:
         full_at = max(self._full_at.get(identity.user_id, now), now) + 1 / self._rate
         lacking_s = full_at - now - self._burst / self._rate
         if lacking_s > 1e-9:
-            raise beyond(
+            raise limit_refusal(
                 "requests",
                 f"more than {self._rate:g} requests a second of this user; send fewer",
                 math.ceil(lacking_s),
@@ -131,7 +133,7 @@ class LookupLimit:
         self._at = now
         if self._left < 1:
             text = "too many unknown tokens or links were tried; try again later"
-            raise beyond("guesses", text, math.ceil((1 - self._left) / self._rate))
+            raise limit_refusal("guesses", text, math.ceil((1 - self._left) / self._rate))
         self._left -= 1
 
     def found(self, digest: str) -> None:
@@ -143,7 +145,7 @@ class LookupLimit:
             del self._found[next(iter(self._found))]
 
 
-class StreamPlace:
+class RequestCount:
     """What one request counts for: one connection of the user, and at most one stream.
 
     The request counts until its handler ends. If a stream keeps the places, the request counts
@@ -188,16 +190,16 @@ class StreamPlace:
             self._give_back = None
 
 
-def take_stream(scope: Mapping[str, Any]) -> None:
+def count_stream(scope: Mapping[str, Any]) -> None:
     """Count the request of this scope as a stream. Raises Refused 429 if the user has too many."""
-    place: StreamPlace = scope["state"][STREAMS]
+    place: RequestCount = scope["state"][STREAMS]
     place.take()
 
 
-def keep_place(scope: Mapping[str, Any]) -> Callable[[], None]:
+def keep_counting(scope: Mapping[str, Any]) -> Callable[[], None]:
     """Let a request count after its handler has ended, because its stream continues.
 
     The returned function gives the places back.
     """
-    place: StreamPlace = scope["state"][STREAMS]
+    place: RequestCount = scope["state"][STREAMS]
     return place.keep()

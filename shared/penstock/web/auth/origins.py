@@ -40,7 +40,7 @@ def is_local(scope: Mapping[str, Any]) -> bool:
     return not any(headers_of(scope, name) for name in _FORWARDED)
 
 
-def check_origin(scope: Mapping[str, Any], listed: Collection[str]) -> bool:
+def is_allowed_origin(scope: Mapping[str, Any], listed: Collection[str]) -> bool:
     """Return whether the request comes from no page, from a page of this server, or from a listed
     origin.
 

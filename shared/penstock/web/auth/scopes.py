@@ -22,7 +22,7 @@ STREAM_TOKEN: Final = frozenset({"read"})
 CLAIMS: Final = ("scope", "scopes", "scp")
 
 
-def granted(claims: Mapping[str, Any], default: frozenset[str] = DEFAULT) -> frozenset[str]:
+def granted_scopes(claims: Mapping[str, Any], default: frozenset[str] = DEFAULT) -> frozenset[str]:
     """Return the scopes that the claims of a token name. Without a scope claim, return `default`.
 
     Unknown words are ignored, because such words may be scopes of other services.

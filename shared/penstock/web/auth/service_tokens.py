@@ -220,7 +220,7 @@ class ServiceTokens:
         except self._unavailable_on as error:
             raise _out_of_reach() from error
 
-    async def holds_until(self, token_id: str) -> float | None:
+    async def expiry_of(self, token_id: str) -> float | None:
         """Return the current expiry in Unix seconds; None if the token was revoked.
 
         Raises Refused 503 if the store cannot be reached.

@@ -212,7 +212,7 @@ class StreamTokens:
         Only tokens after the place `after` are returned. `after` is the (`created_at`, id) of
         another token.
         """
-        user_id = None if identity.may("administer") else identity.user_id
+        user_id = None if identity.has_scope("administer") else identity.user_id
         return await self._read(identity, user_id, after, limit)
 
     async def revoke(self, identity: Identity, token_id: str) -> None:
@@ -241,7 +241,7 @@ class StreamTokens:
             except self._unavailable_on as error:
                 raise _out_of_reach() from error
 
-    async def holds_until(self, token_id: str) -> float | None:
+    async def expiry_of(self, token_id: str) -> float | None:
         """Return the current expiry of a token in Unix seconds; None if the token was revoked.
 
         Each call counts as a use of the token, because open streams call this method. Raises
@@ -310,7 +310,7 @@ class StreamTokens:
 
 
 def _manages(identity: Identity, token: StreamToken) -> bool:
-    return token.user_id == identity.user_id or identity.may("administer")
+    return token.user_id == identity.user_id or identity.has_scope("administer")
 
 
 def _digest(token: str) -> str:
@@ -332,7 +332,7 @@ def _written(token: StreamToken, digest: str) -> bytes:
 
 def _check_reach(identity: Identity, users: Sequence[str]) -> None:
     """Raise Problem 403 if `users` names a user whose runs the caller may not see."""
-    everybody = identity.may("act-as") or identity.may("administer")
+    everybody = identity.has_scope("act-as") or identity.has_scope("administer")
     # In `users`, `*` means everybody. So if a caller's own name is `*`, this name gives the caller
     # no right to use `*`.
     own = frozenset({identity.user_id}) - {EVERYBODY}

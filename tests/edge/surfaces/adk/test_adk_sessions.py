@@ -18,6 +18,7 @@ from penstock_edge.surfaces.adk import session_store as adk_sessions
 from support.drive.clients import Client, MakeEdge
 from support.fakes.adk_server import AdkSessionsServer
 from support.fakes.pretend import PretendRun
+from support.fakes.serving import close_after
 
 JSON = {"Content-Type": "application/json"}
 
@@ -270,7 +271,7 @@ async def test_an_answer_larger_than_the_limit_is_refused_before_it_is_read(
             pass  # the edge has closed the connection
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(close_after(serve), "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         agent = AdkAgent(id="helper", protocol="adk", agent="vana", url=f"http://127.0.0.1:{port}")
         edge = await make_edge(config=Config(agents=[agent]))

@@ -9,6 +9,7 @@ from typing import cast
 from penstock.settings import AgnoAgent, Config
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.v1.agent_list import AgentList
+from support.fakes.serving import close_after
 from support.real.ports import free_port
 
 
@@ -33,7 +34,7 @@ async def test_a_server_of_many_agents_is_asked_once_for_many_callers_without_th
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(close_after(answer), "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         agents = agents_at(url, url)
         told = await asyncio.gather(*(agents.answers() for _ in range(20)))

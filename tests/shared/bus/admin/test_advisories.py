@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, BusError, Stored, streams
-from penstock.bus.admin.advisories import exhausted
+from penstock.bus.admin.advisories import exhausted_deliveries
 from penstock.bus.state import deadletters
 from penstock.bus.subjects import MAX_DELIVERIES
 from support.drive.bus import connected, event, new_run_id
@@ -45,7 +45,7 @@ async def recorder(bus: Bus, ended: list[str] | None = None) -> AsyncIterator[li
     async def end(stored: Stored, error: Exception) -> None:
         ended.append(stored.subject)
 
-    queue = exhausted(bus, "normalizer-advisories", store_dead_letter, end, give_up)
+    queue = exhausted_deliveries(bus, "normalizer-advisories", store_dead_letter, end, give_up)
     task = asyncio.create_task(queue.run())
     try:
         yield unread

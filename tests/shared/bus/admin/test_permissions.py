@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from penstock.bus import Bus, BusSettings, StartUpError
 from penstock.bus.admin import permissions, subscribers
 from penstock.bus.admin.permissions import NAMES, OPERATOR, SUBSCRIBER
-from support.drive.bus import connected, event, new_run_id
+from support.drive.bus import all_processed, connected, event, new_run_id
 from support.drive.repository import ROOT
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer, binary, login
@@ -204,8 +204,8 @@ async def test_a_user_may_publish_what_the_table_says_and_nothing_else(
     async with client_of(server, user) as (client, refused):
         for subject in PUBLISH:
             await client.publish(subject, b"{}")
-        # the server answers in order, so all refusals are sent before this answer
-        await client.flush()
+        # The server has sent all refusals.
+        await all_processed(client)
 
         async def all_told() -> bool:
             return len(told(refused)) >= len(forbidden)
@@ -222,7 +222,7 @@ async def test_a_user_may_listen_to_what_the_table_says_and_nothing_else(
     async with client_of(server, user) as (client, refused):
         for subject in SUBSCRIBE:
             await client.subscribe(subject)
-        await client.flush()
+        await all_processed(client)
 
         async def all_told() -> bool:
             return len(told(refused)) >= len(forbidden)
@@ -238,7 +238,7 @@ async def test_the_operator_is_refused_nothing(server: NatsServer) -> None:
             await client.subscribe(subject)
         for subject in ("decide.1", "turn.1", "live.llm.stream.1"):
             await client.publish(subject, b"{}")
-        await client.flush()
+        await all_processed(client)
     assert refused == []
 
 
@@ -279,7 +279,7 @@ async def test_a_subscriber_hears_what_comes_and_reads_each_event_once(
             live.append(msg.subject)
 
         await client.subscribe("live.>", cb=hear)
-        await client.flush()
+        await all_processed(client)
         for number in range(1, 4):
             await bus.publisher.publish(event(run_id, number))
         js = client.jetstream(domain=permissions.DOMAIN)
@@ -352,7 +352,7 @@ async def test_that_is_why_subscribers_have_an_account_of_their_own(tmp_path: Pa
             await reader.publish(
                 "$JS.API.CONSUMER.INFO.EVENTS.subscriber", b"", reply="$KV.approvals.1"
             )
-            await reader.flush()
+            await all_processed(reader)
 
             async def written() -> bool:
                 return await bus.bucket("approvals").get("1") is not None
@@ -404,7 +404,7 @@ async def test_a_server_starts_from_that_configuration_and_knows_the_users(
             pass
         for name in NAMES:
             async with client_of(server, name) as (client, refused):
-                await client.flush()
+                await all_processed(client)
                 assert refused == []
     finally:
         server.remove()

@@ -141,7 +141,7 @@ async def test_a_step_of_the_own_clock_does_not_move_the_servers_time(world: Wor
     assert world.clock.time() == before_s
     assert world.clock.offset_s == pytest.approx(-3600, abs=0.01)
     await world.later(5)
-    assert world.clock.steady_for(60)
+    assert world.clock.has_been_steady_for(60)
 
 
 async def test_a_step_of_the_servers_clock_is_seen_at_the_next_look(world: World) -> None:
@@ -150,9 +150,9 @@ async def test_a_step_of_the_servers_clock_is_seen_at_the_next_look(world: World
     world.server_ahead_s = 75.0
     await world.later(1)
     assert world.clock.time() == pytest.approx(BEGIN_S + world.monotonic_s + 75, abs=0.002)
-    assert not world.clock.steady_for(15)
+    assert not world.clock.has_been_steady_for(15)
     world.monotonic_s += 16
-    assert world.clock.steady_for(15)
+    assert world.clock.has_been_steady_for(15)
 
 
 async def test_concurrent_refreshes_share_one_answer(world: World) -> None:
@@ -245,7 +245,7 @@ async def test_a_bus_whose_clock_is_far_off_is_not_ready(
         monkeypatch.setattr(bus.clock, "_wall", lambda: wall() - 75)
         (reason,) = bus.not_ready
         assert "75.0 s behind NATS's" in reason
-        assert bus.ready  # work that has begun continues
+        assert bus.is_ready  # work that has begun continues
 
 
 async def test_a_server_whose_clock_was_set_back_expires_no_key(bus: Bus, run_id: str) -> None:

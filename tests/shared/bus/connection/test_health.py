@@ -11,8 +11,8 @@ from penstock.bus.connection.health import (
     FORGOTTEN_S,
     LOG_AGAIN_S,
     Health,
-    family,
     stream_of,
+    subject_family,
 )
 
 
@@ -127,4 +127,4 @@ def test_a_subject_tells_which_stream_it_is_of(subject: str, stream: str) -> Non
 
 
 def test_what_differs_from_run_to_run_is_left_out() -> None:
-    assert family("live.*.*.r1") == family("live.*.*.r2") == "live"
+    assert subject_family("live.*.*.r1") == subject_family("live.*.*.r2") == "live"

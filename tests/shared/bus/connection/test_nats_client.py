@@ -31,6 +31,7 @@ from penstock.bus.connection.nats_client import Connection
 from penstock.bus.connection.wire import Wire
 from support.drive.bus import connected
 from support.drive.waiting import eventually
+from support.fakes.serving import close_after
 from support.real.nats import NatsServer
 
 # Methods of nats-py that `Connection` replaces, with the parameters that nats-py passes.
@@ -163,7 +164,7 @@ async def test_listeners_live_on_over_a_restart(
     await asyncio.to_thread(fresh_nats.start)
 
     async def ready() -> bool:
-        return own_bus.ready
+        return own_bus.is_ready
 
     await eventually(ready, 30)
     await own_bus.client.publish(f"test.{run_id}", b"0")
@@ -204,7 +205,7 @@ async def deaf_server(takes: int) -> AsyncIterator[tuple[str, list[bytes]]]:
         await done.wait()
         writer.transport.abort()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=4096)
+    server = await asyncio.start_server(close_after(serve), "127.0.0.1", 0, limit=4096)
     try:
         yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", taken
     finally:
@@ -338,7 +339,7 @@ async def test_bytes_of_another_protocol_end_in_a_reconnect(bus: Bus, run_id: st
     bus.client._wire.data_received(b"HTTP/1.1 400 Bad Request\r\n")
     async with asyncio.timeout(30):
         await again.wait()
-    assert bus.ready
+    assert bus.is_ready
 
 
 async def test_a_server_that_greets_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +350,7 @@ async def test_a_server_that_greets_without_end_is_left(monkeypatch: pytest.Monk
         await reader.read()
         writer.transport.abort()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(close_after(serve), "127.0.0.1", 0)
     client = Connection()
     url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 

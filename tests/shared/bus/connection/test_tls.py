@@ -16,6 +16,7 @@ from penstock.bus import Bus, BusSettings, StartUpError
 from penstock.bus.connection.tls import Tls
 from support.drive.bus import event, new_run_id
 from support.drive.waiting import eventually
+from support.fakes.serving import close_after
 from support.real.authority import Authority
 from support.real.nats import NatsServer
 from support.real.ports import free_port
@@ -61,7 +62,7 @@ async def test_with_its_authority_and_a_certificate_of_its_own_the_bus_works(
     await bus.client.connect_anew()  # the reconnect uses TLS as well
 
     async def back() -> bool:
-        return bus.ready
+        return bus.is_ready
 
     await eventually(back, what="the reconnection")
     assert await bus.publisher.publish(event(run_id, 2)) > 0
@@ -112,7 +113,7 @@ async def test_no_password_goes_to_a_server_without_tls(ours: Authority, scheme:
         await writer.wait_closed()
         heard.set_result(sent)
 
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    listening = await asyncio.start_server(close_after(serve), "127.0.0.1", 0)
     url = f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     settings = BusSettings(url=url, user="edge", password="secret", tls=client(ours))
     with pytest.raises(StartUpError, match=r"does not ask for TLS.*Switch TLS on"):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bus import Bus, Follow, Followed, Incoming, RawWriter, Stored, streams, subjects
-from penstock.bus.budget import weight
+from penstock.bus.budget import counted_bytes
 from penstock.bus.read import direct
 from penstock.bus.read.follow import events, raw
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
@@ -76,7 +76,7 @@ async def test_a_run_that_begins_later_is_followed(bus: Bus, run_id: str) -> Non
 async def test_what_comes_while_the_past_is_read_is_kept_to_a_limit_and_not_lost(
     bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.bus.read.follow.MAX_EARLY_BYTES", 5 * weight(b"000"))
+    monkeypatch.setattr("penstock.bus.read.follow.MAX_EARLY_BYTES", 5 * counted_bytes(b"000"))
     reading = asyncio.Event()
 
     async def waits(*arguments: Any) -> Any:

@@ -42,7 +42,7 @@ async def noted(bus: Bus, stream: str, sequence: int) -> None:
 
 async def is_ready(bus: Bus) -> None:
     async def probe() -> bool:
-        return bus.ready
+        return bus.is_ready
 
     await eventually(probe, 30, "the bus is ready")
 

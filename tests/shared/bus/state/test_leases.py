@@ -62,13 +62,13 @@ async def free(bus: Bus, key: str) -> None:
 
 async def test_one_holder_at_a_time(bus: Bus, key: str) -> None:
     one, two = Lease(bus, key, "one", 60), Lease(bus, key, "two", 60)
-    assert not one.held
+    assert not one.is_held
     assert await one.acquire()
-    assert one.held
+    assert one.is_held
     assert not await two.acquire()
-    assert not two.held
+    assert not two.is_held
     await one.release()
-    assert not one.held
+    assert not one.is_held
     assert await two.acquire()
 
 
@@ -91,7 +91,7 @@ async def test_of_many_that_want_it_one_gets_it(nats_server: NatsServer, key: st
     async with connected(nats_server.url) as one, connected(nats_server.url) as two:
         leases = [Lease((one, two)[n % 2], key, f"{n}", 60) for n in range(10)]
         assert sum(await asyncio.gather(*(lease.acquire() for lease in leases))) == 1
-        assert sum(lease.held for lease in leases) == 1
+        assert sum(lease.is_held for lease in leases) == 1
 
 
 async def test_a_renewed_lease_does_not_expire(bus: Bus, key: str) -> None:
@@ -105,7 +105,7 @@ async def test_a_renewed_lease_does_not_expire(bus: Bus, key: str) -> None:
         return await bus.bucket("leases").get(f"{key}.witness") is None
 
     await eventually(witness_expired, 30, "a lease of the same age has expired")
-    assert lease.held
+    assert lease.is_held
     assert not await other.acquire()
 
 
@@ -113,19 +113,19 @@ async def test_a_lease_that_nobody_renews_passes_to_another(bus: Bus, key: str) 
     lease, other = Lease(bus, key, "one", SHORT_S), Lease(bus, key, "two", 60)
     await lease.acquire()
     await free(bus, key)
-    assert not lease.held
+    assert not lease.is_held
     assert await other.acquire()
     assert not await lease.renew()
-    assert not lease.held
+    assert not lease.is_held
 
 
 async def test_the_holders_own_clock_ends_a_lease(bus: Bus, key: str, clock: Clock) -> None:
     lease = Lease(bus, key, "one", 30)
     await lease.acquire()
     clock.forward(29)
-    assert lease.held
+    assert lease.is_held
     clock.forward(1.1)
-    assert not lease.held
+    assert not lease.is_held
     assert await bus.bucket("leases").get(key) is not None
 
 
@@ -135,7 +135,7 @@ async def test_a_lease_ends_for_its_holder_before_it_ends_for_others(bus: Bus, k
         lease, other = Lease(bus, name, "one", ttl_s), Lease(bus, name, "two", 60)
         assert await lease.acquire()
         await eventually(other.acquire, 30)
-        assert not lease.held, "two hold it at once"
+        assert not lease.is_held, "two hold it at once"
 
     await asyncio.gather(*map(outlived, (1, 1.2, 1.5)))
 
@@ -146,9 +146,9 @@ async def test_a_holder_that_was_away_too_long_takes_up_its_own_lease(
     lease = Lease(bus, key, "one", 30)
     await lease.acquire()
     clock.forward(31)
-    assert not lease.held
+    assert not lease.is_held
     assert await lease.acquire()
-    assert lease.held
+    assert lease.is_held
 
 
 async def test_a_lease_that_somebody_took_is_lost(bus: Bus, key: str) -> None:
@@ -156,7 +156,7 @@ async def test_a_lease_that_somebody_took_is_lost(bus: Bus, key: str) -> None:
     await lease.acquire()
     await bus.bucket("leases").put(key, b"two")
     assert not await lease.renew()
-    assert not lease.held
+    assert not lease.is_held
     assert not await lease.renew()
 
 
@@ -195,7 +195,7 @@ async def test_a_renewal_whose_answer_is_lost_costs_nothing(
     before = await bus.bucket("leases").get(key)
     assert await lease.renew()
     clock.forward(20)
-    assert lease.held
+    assert lease.is_held
     # The stored lease was written by the renewal that was answered, so its TTL covers the time for
     # which the holder believes that it holds the lease.
     after = await bus.bucket("leases").get(key)
@@ -252,7 +252,7 @@ async def test_after_a_jump_of_nats_clock_expired_leases_are_ignored(
     assert lease.sees_others
     server_steps(bus.clock, seconds)
     await bus.clock.refresh()
-    assert lease.held
+    assert lease.is_held
     assert not lease.sees_others
     # one TTL after the jump, every running process has renewed its lease
     bus.clock._jumped_at_s -= 60
@@ -264,10 +264,10 @@ async def test_keep_holds_a_lease_takes_it_again_and_gives_it_back(bus: Bus, key
     keeping = asyncio.create_task(keep(lease, 0.02))
 
     async def held() -> bool:
-        return lease.held
+        return lease.is_held
 
     async def lost() -> bool:
-        return not lease.held
+        return not lease.is_held
 
     await eventually(held)
     await bus.bucket("leases").put(key, b"two")
@@ -549,7 +549,7 @@ async def test_a_lease_that_is_asked_for_while_the_server_is_away_is_taken_when_
     fresh_nats.start()
     async with asyncio.timeout(20):
         assert await taking
-    assert lease.held
+    assert lease.is_held
     await lease.release()
 
 

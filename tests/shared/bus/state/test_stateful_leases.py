@@ -147,7 +147,7 @@ class Member:
         await self.share._leave()
 
     def believes(self) -> set[int]:
-        return {part for part, lease in self.share._held.items() if lease.held}
+        return {part for part, lease in self.share._held.items() if lease.is_held}
 
 
 class Sharing(RuleBasedStateMachine):

@@ -155,7 +155,7 @@ async def test_a_message_over_the_servers_limit_is_refused_and_the_connection_st
         with pytest.raises(MessageTooLarge):
             await bus.publisher.publish(event(run_id, 1, bytes(size)))
     assert await bus.publisher.publish(event(run_id, 1, bytes(bus.client.max_payload - 10_000)))
-    assert bus.ready
+    assert bus.is_ready
 
 
 async def test_a_batch_with_a_message_too_large_leaves_nothing(bus: Bus, run_id: str) -> None:
@@ -227,10 +227,10 @@ async def test_a_message_that_cannot_be_sent_now_is_not_posted(
     assert not own_bus.publisher.post(event(run_id, 1), outcomes.all.append, 5)
     own_bus.publisher._gate.leave(2**40)
     await asyncio.to_thread(fresh_nats.stop)
-    await wait_for(lambda: not own_bus.ready)
+    await wait_for(lambda: not own_bus.is_ready)
     assert not own_bus.publisher.post(event(run_id, 1), outcomes.all.append, 5)
     await asyncio.to_thread(fresh_nats.start)
-    await wait_for(lambda: own_bus.ready)
+    await wait_for(lambda: own_bus.is_ready)
     assert await own_bus.tail(streams.EVENTS, subjects.events_of_run(run_id)) is None
     assert not outcomes.all
 

@@ -9,12 +9,12 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Literal
 
-from penstock_automations.actions.carrier import Verdict
+from penstock_automations.actions.executor import Verdict
 from penstock_automations.rules.secrets import HIDDEN
 
 KEPT_BYTES = 1024  # how many bytes of an answer's body are kept in records and dead letters
-# Statuses with which an endpoint says that it cannot work now, besides 5xx. The circuit breaker
-# counts these answers as failures.
+# Statuses, besides 5xx, of an endpoint that cannot work now. The circuit breaker counts these
+# answers as failures.
 _OVERLOADED = frozenset({408, 429})
 
 
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Why there is no answer. `code`: timeout, refused_address, connection or protocol."""
+    """The reason why there is no answer, as a code and as a text for people."""
 
     code: Literal["timeout", "refused_address", "connection", "protocol"]
     text: str
@@ -76,7 +76,7 @@ def is_up(result: Answer | NoAnswer) -> bool:
 
 
 def retry_after_s(value: str | None, unix_s: float) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for; None if there are none."""
+    """Return the seconds to wait that a `Retry-After` header names; None if it names no time."""
     if value is None:
         return None
     text = value.strip()

@@ -13,19 +13,20 @@ from penstock_automations.actions.webhook.breaker import Breaker, Rate, State
 from penstock_automations.rules.model import Webhook
 
 MAX_KNOWN = 1000
-SHORT_S = 1.0  # a delivery waits in memory if the rate allows it within this many seconds
+SHORT_S = 1.0  # a delivery waits in memory if the rate allows a request within this many seconds
 # A delivery waits in memory if its turn comes within `AHEAD_S` seconds. At most `MAX_AHEAD`
 # deliveries of an endpoint wait in memory.
 AHEAD_S, MAX_AHEAD = 5.0, 384
-# Used until the first turn at an endpoint has ended: the assumed length of a turn in seconds, and
-# how many deliveries wait in memory. These are few, because the endpoint may not answer at all.
+# The assumed length of a turn in seconds, and the number of deliveries that may wait in memory.
+# Both are used until the first turn at an endpoint has ended. The number is small, because the
+# endpoint may never answer.
 UNKNOWN_S, MAX_UNKNOWN = 0.01, 64
 MAX_BOOKED_S = 3600.0
 _WEIGHT = 0.2  # the weight of the newest turn in the average length of a turn
 
 
 class Endpoint:
-    """A scheme, host and port.
+    """A receiver of webhooks (scheme, host and port), with the limits of the requests to it.
 
     `busy` is the number of deliveries that are under way or wait for their turn. `concurrency` is
     the number of requests that may be made at once. `concurrency` may change while requests are
@@ -44,20 +45,21 @@ class Endpoint:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
-    def room(self) -> int:
+    def max_deliveries(self) -> int:
         """The number of deliveries that may be under way or wait for their turn.
 
-        Only a few deliveries to a slow endpoint may wait, because they would fill the memory. Many
+        Only a few deliveries to a slow endpoint may wait, because many would fill the memory. Many
         deliveries to a fast endpoint may wait, because each waits only for a short time.
         """
         limit = MAX_AHEAD if self._usual_s is not None else MAX_UNKNOWN
         return self.concurrency + min(int(self._per_s * AHEAD_S), limit)
 
-    def book(self, now: float) -> float:
-        """Return the seconds after which a delivery that finds no room is to be tried again.
+    def reserve_retry_delay_s(self, now: float) -> float:
+        """Return the seconds after which a delivery that finds no room should be tried again.
 
-        Successive calls return later times, spaced as fast as the endpoint takes deliveries. If all
-        deliveries were tried again at the same time, most of them would find no room again.
+        Each call returns a later time than the last call. The distance between two times is the
+        time that the endpoint needs for one delivery. If all deliveries were tried again at the
+        same time, most of them would find no room again.
         """
         self._booked = max(self._booked, now + SHORT_S) + 1 / self._per_s
         self._booked = min(self._booked, now + MAX_BOOKED_S)
@@ -70,7 +72,7 @@ class Endpoint:
         return per_s if self.rate is None else min(per_s, self.rate.per_s)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def request_capacity(self) -> AsyncIterator[None]:
         """Wait until one more request may be made, and count the request until the context ends."""
         await self._enter()
         begun = time.monotonic()
@@ -91,7 +93,8 @@ class Endpoint:
         try:
             await waiter
         except asyncio.CancelledError:
-            # this delivery got its turn while it was cancelled: pass the turn on
+            # This delivery may have got its turn just before it was cancelled. Then the turn passes
+            # to the next delivery.
             if not waiter.cancelled():
                 self._leave()
             raise

@@ -10,12 +10,12 @@ import orjson
 from penstock.bus import Bus
 from penstock.bus.records import Decider, LinkReply, LinkRequest
 from penstock.runs.links import request_link
-from penstock_automations.actions.carrier import Occurrence
+from penstock_automations.actions.executor import Occurrence
 from penstock_automations.rules.model import LinkFor, Webhook
 from penstock_automations.rules.records import Owner
 
-# For how many seconds this module asks again for an unknown approval. This service may handle the
-# event before the approvals service has recorded the approval.
+# The time in seconds during which this module asks again for an unknown approval. This service may
+# handle the event before the approvals service has recorded the approval.
 RECORDED_S: Final = 5.0
 AGAIN_S: Final = 0.1
 NOT_FOUND: Final = 404
@@ -26,8 +26,8 @@ async def links_of(
 ) -> list[dict[str, Any]]:
     """Return the links for the webhook's body.
 
-    Each link has the person or group for whom it is made, and its `url` or the reason why no link
-    was made.
+    Each entry names a person or a group. The entry also has the `url` of the link for this person
+    or group, or the reason why no link was made.
 
     Raises:
         BusError: the approvals service does not answer.

@@ -1,4 +1,4 @@
-"""Writes the breakers of this process that are not closed to KV `endpoints`, for the API.
+"""Writes to KV `endpoints` which breakers of this process are not closed, for the API.
 
 Each process uses only its own breakers to admit requests, and never reads the bucket for this. When
 a process has ended, its entries expire.
@@ -23,7 +23,7 @@ from penstock_automations.actions.webhook.endpoints import Endpoints
 log = logging.getLogger(__name__)
 
 BUCKET: Final = "endpoints"
-CHECK_S: Final = 1.0  # seconds between two looks at the breakers
+CHECK_S: Final = 1.0  # seconds between two checks of the breakers
 TTL_S: Final = 60.0
 RENEW_S: Final = 20.0
 _NAMES: Final[dict[State, Literal["open", "half_open"]]] = {
@@ -63,7 +63,7 @@ class Mirror:
                 log.debug("the states of endpoints are written later: %s", error)
 
     async def update(self) -> None:
-        """Write the breakers that have changed, and delete those that are closed.
+        """Write the breakers that have changed, and delete the entries of closed breakers.
 
         Raises:
             BusError: not everything was written; call this again.
@@ -88,8 +88,9 @@ class Mirror:
             next_at=timestamp(int(next_at * 1000)),
         )
         written = await self._bucket.update(self._key(endpoint), record.dump(), revision, TTL_S)
-        # `written` is None if the entry has another revision: it has expired, or an earlier write
-        # was stored but its answer was lost. Then the next call of `update` writes the entry again.
+        # `written` is None if the entry has another revision: the entry has expired, or an earlier
+        # write was stored but the answer to that write was lost. The next call of `update` then
+        # writes the entry again.
         if written is not None:
             self._written[endpoint] = (breaker.state, written, now)
         else:

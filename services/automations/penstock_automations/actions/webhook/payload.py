@@ -20,8 +20,8 @@ def body_of(
     """Return the body for a canonical event.
 
     With "full", `data` is the event itself, byte for byte. With "reference", `data` has only the
-    ids and the type of the event. If the full body would be larger than `max_bytes`, the body has a
-    reference, and its field `omitted` gives the reason.
+    ids and the type of the event. If the full body would be larger than `max_bytes`, `data` is made
+    as with "reference", and its field `omitted` gives the reason.
     """
     parsed: Mapping[str, Any] = orjson.loads(event)
     head = orjson.dumps({"type": type_, "timestamp": parsed["timestamp"]})[:-1]

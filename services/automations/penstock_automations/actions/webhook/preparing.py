@@ -1,4 +1,4 @@
-"""Makes the request of a delivery from its rule and its event. Pure."""
+"""Makes a delivery's HTTP request from the delivery's rule and event. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 
-from penstock_automations.actions.carrier import Occurrence, RequestHead
+from penstock_automations.actions.executor import Occurrence, RequestHead
 from penstock_automations.actions.webhook.payload import body_of
 from penstock_automations.actions.webhook.signing import signed
 from penstock_automations.jobs.job import CallSource, Job
@@ -19,7 +19,7 @@ from penstock_automations.rules.model import Rule, WebhookAuth
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The request of a webhook. `head` is its head without secrets, for records."""
+    """The request of a webhook. `head` is the request's head without secrets, for records."""
 
     url: str
     headers: dict[str, str]

@@ -11,7 +11,7 @@ from standardwebhooks.webhooks import Webhook
 def signed(secrets: Sequence[str], webhook_id: str, unix_s: float, body: bytes) -> dict[str, str]:
     """Return the headers `webhook-id`, `webhook-timestamp` and `webhook-signature`.
 
-    `webhook-signature` has a signature for each secret; without a secret it is left out.
+    `webhook-signature` has a signature for each secret; without a secret, this header is missing.
 
     Each attempt gets a new timestamp and signature, because receivers refuse a timestamp that is
     five minutes old.

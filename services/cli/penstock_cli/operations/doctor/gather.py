@@ -23,7 +23,7 @@ from penstock.bus.shards import group_of
 from penstock.service import bus_settings
 from penstock.settings import ConfigurationError, ServerAgent, Settings, load_config
 from penstock.web.auth import AuthConfig
-from penstock.web.auth.jwks import JwksFailure, usable
+from penstock.web.auth.jwks import JwksFailure, usable_keys
 from penstock_cli.operations.doctor import permissions, values
 from penstock_cli.operations.doctor.facts import (
     AnswerFact,
@@ -168,9 +168,9 @@ async def outside_nats(facts: Facts, settings: Settings, places: Places) -> Fact
     if places.values is not None and places.chart is not None:
         said = values.read(places.chart, places.values)
         facts = replace(facts, values=said.wrong, wanted=said.wanted)
-        if not auth.configured:
+        if not auth.is_configured:
             auth = replace(auth, jwks_url=said.jwks_url)
-    if auth.configured:
+    if auth.is_configured:
         facts = replace(facts, auth=await _auth(auth))
     return facts
 
@@ -191,7 +191,7 @@ async def _auth(config: AuthConfig) -> list[AnswerFact]:
         async with httpx.AsyncClient(timeout=config.jwks_timeout_s) as http:
             answer = await http.get(config.jwks_url)
         if answer.status_code == httpx.codes.OK:
-            usable(answer.content, config.pinned)
+            usable_keys(answer.content, config.pinned)
         else:
             reasons.append(f"it answers with status {answer.status_code}")
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.web.auth import identity_of, keep_place
+from penstock.web.auth import identity_of, keep_counting
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.credential import watch
 from penstock_edge.stream.direct_write import DROPPED_S, SLICE_BYTES, direct_of, dropped
@@ -42,7 +42,7 @@ class EventStream:
         client = self._client
         # Clients of a POST do not reconnect on their own, and the same POST would not continue at
         # the client's position. So only a GET is resumable.
-        client.resumable = scope["method"] == "GET" and client.hub.view.framing.resumable
+        client.is_resumable = scope["method"] == "GET" and client.hub.view.framing.is_resumable
         client.read_for(identity_of(scope))
         client.when_left(watch(scope, client.expire, client.warn))
         continues = False
@@ -66,7 +66,7 @@ class EventStream:
             return False
         await send(head(200, run_id))
         if (direct := direct_of(receive, client)) is not None:
-            client.when_left(keep_place(scope))
+            client.when_left(keep_counting(scope))
             direct.start(body)
             return True
         async with self._until_closed(receive):

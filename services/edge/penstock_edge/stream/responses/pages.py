@@ -31,7 +31,7 @@ NO_END: Final = sys.maxsize
 
 @dataclass(slots=True)
 class _Page:
-    """A page while it is filled. A client that has this page has all frames up to `cursor`."""
+    """A page that is being filled. A client that has this page has all frames up to `cursor`."""
 
     bus: Bus
     view: View
@@ -76,7 +76,7 @@ class _Page:
         request's own cursor, the client would get the same `next` again and would never get new
         events.
         """
-        if not self.allowance.spent:
+        if not self.allowance.is_spent:
             return True
         if self.cursor is None or sequence > self.cursor.sequence:
             self.cursor = Cursor(sequence, LAST_FRAME)

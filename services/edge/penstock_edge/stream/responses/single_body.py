@@ -27,7 +27,7 @@ class Body(Protocol):
         ...
 
     def response(self) -> Response:
-        """Return the response; called when the view has ended.
+        """Return the response; `SingleBody` calls this method when the view has ended.
 
         Raises:
             Problem: the view ended in an error; the caller responds with this problem.

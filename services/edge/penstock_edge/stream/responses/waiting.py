@@ -23,7 +23,7 @@ from penstock_edge.views.framing import NAMED_SSE
 
 log = logging.getLogger(__name__)
 
-CHECK_AGAIN_S: Final = 1.0  # seconds after which `begun` is called without a notice, too
+CHECK_AGAIN_S: Final = 1.0  # seconds after which `begun` is called even if no notice has come
 
 
 class WaitEnd(Enum):
@@ -56,7 +56,8 @@ class WaitingStream:
         self._streams = streams
         self._moved = asyncio.Event()  # is set when a notice comes, or when the wait ends
         self._end: WaitEnd | None = None
-        self.resumable = True  # the client has got no frame yet, so a reconnection loses no frame
+        # the client has got no frame yet, so a reconnection loses no frame
+        self.is_resumable = True
 
     def ask_to_reconnect(self, reason: ReconnectReason) -> None:
         """End the response, and ask the client to reconnect."""

@@ -62,7 +62,7 @@ class EventSocket:
         The connection also ends when the caller's credential becomes invalid.
         """
         client = self._client
-        client.resumable = client.hub.view.framing.resumable
+        client.is_resumable = client.hub.view.framing.is_resumable
         client.read_for(identity_of(scope))
         with while_valid(scope, client.expire, client.warn):
             await self._converse(scope, receive, send)

@@ -47,8 +47,8 @@ class Confirmation(BaseModel):
 def answers_of(request: RunAgentRequest) -> list[Answer]:
     """Return every functionResponse in the message, in camelCase or in snake_case.
 
-    None may be overlooked. An overlooked answer would reach the ADK server although nobody has
-    decided the request.
+    No functionResponse may be overlooked. An overlooked answer would reach the ADK server although
+    nobody has decided the request that it answers.
 
     Raises:
         InvalidBody: a functionResponse is not an object.
@@ -66,14 +66,14 @@ def answers_of(request: RunAgentRequest) -> list[Answer]:
 
 
 def decided(response: Any, item_id: str, asked: dict[str, Any], *, for_adk_server: bool) -> Decided:
-    """Return the decision on an item that a function response contains.
+    """Return the decision that a function response makes on an item.
 
     `asked` is the item with the id `item_id` in the approval.
 
     ADK requires an object as the response, so ADK's clients send any other value as `{"result":
     …}`. An ADK server unwraps this object itself. So for an ADK server, this function unwraps the
-    value only if the item's schema excludes objects: the wrapped value would not fit such a schema.
-    For any other agent server, this function always unwraps the value.
+    value only if the item's schema excludes objects, because the wrapped value would not fit such a
+    schema. For any other agent server, this function always unwraps the value.
 
     Raises:
         InvalidBody: a confirmation has no `confirmed`, or has unknown keys.
@@ -113,7 +113,8 @@ def _excludes_objects(schema: Any) -> bool:
 def _result(response: Any, schema: Any) -> Any:
     """Return the value in `{"result": …}`; return any other response unchanged.
 
-    If the schema has a field `result`, the object is the value itself, so it is returned unchanged.
+    If the schema has a field `result`, the response `{"result": …}` is itself the value, so this
+    function returns the response unchanged.
     """
     if not isinstance(response, dict) or set(response) != {"result"}:
         return response

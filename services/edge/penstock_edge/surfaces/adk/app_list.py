@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 DISTRIBUTION: Final = "penstock-edge"
 
-# The texts in a query that FastAPI reads as a bool.
+# Maps each text that FastAPI accepts as a bool in a query to the bool.
 _BOOL: Final = {
     **dict.fromkeys(("true", "1", "on", "yes", "t", "y"), True),
     **dict.fromkeys(("false", "0", "off", "no", "f", "n"), False),
@@ -86,7 +86,7 @@ class AppList:
         )
     )
     async def apps(self, request: Request) -> ASGIApp:
-        """Respond with the app names of all agents; if `detailed` is true, with descriptions."""
+        """Respond with the app names of all agents, or with descriptions if `detailed` is true."""
         detailed = _BOOL.get(request.query_params.get("detailed", "false").lower())
         if detailed is None:
             raise Problem(422, "detailed must be true or false")

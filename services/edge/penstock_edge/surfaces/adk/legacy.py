@@ -1,9 +1,9 @@
-"""Serves adk-streaming.md, "Legacy Pattern": a POST starts a run, and a GET streams the run.
+"""Serves the "Legacy Pattern" of adk-streaming.md: a POST starts a run, and a GET streams the run.
 
 The GET replays the session's latest run, with its pauses, from the run's first event. If the
 session has no run, the GET waits for a run. A client that reconnects with a cursor gets the further
-events of the cursor's run. If the client has all events of this run, the client gets the session's
-next run.
+events of the run to which the cursor belongs. If the client has all events of this run, the client
+gets the session's next run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from penstock import starts
 from penstock.bus.read.direct import read
 from penstock.bus.streams import events_of
-from penstock.bus.subjects import run_id_of, turn
+from penstock.bus.subjects import run_id_of, session_turn
 from penstock.events.catalogue import TERMINAL
 from penstock.runs.start import Start
 from penstock.web.auth import identity_of
@@ -57,7 +57,8 @@ _operation = partial(
 
 
 class Legacy:
-    """Has the two handlers of the legacy pattern; the contract's flag does not disable them."""
+    """Has the two handlers of the legacy pattern; the contract's flag does not disable these
+    handlers."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -109,8 +110,7 @@ class Legacy:
         )
     )
     async def stream(self, request: Request) -> ASGIApp:
-        """Stream the session's latest run; with a cursor, stream the further events of the
-        cursor's run."""
+        """Stream the session's latest run, or the run to which the request's cursor belongs."""
         named = session_named_by(self._edge, request)
         if (grant := identity_of(request).grant) is not None:
             grant.check_session(named.id)
@@ -123,7 +123,7 @@ class Legacy:
             shard = await self._edge.shards.of(named.user_id, named.id)
             await start_after(
                 self._edge.bus, after, shard=shard
-            )  # raises 410 if NATS has lost the cursor
+            )  # raises 410 if the cursor's event is lost
             raise Problem(400, f"the cursor {after} is not of this session")
 
         async def begun() -> EventStream | None:
@@ -132,7 +132,7 @@ class Legacy:
 
         edge = self._edge
         return WaitingStream(
-            edge.bus, turn(named.key), begun, edge.settings.keep_alive_s, edge.streams
+            edge.bus, session_turn(named.key), begun, edge.settings.keep_alive_s, edge.streams
         )
 
     async def _follow(self, run_id: str, after: Cursor | None) -> EventStream:
@@ -145,7 +145,8 @@ class Legacy:
     async def _run_of(
         self, named: NamedSession, after: Cursor | None
     ) -> tuple[str, Cursor | None] | None:
-        """Return the run to stream, and the cursor in this run, or None to stream from its start.
+        """Return the run to stream, and the cursor in this run; the cursor is None for the whole
+        run.
 
         The result is None while the session has no run.
         """

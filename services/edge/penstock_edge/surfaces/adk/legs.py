@@ -1,6 +1,7 @@
 """Opens the leg that a RunAgentRequest asks for.
 
-The request asks for the first leg of a new run, or for the leg after the pause that it answers.
+The request asks for the first leg of a new run, or for the leg after the pause that the request
+answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig, WorkflowAgent
-from penstock.web.auth import Identity, act_as, identity_of, require
+from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import read_body, require_json
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
@@ -57,7 +58,8 @@ from penstock_edge.views.view import View
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A pending request of ADK: the entry in KV `aliases` under the id of the function call."""
+    """A request that waits for a decision: its entry in KV `aliases`, found by a function call's
+    id."""
 
     approval_id: str
     run_id: str
@@ -65,9 +67,10 @@ class Alias:
     item_id: str
 
 
-# The timeout in the legs of a workflow's run: a workflow has no agent server, and so no timeout.
+# The timeout, in seconds, for the legs of a workflow's run. It is 0, because a workflow has no
+# agent server, and so no timeout.
 NO_TIMEOUT_S: Final = 0.0
-# The number of the session's newest runs of a workflow that are searched for a pause.
+# The number of a workflow's newest runs in the session that are searched for a pause.
 NEWEST: Final = 20
 
 
@@ -123,7 +126,7 @@ class Legs:
         require_json(request)
         body = await read_body(request, self._edge.settings.max_body_bytes)
         asked = adk_request.parse(body)
-        act_as(who, asked.user_id)
+        acting_user(who, asked.user_id)
         agent = agent_of_app(self._edge.config, asked.app_name)
         if agent.protocol == ADK:
             require(who, "raw")
@@ -182,14 +185,14 @@ class Legs:
         is.
 
         Raises:
-            Problem: 404 if an answer has no pending request: an ADK server that got such an answer
-                could run a call that no person has approved. 422 if the answers come with other
-                parts, or belong to different pauses.
+            Problem: 404 if an answer has no pending request, because an ADK server that got such an
+                answer could run a call that no person has approved. 422 if the answers come with
+                other parts, or belong to different pauses.
         """
         aliases = await self._lookup(who, agent, asked, answers)
-        # A client may answer before the approvals service has written the entry of the request.
-        deadline = asyncio.get_running_loop().time() + LOOKUP_S
-        while None in aliases and asyncio.get_running_loop().time() < deadline:
+        # A client may answer before the approvals service has written the alias of the request.
+        wait_until_s = asyncio.get_running_loop().time() + LOOKUP_S
+        while None in aliases and asyncio.get_running_loop().time() < wait_until_s:
             await asyncio.sleep(LOOKUP_RETRY_S)
             aliases = await self._lookup(who, agent, asked, answers)
         found = [alias for alias in aliases if alias is not None]
@@ -223,7 +226,7 @@ class Legs:
                 return None
             known = orjson.loads(entry.value)
             approval = await self._approval(known["approval_id"])
-            if approval is not None and not who.sees(approval.user_id):
+            if approval is not None and not who.may_see_runs_of(approval.user_id):
                 return None
             return Alias(known["approval_id"], known["run_id"], known["leg"], known["item_id"])
 
@@ -327,7 +330,7 @@ class Legs:
             lifecycle = await lifecycle_of(bus, run_id)
             if lifecycle is not None and type_of(lifecycle) == "lifecycle.paused":
                 record = await record_of(bus, run_id)
-                if who.sees(record.user_id):
+                if who.may_see_runs_of(record.user_id):
                     found.append(record)
         return found
 

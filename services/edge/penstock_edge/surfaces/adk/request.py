@@ -95,7 +95,7 @@ def parse(body: bytes) -> RunAgentRequest:
 
 
 def text_of(request: RunAgentRequest) -> str:
-    """Return the text of the message, which lists of runs show."""
+    """Return the text of the message. Lists of runs show this text."""
     texts = (part.get("text") for part in request.new_message.parts)
     return "".join(text for text in texts if isinstance(text, str))
 
@@ -122,7 +122,7 @@ def require_portable(request: RunAgentRequest, *, takes_state: bool) -> None:
 
 
 def path_of_part(index: int, key: str) -> tuple[str | int, ...]:
-    """Return the path in the body of a key of a message part."""
+    """Return the path, in the body, of the key of a message part."""
     return ("newMessage", "parts", index, key)
 
 

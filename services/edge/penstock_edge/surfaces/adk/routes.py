@@ -1,4 +1,4 @@
-"""The ADK surface: all endpoints of adk-streaming.md and of ADK's own clients."""
+"""The ADK surface: all endpoints that ADK's own clients call, and those in adk-streaming.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves adk-streaming.md: starts a run or answers a pause, and returns the leg."""
+"""Serves the contract adk-streaming.md: starts a run or answers a pause, and returns the leg."""
 
 from __future__ import annotations
 

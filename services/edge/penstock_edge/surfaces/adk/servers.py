@@ -101,7 +101,8 @@ class AdkServers:
         return await self._send("GET", agent, [*parts, *below], query=query)
 
     async def described(self, agent: AdkAgent) -> list[Any]:
-        """Return the server's descriptions of its apps; empty if an older server has only names.
+        """Return the server's descriptions of its apps; an empty list if an older server has only
+        names.
 
         Raises:
             Problem: 502 and 504, as the class explains; the timeout is `DESCRIBED_S`.

@@ -17,7 +17,7 @@ import orjson
 
 from penstock.bus import Bus
 from penstock.bus.records import RunRecord, SessionRecord
-from penstock.bus.subjects import session_key, turn
+from penstock.bus.subjects import session_key, session_turn
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
@@ -98,7 +98,7 @@ class SessionStore:
         read: list[list[Any]] = []
         for run in reversed(runs):
             events = await self._events(run, allowance, turn)
-            if allowance.spent and read:
+            if allowance.is_spent and read:
                 break  # only a part of this run's events was read, so the run is left out
             read.append(events)
         shown["events"] = [event for events in reversed(read) for event in events]
@@ -135,7 +135,7 @@ class SessionStore:
                 revision = entry.revision if entry is not None else 0
                 if await self._bucket.update(named.key, record.dump(), revision) is None:
                     continue
-            await self._bus.client.publish(turn(named.key))
+            await self._bus.client.publish(session_turn(named.key))
             return
 
     async def check_at_rest(self, named: NamedSession) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import starts
-from penstock.web.auth import act_as, identity_of, require
+from penstock.web.auth import acting_user, identity_of, require
 from penstock.web.bodies import ignore_body, read_body, require_json
 from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import Problem
@@ -102,7 +102,7 @@ class Sessions:
         )
     )
     async def create(self, request: Request) -> ASGIApp:
-        """Create a session with the id in the body; if the body has no id, with a new id."""
+        """Create a session with the id in the body, or with a new id if the body has no id."""
         named = session_named_by(self._edge, request)
         document = await self._document(request)
         try:
@@ -237,7 +237,7 @@ def session_named_by(edge: Edge, request: Request) -> NamedSession:
     """
     who = identity_of(request)
     path = request.path_params
-    user_id = act_as(who, path["user"])
+    user_id = acting_user(who, path["user"])
     return NamedSession(
         agent_of_app(edge.config, path["app"]), path["app"], user_id, path.get("session", "")
     )
@@ -250,8 +250,7 @@ def readable_by(edge: Edge, request: Request) -> NamedSession:
 
     Raises:
         Problem: every problem that `session_named_by` raises, and 403 if the caller does not have
-        the
-            scope.
+            the scope.
     """
     named = session_named_by(edge, request)
     if named.agent.protocol == ADK:

@@ -83,7 +83,9 @@ def answers(section: str, given: Sequence[JsonObject]) -> list[Answer]:
     return [answer for index, each in enumerate(given) for answer in read((section, index), each)]
 
 
-def known(items: Sequence[JsonObject], shown: Mapping[str, str], given: Iterable[Answer]) -> bool:
+def are_known(
+    items: Sequence[JsonObject], shown: Mapping[str, str], given: Iterable[Answer]
+) -> bool:
     """Return whether every answer belongs to one of these items, or to a tool that ran before."""
     names = _names(items, shown)
     return all(_found(names, answer) or answer.ran_before for answer in given)
@@ -95,7 +97,7 @@ def decided(
     """Return the decisions that the answers make on the items of the event `approval.requested`.
 
     `shown` maps the agent server's ids to item ids, where the two ids differ. This function does
-    not check that every item is decided, because the approvals service checks it.
+    not check that every item is decided, because the approvals service does.
 
     Raises:
         InvalidBody: an answer belongs to no item, or to an item that another answer decides; the
@@ -118,7 +120,7 @@ def decided(
     return list(decisions.values())
 
 
-def all_known(approvals: Sequence[OpenApproval], given: Sequence[Answer]) -> bool:
+def are_all_known(approvals: Sequence[OpenApproval], given: Sequence[Answer]) -> bool:
     """Return whether every answer belongs to one of these approvals, or to a tool that ran
     before."""
     return all(each.ran_before or approval_of(approvals, each.ids) for each in given)
@@ -239,8 +241,7 @@ def _values(given: JsonObject, field: str, key: str, value: str) -> JsonObject:
 
 
 def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]:
-    """Return the entries of a schema that both a requirement (`outer`) and its tool (`nested`)
-    have.
+    """Return one list of a schema's entries, from a requirement (`outer`) and its tool (`nested`).
 
     If the client has filled in an entry of the tool, this entry replaces the requirement's entry.
     """
@@ -257,9 +258,9 @@ def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]
 
 
 def _names(items: Sequence[JsonObject], shown: Mapping[str, str]) -> Mapping[str, list[JsonObject]]:
-    """Map each name that clients see to the items with this name.
+    """Map each id by which clients may name an item to the items with this id.
 
-    Several items may have the same name, because two members of a team may use the same call id.
+    Several items may have the same id, because two members of a team may use the same call id.
     """
     names: dict[str, list[JsonObject]] = {}
     by_id = {item["item_id"]: item for item in items}
@@ -287,7 +288,7 @@ def _found(names: Mapping[str, list[JsonObject]], answer: Answer) -> JsonObject 
 def _require_same_call(item: JsonObject, answer: Answer) -> None:
     """Raise InvalidBody if the answer's tool call differs from the item's call.
 
-    A person approves only the call of the item.
+    A person has approved only the item's call, so no other call may run.
     """
     if isinstance(answer, StepAnswer):
         return

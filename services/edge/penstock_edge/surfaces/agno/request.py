@@ -1,5 +1,5 @@
-"""Models of the two bodies in agno-events.md, a start and a continue, with FastAPI's errors.
-Pure."""
+"""Models of the request bodies in agno-events.md: a start and a continue. Errors have FastAPI's
+form. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock_edge.surfaces.errors import InvalidBody, body_error, shortened
 JsonObject = dict[str, Any]
 
 # Fields that the edge or the connector sets. If a client's values of these fields reached the agent
-# server, it could send a stream that the connector cannot read.
+# server, the agent server could send a stream that the connector cannot read.
 RESERVED: Final = frozenset(
     {"message", "stream", "stream_events", "background", "session_id", "user_id", "run_id"}
 )

@@ -1,4 +1,4 @@
-"""The Agno surface: all endpoints of agno-events.md and of Agno's clients."""
+"""The Agno surface: all endpoints that Agno's clients call, and those in agno-events.md."""
 
 from __future__ import annotations
 

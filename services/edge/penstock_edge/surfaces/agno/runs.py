@@ -1,4 +1,5 @@
-"""Serves agno-events.md: starts, continues and cancels the runs of agents of every protocol."""
+"""Serves the contract agno-events.md: starts, continues and cancels runs of agents of any
+protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
 from penstock.settings import AgentConfig, WorkflowAgent
-from penstock.web.auth import Identity, act_as, identity_of, require
+from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
     FORMS,
@@ -148,7 +149,7 @@ class Runs:
         asked = agno_request.parse(fields, RunRequest)
         if not asked.returns_at_once:
             edge.streams.require_room(request.scope)
-        user_id = act_as(who, asked.user_id)
+        user_id = acting_user(who, asked.user_id)
         native = is_native(agent)
         given: dict[str, Any] = {}
         with named_in_422():
@@ -170,8 +171,8 @@ class Runs:
                 asked.session_id,
                 user_id,
                 roles=who.roles_of(user_id),
-                # For an agent of another protocol, `given` is empty, because the fields of its
-                # input are other fields.
+                # For an agent that is neither an Agno agent nor a workflow, `given` is empty,
+                # because the request has no fields for the input of such an agent.
                 input=given or None,
                 shard=shard,
             )
@@ -210,7 +211,7 @@ class Runs:
         record = await self._run(who, agent, request)
         fields = await fields_of(request, edge.settings.max_body_bytes)
         asked = agno_request.parse(fields, ContinueRequest)
-        user_id = act_as(who, asked.user_id)
+        user_id = acting_user(who, asked.user_id)
         edge.streams.require_room(request.scope)
         _require_raw(who, agent, asked)
         if asked.session_id not in (None, record.session_id):
@@ -224,7 +225,9 @@ class Runs:
             decided = await self._decide_in_tree(record, answers, by=user_id, decider=decider)
             return await self._leg_of_tree(agent, run_id, next_leg, decided, stream=asked.stream)
         pause = await pause_of(
-            edge.bus, run_id, lambda pause: agno_answers.known(pause.items, pause.shown, answers)
+            edge.bus,
+            run_id,
+            lambda pause: agno_answers.are_known(pause.items, pause.shown, answers),
         )
         approval = pause.approval
         if approval.status != "pending":
@@ -235,8 +238,9 @@ class Runs:
         decision = DecideRequest(
             by=user_id,
             decider=decider_of(who, "agno", user_id),
-            # The client has only seen the event. So the digest of the request is sent, not the
-            # digest after an edit.
+            # The client has seen only the event approval.requested, not later edits of the items.
+            # So the decision has the digest of the items as they were requested. If the items were
+            # edited since, the approvals service refuses the decision.
             digest=approval.requested_digest or approval.digest,
             items=items,
         )
@@ -275,7 +279,7 @@ class Runs:
                 `agno_answers.decided_by_approval`.
         """
         bus = self._edge.bus
-        open_ = await open_approvals(bus, root, partial(agno_answers.all_known, given=answers))
+        open_ = await open_approvals(bus, root, partial(agno_answers.are_all_known, given=answers))
         if not open_:
             raise Problem(409, f"run {root.run_id} is not paused")
         decisions = [

@@ -1,4 +1,5 @@
-"""Serves Agno's endpoints for sessions, for agents of every protocol; clients can only read.
+"""Serves Agno's endpoints for sessions, for agents of every protocol; clients cannot change
+sessions.
 
 A session is made from KV `sessions` and from the events of its runs. A request finds only the
 sessions of one user.
@@ -18,7 +19,7 @@ from penstock.bus.records import RunRecord, SessionRecord
 from penstock.bus.subjects import session_key
 from penstock.dialects.agno.encode.complete import run_output
 from penstock.settings import AgentConfig
-from penstock.web.auth import Identity, act_as, identity_of
+from penstock.web.auth import Identity, acting_user, identity_of
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
     OBJECT,
@@ -35,7 +36,7 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.run_access import run_of
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.read_run import read_run
-from penstock_edge.sources.session_list import Listed, SortedBy
+from penstock_edge.sources.session_list import ListedSession, SortedBy
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agno.request import KINDS
 from penstock_edge.surfaces.agno.session_shapes import (
@@ -58,7 +59,8 @@ SORTED_BY: Final[Mapping[str, SortedBy]] = {"created_at": "created", "updated_at
 LISTED: Final = 20
 MAX_LISTED: Final = 1000
 MAX_PAGE: Final = 1_000_000
-# The limits of one request: it reads the events of a session's last runs until one is reached.
+# The limits of one request, which reads the events of a session's last runs until one of these
+# limits is reached.
 RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
@@ -263,10 +265,10 @@ class Sessions:
         if kind not in (None, *KINDS):
             raise Problem(422, f"type: must be one of {', '.join(KINDS)}")
         agents = [each for each in self._edge.config.agents if kind in (None, each.kind)]
-        return who, act_as(who, query.get("user_id")), agents
+        return who, acting_user(who, query.get("user_id")), agents
 
     async def _chosen(self, request: Request) -> tuple[Identity, list[Run]]:
-        """Return the caller, and the runs of the session that the query selects.
+        """Return the caller, and those runs of the session that match the query.
 
         Raises:
             Problem: 400 for an unknown status, 404 for an unknown session, 422 for a malformed
@@ -331,7 +333,7 @@ class Sessions:
         order: str,
         page: int,
         limit: int,
-    ) -> tuple[list[Listed], int]:
+    ) -> tuple[list[ListedSession], int]:
         """Return a page of the owner's sessions, and the number of sessions on all pages."""
         sessions, by = self._edge.session_list, SORTED_BY[sort_by]
         descending, first = order == "desc", (max(page, 1) - 1) * limit
@@ -346,24 +348,24 @@ class Sessions:
             owner, agents, by, descending=descending, first=first, limit=limit
         )
 
-    async def _ends(self, record: SessionRecord) -> Listed:
+    async def _ends(self, record: SessionRecord) -> ListedSession:
         """Return the session with the records of the session's first and last run."""
         ids = [*record.runs[:1], *record.runs[-1:]]
         ends = [each for each in [await self._record(id) for id in ids] if each is not None]
-        return Listed(record, tuple(ends))
+        return ListedSession(record, tuple(ends))
 
     async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         """Map ids of the last runs to the runs as Agno's objects.
 
-        The newest run is read first, until a limit is reached. A run is left out if not all of its
-        events could be read.
+        The runs are read from the newest run backwards, until a limit is reached. A run is left out
+        if not all of its events could be read.
         """
         allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
         turn = self._edge.turns.for_caller(who)
         outputs: dict[str, dict[str, Any]] = {}
         for record, agent in reversed(runs[-RUNS_READ:]):
             events = await read_run(self._edge.bus, record, allowance, turn)
-            if allowance.spent:
+            if allowance.is_spent:
                 break
             # If the run's first events have expired, the run is left out, because the run's record
             # shows more than the remaining events do.
@@ -373,7 +375,7 @@ class Sessions:
         return outputs
 
 
-def _summary(agent: AgentConfig, owner: str, listed: Listed) -> SessionSummary:
+def _summary(agent: AgentConfig, owner: str, listed: ListedSession) -> SessionSummary:
     """Return the session; the records of its first and last run give the name and the times."""
     record, ends = listed.record, listed.ends
     begun = ends[0].created_at if ends else getattr(record, "created_at", "")

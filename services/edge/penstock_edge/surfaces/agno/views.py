@@ -43,7 +43,7 @@ _FRAME_END: Final = b"\n\n"
 
 @dataclass(slots=True)
 class EdgeFrames:
-    """Makes the frames that the edge itself adds to an Agno stream; they have the agent's name."""
+    """Makes the frames, with the agent's name, that the edge itself adds to an Agno stream."""
 
     agent: AgentConfig
     run_id: str
@@ -139,9 +139,11 @@ class UpstreamLeg(Encoding):
         return body[:end].replace(*self._session_id) if self._session_id else body[:end]
 
     def _read_session_id(self, opened: dict[str, Any]) -> None:
-        """Read the session's two ids, so that the frames can be given the client's id.
+        """Read the session's two ids, so that `_complete_frames` can replace the server's id in the
+        frames.
 
-        A client continues the session with the session id that the frames contain.
+        The client continues the session with the id in the frames, so the frames must contain the
+        client's own id.
         """
         if "thread_id" in opened:
             of_client = orjson.dumps(opened["session_id"])[1:-1]

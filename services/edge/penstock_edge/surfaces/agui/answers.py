@@ -40,7 +40,7 @@ def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
 
 
 def decision_of(item: JsonObject, message: ToolMessage) -> JsonObject:
-    """Return the decision on an item that a tool message contains, in the form of `pauses.decided`.
+    """Return the decision that a tool message makes on an item, in the form of `pauses.decided`.
 
     For an item of the kind `external`, the answer is the text of the message. For any other kind,
     the answer is the JSON value in the text, or the text itself if it is not JSON.

@@ -72,8 +72,7 @@ class AnsweredPauses:
     async def find(self) -> Answer | None:
         """Return the answer in the request; None if the request is for a new run.
 
-        This method does not check that every item is answered, because the approvals service checks
-        it.
+        This method does not check that every item is answered, because the approvals service does.
 
         Raises:
             Problem: 404 if no pause has an item that the request answers; 422 if an answer is
@@ -176,7 +175,7 @@ class AnsweredPauses:
             if lifecycle is None or type_of(lifecycle) != "lifecycle.paused":
                 continue
             root = await record_of(self.bus, run_id)
-            if not self.who.sees(root.user_id):
+            if not self.who.may_see_runs_of(root.user_id):
                 continue
             open_ = await open_approvals(self.bus, root, fits)
             items: dict[str, list[Decided]] = {}
@@ -197,11 +196,15 @@ class AnsweredPauses:
         )
 
     async def _check_earlier(self) -> None:
-        """Raise Problem 422 for an answer that an AG-UI server would get without a decision.
+        """Raise Problem 422 if an earlier tool message has the result of a call that waits for a
+        decision.
+
+        Only the last messages decide a pause, but an AG-UI server gets all messages. So the AG-UI
+        server would use this result although nobody has decided.
 
         Clients see tool call ids that are qualified with the run, but the AG-UI server gets
-        unqualified ids. So this method also compares unqualified ids. If it did not, the result for
-        a call of another run would answer a waiting call with the same id.
+        unqualified ids. So this method also compares unqualified ids. If it compared only qualified
+        ids, the result for a call of another run would answer a waiting call with the same id.
         """
         earlier = earlier_tool_messages(self.asked)
         if self.agent.protocol != AGUI or not earlier:
@@ -217,10 +220,10 @@ class AnsweredPauses:
                 )
 
     async def _asked_of_clients(self, messages: Sequence[ToolMessage]) -> Asked:
-        """Map the tool call ids that clients see to the items of this thread's pauses.
+        """Return the items of this thread's pauses, by the tool call ids that clients see.
 
-        The result has the pauses of the newest runs, and each pause with an item that a message
-        names by its id. A pause that was found by an item's id may be answered already.
+        The result has the pauses of the newest runs. It also has each pause with an item whose id
+        one of `messages` contains. A pause that was found by an item's id may be answered already.
         """
         asked: Asked = {}
         approvals = await asyncio.gather(
@@ -277,7 +280,7 @@ class AnsweredPauses:
 
         The approval belongs to the workflow's run itself, or to the run of a step. If the agent is
         not a workflow, the second result is None. With `awaited`, this method waits for the record
-        of the approval: clients may answer a pause before its record is written.
+        of the approval: clients may answer a pause before the approval's record is written.
         """
         if not is_run_id(approval_id):
             # A client may send any text as the id, and some texts are not valid keys of the bucket.
@@ -285,7 +288,7 @@ class AnsweredPauses:
         record = await approval_record(self.bus, approval_id, LOOKUP_S if awaited else 0)
         if record is None:
             return None, None
-        if not self.who.sees(record.user_id):
+        if not self.who.may_see_runs_of(record.user_id):
             return None, None
         if not isinstance(self.agent, WorkflowAgent):
             fits = (record.agent, record.session_id) == (self.agent.id, self.asked.thread_id)
@@ -297,8 +300,10 @@ class AnsweredPauses:
 
 
 def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:
-    """Return whether an id is used for `approval`, and not for `known`, which has the same id.
+    """Return whether `approval` takes precedence over `known`, if both have an item with the same
+    id.
 
-    Two runs may use the same id. A pending approval is preferred to a decided approval.
+    Two runs may use the same id. A pending approval takes precedence over a decided approval. The
+    result is True if `known` is None.
     """
     return known is None or (approval.status == "pending" and known[0].status != "pending")

@@ -1,4 +1,4 @@
-"""The AG-UI surface: all endpoints of AG-UI's clients and of agent-runs-sse.md."""
+"""The AG-UI surface: all endpoints that AG-UI's clients call, and those in agent-runs-sse.md."""
 
 from __future__ import annotations
 

@@ -157,8 +157,9 @@ def _decision(who: Identity, answer: Answer) -> DecideRequest:
     return DecideRequest(
         by=who.user_id,
         decider=decider_of(who, "agui"),
-        # The client has only seen the event. So the digest of the request is sent, not the digest
-        # after an edit.
+        # The client has seen only the event approval.requested, not later edits of the items. So
+        # the decision has the digest of the items as they were requested. If the items were edited
+        # since, the approvals service refuses the decision.
         digest=approval.requested_digest or approval.digest,
         items=answer.items,
     )

@@ -23,7 +23,7 @@ from penstock.dialects.agui.encode.memory import Memory
 from penstock.dialects.agui.encode.prelude import remember
 from penstock.dialects.base import JsonObject
 from penstock.sse import Frame
-from penstock.web.auth import Identity, act_as, identity_of
+from penstock.web.auth import Identity, acting_user, identity_of
 from penstock.web.operation import (
     NULLABLE,
     OBJECT,
@@ -42,7 +42,13 @@ from penstock_edge.sources.encode import encode
 from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import StartPosition, start_after, start_of_new_run
 from penstock_edge.sources.session_from_start import SessionFromStart
-from penstock_edge.sources.sessions import Session, idle_since, is_cut, placed, records_of
+from penstock_edge.sources.sessions import (
+    Session,
+    has_expired_events,
+    idle_since,
+    records_of,
+    with_shard,
+)
 from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
 from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
@@ -84,7 +90,7 @@ class Threads:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """Respond with the stream of agent-runs-sse.md.
+        """Respond with the stream that agent-runs-sse.md defines.
 
         Each frame has the lines `id`, `event` and `data` in this order.
         """
@@ -148,8 +154,8 @@ class Threads:
         """Respond with the stream after the cursor.
 
         With `?prelude=1` and without a cursor, the stream begins with frames that describe the
-        present state of the thread. A request with a cursor gets no such frames: an EventSource
-        that reconnects sends its first URL, with `?prelude=1`, and its cursor.
+        present state of the thread. A request with a cursor gets no such frames, because an
+        EventSource that reconnects repeats the `?prelude=1` of its first URL, and adds its cursor.
         """
         session = await self._session(request, request.path_params["agent"])
         query = request.query_params
@@ -161,8 +167,9 @@ class Threads:
         if not FLAGS[query.get("prelude")] or cursor_of(request) is not None:
             return await self._stream(request, session, view, await self._start(request, session))
         # The end of the prelude is read before `_start`. If a run ends between the two calls, the
-        # run's last events come after the prelude, so the stream has them. If `_start` came first,
-        # these events could be only in the prelude.
+        # run's last events come after the prelude, so the stream has them. In the other order,
+        # `_start` could find the run active, and the run's last events could come before the end of
+        # the prelude. These events would then be missing from the stream.
         end = (await start_of_new_run(self._edge.bus, session.shard)).start
         start = await self._start(request, session)
         frames = await self._prelude(identity_of(request), session, audience, view, end)
@@ -186,14 +193,14 @@ class Threads:
             raise Problem(422, f"thread_id: must have {MAX_ID} characters at most")
         if caller.grant is not None:
             caller.grant.check_session(thread_id)
-        owner = act_as(caller, request.query_params.get("user_id"))
+        owner = acting_user(caller, request.query_params.get("user_id"))
         if agent is not None:
             known = agent_by_id(self._edge.config, agent)
             session = Session(owner, thread_id, (known.id,), any_agent=False)
-            return await placed(self._edge.shards, session)
+            return await with_shard(self._edge.shards, session)
         agents = tuple(each.id for each in self._edge.config.agents)
         session = Session(owner, thread_id, agents, any_agent=True)
-        return await placed(self._edge.shards, session)
+        return await with_shard(self._edge.shards, session)
 
     async def _start(self, request: Request, session: Session) -> SessionStart:
         """Return the position at which a stream starts, and whether the stream ends when idle.
@@ -235,7 +242,7 @@ class Threads:
         bus, after = self._edge.bus, cursor_of(request)
         truncated = False
         if after is None:
-            truncated = await is_cut(bus, await records_of(bus, session))
+            truncated = await has_expired_events(bus, await records_of(bus, session))
         else:
             source = self._source(session)
             await source.prepare()
@@ -293,5 +300,5 @@ class Threads:
 
 
 def _drop(batch: list[Stored]) -> None:
-    """Deliver nothing, because this source is used only for the patterns and filter of its
-    history."""
+    """Deliver nothing, because this source is used only for `patterns` and `accepts`, not to
+    deliver messages."""

@@ -1,4 +1,5 @@
-"""Serves executions-sse.md: triggers and cancels runs. Errors are `{code, message, data: null}`."""
+"""Serves the contract executions-sse.md: triggers and cancels runs. Errors are `{code, message,
+data: null}`."""
 
 from __future__ import annotations
 

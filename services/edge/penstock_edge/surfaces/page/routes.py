@@ -20,8 +20,8 @@ from penstock_edge.surfaces.surface import Surface
 
 FOLDER: Final = Path(__file__).with_name("static")
 
-# The page's Content-Security-Policy. With it, the browser loads nothing from other hosts, runs no
-# inline script, and submits no form.
+# The page's Content-Security-Policy. With this policy, the browser loads nothing from other hosts,
+# runs no inline script, and submits no form.
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -96,7 +96,7 @@ _OPERATIONS: Final = tuple(
 
 
 class FirstPage(Surface):
-    """Has the handlers for the page at `/` and `/docs`. They work even if the bus does not
+    """Has the handlers for the page at `/` and `/docs`, which work even if the bus does not
     answer."""
 
     handlers = ()
@@ -109,8 +109,8 @@ class FirstPage(Surface):
     def routes(self, around: Callable[[Handler], Handler]) -> list[Route]:
         """Return a route for each file.
 
-        `around` would answer 503 if the bus does not answer. The handlers are not wrapped in it,
-        because the page must load then, too, to show that the bus does not answer.
+        `around` would answer 503 if the bus does not answer. The handlers are not wrapped in
+        `around`, because the page must load even then, to show that the bus does not answer.
         """
         return [
             Route(operation, File(FOLDER / PATHS[operation.path]).__call__)

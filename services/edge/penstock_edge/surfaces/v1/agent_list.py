@@ -85,8 +85,8 @@ class AgentList:
         The server of an agent must answer, and the definition of a workflow must exist.
         """
         agents = self._edge.config.agents
-        # `_answers` shields the requests, because other callers may wait for a request when this
-        # caller leaves.
+        # `_answers` shields the requests, because other callers may wait for the same request when
+        # this caller's client leaves.
         return await asyncio.gather(*map(self._answers, agents))
 
     async def _answers(self, agent: AgentConfig) -> bool:

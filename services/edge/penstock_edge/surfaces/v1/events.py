@@ -124,13 +124,13 @@ class EventsOfAllRuns:
         if saved is not None:
             saved.follow([client], lambda: str(client.cursor or "") or None)
         # The stream begins with the present cursor. If the client loses its connection before the
-        # first event, it reconnects with this cursor. A client without a cursor would miss the
-        # events in between.
+        # first event, the client reconnects with this cursor. Without a cursor, the client would
+        # miss the events that come before it has reconnected.
         cursor = sse.at(str(position.after)) if asked is None and position.after else b""
         return Prefaced(EventStream(client), cursor)
 
     async def _saved(self, request: Request) -> SavedCursor | None:
-        """Return the saved cursor that the request names; None without a name, or for a page.
+        """Return the saved cursor that the request names; None if there is no name, or for a page.
 
         Raises:
             Problem: 422 for an invalid name, 409 if there are too many cursors.
@@ -320,7 +320,7 @@ def _too_many_shards() -> Problem:
 
 
 def subjects_of(request: HTTPConnection) -> list[str]:
-    """Return the patterns `category.action` of the request; empty if the request has none.
+    """Return the request's patterns `category.action`; an empty list if the request has none.
 
     Raises:
         Problem: 422 if a pattern matches no type of the event catalogue.
@@ -346,8 +346,8 @@ def _matches(pattern: str, type: str) -> bool:
 async def position_of(edge: Edge, request: HTTPConnection, shard: int = 0) -> StartPosition | None:
     """Return the position in a shard that the request names by a cursor or a time.
 
-    If the request has neither, the result is None. If it has both, the cursor counts: an
-    EventSource that reconnects sends the time of its first URL and a newer cursor.
+    If the request has neither, the result is None. If the request has both, the cursor counts,
+    because an EventSource that reconnects sends the time of its first URL and a newer cursor.
 
     Raises:
         Problem: 400 for a malformed cursor, 410 for a cursor that NATS has lost, 422 for a
@@ -364,7 +364,8 @@ def _time(request: HTTPConnection) -> datetime | None:
     text = request.query_params.get("since")
     if not text:
         return None
-    # In a URL, a plus sign that is not escaped is read as a space.
+    # In a URL, a plus sign that is not escaped is read as a space. Accepted times contain no space,
+    # so each space is turned back into a plus sign.
     text = text.strip().replace(" ", "+")
     if _RFC_3339.fullmatch(text):
         try:

@@ -18,7 +18,7 @@ from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_header
 from penstock.runs.start import Origin, Start
-from penstock.web.auth import Identity, act_as, identity_of
+from penstock.web.auth import Identity, acting_user, identity_of
 from penstock.web.bodies import ignore_body, read_json
 from penstock.web.operation import (
     JSON,
@@ -39,8 +39,8 @@ from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.run_access import require_dialect, run_of
-from penstock_edge.runs.trees import unfinished_below
-from penstock_edge.sources.histories import newest_of
+from penstock_edge.runs.trees import unfinished_descendants
+from penstock_edge.sources.histories import newest_sequence_of
 from penstock_edge.sources.locate import (
     StartPosition,
     locate,
@@ -64,9 +64,21 @@ from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
 from penstock_edge.views.view import View
 
-LISTED = 50
-MAX_LISTED = 1000
+LISTED = 50  # the number of runs on a page if the client names no limit
+MAX_LISTED = 1000  # the greatest number of runs on a page
 KEY_HEADER = "idempotency-key"
+
+# The filters of `GET /v1/runs`. Each has the name of a field of the run's record; the column for it
+# is in `sources/run_list.py`.
+FILTERS = (
+    by.AGENT,
+    by.OF_SESSION,
+    Parameter(
+        "parent_run_id",
+        "Only the runs of the steps of this workflow's run, and those to which its events led",
+    ),
+    Parameter("status", "Only runs of this status", one_of(get_args(RunStatus))),
+)
 
 
 _RAW = "for `dialect=raw`, the bytes of the agent server"
@@ -102,9 +114,9 @@ class Runs:
     async def start(self, request: Request) -> ASGIApp:
         """Start a run.
 
-        If the request accepts `text/event-stream`, the response is the run's stream. If it does
-        not, the response is 202 with the run's record, or 200 if an earlier request with the same
-        idempotency key has started the run.
+        If the request accepts `text/event-stream`, the response is the run's stream. If the request
+        does not accept this type, the response is 202 with the run's record, or 200 if an earlier
+        request with the same idempotency key has started the run.
         """
         edge = self._edge
         who = identity_of(request)
@@ -113,7 +125,7 @@ class Runs:
             asked = StartRequest.model_validate(body)
         except ValidationError as error:
             raise invalid(error) from error
-        user_id = act_as(who, asked.user_id)
+        user_id = acting_user(who, asked.user_id)
         agent = edge.config.agent(asked.agent)
         if agent is None:
             raise Problem(404, edge.config.no_agent(asked.agent))
@@ -159,14 +171,7 @@ class Runs:
             answers={200: json("A page", an_object(runs=a_list(OBJECT), next=NULLABLE))},
             scopes=("read",),
             parameters=(
-                by.AGENT,
-                by.OF_SESSION,
-                Parameter(
-                    "parent_run_id",
-                    "Only the runs of the steps of this workflow's run, and those to which its "
-                    "events led",
-                ),
-                Parameter("status", "Only runs of this status", one_of(get_args(RunStatus))),
+                *FILTERS,
                 by.limit(MAX_LISTED),
                 Parameter("before", "`next` of the page before"),
             ),
@@ -186,11 +191,12 @@ class Runs:
             raise Problem(422, "before: must be `next` of an earlier page, which is a run id")
         if status is not None and status not in get_args(RunStatus):
             raise Problem(422, f"status: must be one of {', '.join(get_args(RunStatus))}")
-        names = ("agent", "session_id", "status", "parent_run_id")
-        wanted = {name: query[name] for name in names if name in query}
+        wanted = {each.name: query[each.name] for each in FILTERS if each.name in query}
         async with self._edge.turns.of(who.user_id):
-            runs, more = await self._edge.run_list.page(who.owners, who.sees, wanted, before, limit)
-        if not who.may("administer"):
+            runs, more = await self._edge.run_list.page(
+                who.owners, who.may_see_runs_of, wanted, before, limit
+            )
+        if not who.has_scope("administer"):
             for run in runs:
                 run.pop("unredacted", None)
         return _json(orjson.dumps({"runs": runs, "next": runs[-1]["run_id"] if more else None}))
@@ -253,7 +259,7 @@ class Runs:
         view = edge.view(record.run_id, dialect, framing, types, children=children)
         place = await locate(edge.bus, view, cursor_of(request), record)
         if children and place.truncated:
-            known = await unfinished_below(edge.run_list, record)
+            known = await unfinished_descendants(edge.run_list, record)
             view = edge.tree(record.run_id, known).whole(dialect, framing, types)
         if not as_page:
             if switch(request, "markers", default=False) and not place.ended:
@@ -300,7 +306,7 @@ class Runs:
 
 async def _with_marker(bus: Bus, view: View, place: StartPosition) -> StartPosition:
     if view.reads_tree:
-        return replace(place, live_after=await newest_of(bus, view, place.start))
+        return replace(place, live_after=await newest_sequence_of(bus, view, place.start))
     return await with_live_marker(bus, view.followed.stream, [view.followed.pattern], place)
 
 
@@ -309,8 +315,8 @@ def _json(body: bytes, status: int = 200) -> Response:
 
 
 def _shown(who: Identity, record: RunRecord, status: int = 200) -> Response:
-    """Respond with the record; only administrators get the field `unredacted`."""
-    if not who.may("administer"):
+    """Return a response with the record; only administrators get the field `unredacted`."""
+    if not who.has_scope("administer"):
         record = record.model_copy(update={"unredacted": None})
     headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}
     return Response(record.dump(), status, headers, "application/json")

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 from penstock.bus import Stored
 from penstock.bus.streams import events_of
 from penstock.dialects.encoders import CLIENT_DIALECTS
-from penstock.web.auth import act_as, identity_of
+from penstock.web.auth import acting_user, identity_of
 from penstock.web.operation import Answer, Operation, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
@@ -24,7 +24,13 @@ from penstock_edge.sources.locate import (
     start_of_new_run,
     with_live_marker,
 )
-from penstock_edge.sources.sessions import Session, idle_since, is_cut, placed, records_of
+from penstock_edge.sources.sessions import (
+    Session,
+    has_expired_events,
+    idle_since,
+    records_of,
+    with_shard,
+)
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.responses.event_stream import EventStream
 from penstock_edge.stream.responses.pages import MAX_PAGE, page
@@ -44,7 +50,7 @@ _operation = partial(Operation, tag="events", method="GET", scopes=("read",), re
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StreamParameters:
     """The parameters of a request for a session's stream."""
 
     session: Session
@@ -102,7 +108,7 @@ class SessionEvents:
         client = await self._join(websocket, asked, framing, start.position)
         return ending(EventSocket(client), client, edge.bus, asked.session, start)
 
-    def _asked(self, request: HTTPConnection) -> Asked:
+    def _asked(self, request: HTTPConnection) -> StreamParameters:
         """Return the parameters in the path and the query.
 
         Raises:
@@ -116,7 +122,7 @@ class SessionEvents:
             raise Problem(422, f"session_id: must have {MAX_SESSION_ID} characters at most")
         if caller.grant is not None:
             caller.grant.check_session(session_id)
-        owner = act_as(caller, query.get("user_id"))
+        owner = acting_user(caller, query.get("user_id"))
         agent = query.get("agent")
         if agent is not None:
             agent_by_id(self._edge.config, agent)
@@ -125,12 +131,12 @@ class SessionEvents:
             raise Problem(422, f"dialect: must be one of {', '.join(CLIENT_DIALECTS)}")
         agents = (agent,) if agent else tuple(each.id for each in self._edge.config.agents)
         session = Session(owner, session_id, agents, any_agent=agent is None)
-        return Asked(session, dialect, types_of(request, dialect), until_idle(request))
+        return StreamParameters(session, dialect, types_of(request, dialect), until_idle(request))
 
-    async def _placed(self, asked: Asked) -> Asked:
-        return replace(asked, session=await placed(self._edge.shards, asked.session))
+    async def _placed(self, asked: StreamParameters) -> StreamParameters:
+        return replace(asked, session=await with_shard(self._edge.shards, asked.session))
 
-    async def _start(self, request: HTTPConnection, asked: Asked) -> SessionStart:
+    async def _start(self, request: HTTPConnection, asked: StreamParameters) -> SessionStart:
         """Return the position at which the stream starts, and whether the stream ends when idle.
 
         The stream of an unknown session waits for the session's first run.
@@ -152,13 +158,17 @@ class SessionEvents:
             position = await start_after(bus, after, source.has_cursor, asked.session.shard)
         else:
             position = await position_of(self._edge, request, asked.session.shard) or StartPosition(
-                1, 1, truncated=await is_cut(bus, records)
+                1, 1, truncated=await has_expired_events(bus, records)
             )
         position = replace(position, ended=idle is not None)
         return SessionStart(position, asked.until_idle, idle)
 
     async def _join(
-        self, request: HTTPConnection, asked: Asked, framing: Framing, position: StartPosition
+        self,
+        request: HTTPConnection,
+        asked: StreamParameters,
+        framing: Framing,
+        position: StartPosition,
     ) -> Client:
         edge = self._edge
         if switch(request, "markers", default=False):
@@ -170,7 +180,7 @@ class SessionEvents:
         return await edge.hubs.join(self._view(asked, framing), position)
 
     async def _page(
-        self, request: HTTPConnection, asked: Asked, position: StartPosition
+        self, request: HTTPConnection, asked: StreamParameters, position: StartPosition
     ) -> ASGIApp:
         edge = self._edge
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
@@ -190,10 +200,10 @@ class SessionEvents:
         )
         return json_response(body)
 
-    def _view(self, asked: Asked, framing: Framing) -> View:
+    def _view(self, asked: StreamParameters, framing: Framing) -> View:
         return self._edge.many.of_session(asked.session, asked.dialect, framing, asked.types)
 
 
 def _drop(batch: list[Stored]) -> None:
-    """Deliver nothing, because this source is used only for the patterns and filter of its
-    history."""
+    """Deliver nothing, because this source is used only for `patterns` and `accepts`, not to
+    deliver messages."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.dialects.adk.decode.frames import Actions, AdkEvent, NodeInfo
 from penstock.dialects.adk.decode.messages import Speaker
-from penstock.dialects.adk.decode.redaction import redacted, speaks_of_credentials
+from penstock.dialects.adk.decode.redaction import may_contain_credentials, redacted
 from penstock.dialects.adk.decode.steps import Place
 from penstock.dialects.base import Draft, Json, JsonObject, short
 from penstock.dialects.json import loads, obj, string
@@ -56,7 +56,7 @@ def read(data: bytes) -> Any:
         return None
     if not isinstance(raw, dict):
         return None
-    return redacted(raw) if speaks_of_credentials(data) else raw
+    return redacted(raw) if may_contain_credentials(data) else raw
 
 
 def place_of(raw: AdkEvent) -> Place:

@@ -57,7 +57,7 @@ _ASSIGNED = re.compile(
 )
 
 
-def speaks_of_credentials(data: bytes) -> bool:
+def may_contain_credentials(data: bytes) -> bool:
     """Returns whether a frame may contain a credential and must be redacted."""
     return any(mark in data for mark in _MARKS)
 

@@ -17,7 +17,7 @@ from penstock.dialects.adk.decode.frames import (
     PartialArg,
 )
 from penstock.dialects.adk.decode.pauses import REQUESTS
-from penstock.dialects.approved_calls import same_args, warning
+from penstock.dialects.approved_calls import have_same_args, warning
 from penstock.dialects.base import (
     MAX_OPEN,
     Draft,
@@ -138,7 +138,7 @@ class Tools:
         if approved is None:
             return False
         tool, args = approved["tool"], approved["args"]
-        if ran[0] == tool and same_args(args, ran[1]):
+        if ran[0] == tool and have_same_args(args, ran[1]):
             return False
         event.emit("system.warning", warning(call.id, (tool, args), ran))
         call.name, call.args = ran

@@ -95,7 +95,7 @@ class Run:
     thoughts: list[str] = field(default_factory=list)
 
     @property
-    def inner(self) -> bool:
+    def is_inner(self) -> bool:
         """True if this run is inside the outer run."""
         return self.key != ""
 
@@ -160,7 +160,7 @@ class Agents:
 
     def inner(self) -> list[Run]:
         """Returns the runs inside the outer run, in the order of their first frames."""
-        return list({id(run): run for run in self._by_id.values() if run.inner}.values())
+        return list({id(run): run for run in self._by_id.values() if run.is_inner}.values())
 
     def restarted(self, run: Run, body: AgnoFrame) -> Run:
         """Adds a new run `<id>#2` for a run that has ended and starts again under the same id."""
@@ -252,21 +252,21 @@ class Agents:
     def _introduce(self, run: Run, body: AgnoFrame) -> None:
         about = _named(body)
         if about is None:
-            if not run.inner:
+            if not run.is_inner:
                 return  # a later frame may name the agent
             run.kind, agent_id, run.name = "agent", short(run.id), short(run.id)
         else:
             run.kind, agent_id, run.name = about[0], short(about[1]), short(about[2])
-        around = self.around(body) if run.inner else None
+        around = self.around(body) if run.is_inner else None
         run.source = Source(
             agent_id=agent_id,
-            agent_type="worker" if run.inner else run.kind,
+            agent_type="worker" if run.is_inner else run.kind,
             agent_name=run.name,
             team_name=around.name if around and around.kind == "team" else None,
         )
         if around is not None:
             run.subrun = Subrun(id=run.key, name=run.name)
-            if around.inner:
+            if around.is_inner:
                 run.subrun["parent_id"] = around.key
 
 

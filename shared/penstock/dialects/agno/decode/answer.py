@@ -6,7 +6,7 @@ from penstock.dialects.agno.decode.agents import Run
 from penstock.dialects.agno.decode.frames import AgnoFrame
 from penstock.dialects.agno.decode.usage import other_metrics, usage
 from penstock.dialects.base import JsonObject
-from penstock.dialects.json import obj, present, string, text
+from penstock.dialects.json import obj, string, text, without_none
 
 
 def answer_of(run: Run, body: AgnoFrame) -> JsonObject:
@@ -14,7 +14,7 @@ def answer_of(run: Run, body: AgnoFrame) -> JsonObject:
     content = body.get("content")
     content_type = string(body.get("content_type"))
     metrics = obj(body.get("metrics"))
-    return present(
+    return without_none(
         {
             "summary": text(content) or run.last_text,
             "value": None if isinstance(content, str) else content,

@@ -98,13 +98,13 @@ class Calls:
         """Removes a call that has its result.
 
         If the call failed, the failure is noted, because Agno reports each failure twice.
-        `reported_already` then recognises the second report.
+        `is_second_report` then recognises the second report.
         """
         self.open = [other for other in self.open if other is not call]
         if failed:
             self.failed[call.run, call.upstream_id] += 1
 
-    def reported_already(self, run: str, tool: Tool) -> bool:
+    def is_second_report(self, run: str, tool: Tool) -> bool:
         """Returns whether this frame is the second report of a failure.
 
         The result is True only once for each failure.

@@ -19,7 +19,7 @@ from penstock.dialects.agno.decode.custom import canonical_draft
 from penstock.dialects.agno.decode.frames import AgnoFrame
 from penstock.dialects.agno.decode.messages import Messages
 from penstock.dialects.agno.decode.pause_items import pause_item
-from penstock.dialects.agno.decode.pauses import Need, run_needs, workflow_needs
+from penstock.dialects.agno.decode.pauses import Question, questions_of_run, questions_of_workflow
 from penstock.dialects.agno.decode.steps import Steps
 from penstock.dialects.agno.decode.tools import Tools
 from penstock.dialects.base import (
@@ -34,7 +34,7 @@ from penstock.dialects.base import (
     PauseItem,
     short,
 )
-from penstock.dialects.json import OBJECT, loads, present, string, text
+from penstock.dialects.json import OBJECT, loads, string, text, without_none
 from penstock.sse import Frame
 
 Drafts = Sequence[Draft | Pause]
@@ -111,7 +111,7 @@ class AgnoDecoder:
         handle = _HANDLERS.get(name)
         if handle is None:
             return self._unknown(run, name, body)
-        if run.inner and not run.dispatched and name not in BEGIN:
+        if run.is_inner and not run.dispatched and name not in BEGIN:
             # The stream did not contain the start of this inner run, and every inner run needs a
             # `dispatch.worker`.
             return [self._dispatched(run, body), *handle(self, run, body)]
@@ -156,7 +156,7 @@ class AgnoDecoder:
         if run.finished:  # the run starts again under the same id
             drafts += self._messages.close(run)
             run = self._agents.restarted(run, body)
-        if run.inner and not run.dispatched:
+        if run.is_inner and not run.dispatched:
             drafts.append(self._dispatched(run, body))
         else:
             value = {
@@ -166,7 +166,7 @@ class AgnoDecoder:
                 "model_provider": string(body.get("model_provider")),
                 "session_id": self._agents.session_id,
             }
-            drafts.append(self._custom(run, "RunStarted", present(value)))
+            drafts.append(self._custom(run, "RunStarted", without_none(value)))
         if run.kind == "workflow":
             data = {"workflow": self._agents.source(run)["agent_name"], "run_id": run.id}
             drafts.append(self._agents.draft(run, "workflow.started", data))
@@ -185,7 +185,7 @@ class AgnoDecoder:
             "task": task or string(body.get("step_name")) or "",
             "subrun_id": run.key,
         }
-        if around.inner:
+        if around.is_inner:
             data["parent_subrun_id"] = around.key
         draft = self._agents.draft(around, "dispatch.worker", data)
         draft.step_id = run.step_id
@@ -233,42 +233,42 @@ class AgnoDecoder:
         If an inner run pauses, the outer run may still continue. So only the calls that wait are
         announced.
         """
-        needs = run_needs(body, team=run.kind == "team")
-        if not run.inner:
-            return self._pause(needs, body)
+        questions = questions_of_run(body, team=run.kind == "team")
+        if not run.is_inner:
+            return self._pause(questions, body)
         drafts = self._messages.close(run)
-        for need in needs:
-            self._tools.pending(self._owner(need, run), need, drafts)
+        for question in questions:
+            self._tools.pending(self._owner(question, run), question, drafts)
         return drafts
 
     def _workflow_paused(self, run: Run, body: AgnoFrame) -> Drafts:
         """Handles WorkflowPaused, and the WorkflowRunOutput that Agno 3.1 sends afterwards."""
         if body.get("status") not in (None, "PAUSED"):
             return self._unknown(run, "WorkflowRunOutput", body)
-        return [] if run.inner else self._pause(workflow_needs(body), body)
+        return [] if run.is_inner else self._pause(questions_of_workflow(body), body)
 
-    def _pause(self, needs: list[Need], body: AgnoFrame) -> Drafts:
+    def _pause(self, questions: list[Question], body: AgnoFrame) -> Drafts:
         outer = self._agents.outer
         drafts = [draft for run in self._agents.inner() for draft in self._messages.close(run)]
         drafts += self._messages.close(outer)
         items: dict[str, PauseItem] = {}
         paths: JsonObject = {}
         listed: set[str] = set()
-        LimitReached.check(len(needs), MAX_ITEMS, "open questions")
+        LimitReached.check(len(questions), MAX_ITEMS, "open questions")
         ids = Ids()
-        for need in needs:
-            run = self._owner(need, outer)
-            call = self._tools.pending(run, need, drafts) if need.tool else None
+        for question in questions:
+            run = self._owner(question, outer)
+            call = self._tools.pending(run, question, drafts) if question.tool else None
             if call is not None and call.id in listed:
                 # the frame of an agent lists the same call under `tools` and `requirements`
                 continue
             # Calls of two members may have the same upstream id. So item ids are made unique.
-            item_id = ids.unique(call.upstream_id if call else need.step_id or "step")
+            item_id = ids.unique(call.upstream_id if call else question.step_id or "step")
             if call is not None:
                 listed.add(call.id)
                 self._tools.waits(item_id, call)
-            items[item_id] = pause_item(item_id, need, call, run)
-            paths[item_id] = need.path
+            items[item_id] = pause_item(item_id, question, call, run)
+            paths[item_id] = question.path
         if not items:  # nobody could answer a pause without items
             return [*drafts, *self._fail("the upstream paused and named nothing to decide")]
         self._waits = True
@@ -282,8 +282,8 @@ class AgnoDecoder:
         }
         return [*drafts, Pause(list(items.values()), resume, self._agents.source(outer))]
 
-    def _owner(self, need: Need, paused: Run) -> Run:
-        return self._agents.known(need.run_id) or paused
+    def _owner(self, question: Question, paused: Run) -> Run:
+        return self._agents.known(question.run_id) or paused
 
     # Ends.
 
@@ -292,7 +292,7 @@ class AgnoDecoder:
             return []
         drafts = self._messages.missing_answer(run, body) + self._messages.close(run)
         answer = answer_of(run, body)
-        if run.inner:
+        if run.is_inner:
             workflow = self._workflow_completed(run, body, answer)
             return [*drafts, *workflow, *self._finish(run, "completed", result=body.get("content"))]
         drafts += self._tools.end_waiting(body)
@@ -316,9 +316,9 @@ class AgnoDecoder:
     def _failed(self, run: Run, body: AgnoFrame) -> Drafts:
         message = text(body.get("error")) or text(body.get("content"))
         message = message or "the upstream reported an error without a message"
-        if run.inner:
+        if run.is_inner:
             return self._finish(run, "failed", error=message)
-        detail = present({key: body.get(key) for key in ("error_id", "additional_data")})
+        detail = without_none({key: body.get(key) for key in ("error_id", "additional_data")})
         return self._fail(message, string(body.get("error_type")), detail or None)
 
     def _fail(
@@ -334,14 +334,14 @@ class AgnoDecoder:
             data = {"run_id": outer.id, "error": {"code": code, "message": message}}
             drafts.append(self._agents.draft(outer, "workflow.failed", data))
         failure = {"error": message, "code": code, "error_type": error_type, "detail": detail}
-        return [*drafts, self._end(outer, "lifecycle.failed", present(failure))]
+        return [*drafts, self._end(outer, "lifecycle.failed", without_none(failure))]
 
     def _cancelled(self, run: Run, _body: AgnoFrame) -> Drafts:
         """Ends a run that was cancelled.
 
         Agno 3.1 sends RunCancelled and then RunCompleted. The decoder uses only RunCancelled.
         """
-        if run.inner:
+        if run.is_inner:
             return self._finish(run, "cancelled", cut=_CANCELLED)
         data = {"reason": "user_stop", "confirmed": True}
         closed = self._close_all("cancelled", _CANCELLED)
@@ -379,7 +379,7 @@ class AgnoDecoder:
         drafts = self._messages.close(run, error or cut)
         if run.dispatched and not run.finished:
             end = {"subrun_id": run.key, "status": status, "result": result, "error": error}
-            drafts.append(self._agents.draft(run, "dispatch.finished", present(end)))
+            drafts.append(self._agents.draft(run, "dispatch.finished", without_none(end)))
         run.finished = True
         run.thoughts.clear()  # only later frames of this run could repeat these thoughts
         return drafts

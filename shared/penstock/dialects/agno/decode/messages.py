@@ -13,7 +13,7 @@ from collections import Counter
 from penstock.dialects.agno.decode.agents import Agents, Message, Run
 from penstock.dialects.agno.decode.frames import AgnoFrame
 from penstock.dialects.base import Draft, Json, JsonObject, cut_off
-from penstock.dialects.json import obj, present, string, text
+from penstock.dialects.json import obj, string, text, without_none
 from penstock.dialects.text_buffer import append_text
 
 _ROLE = "assistant"
@@ -78,7 +78,7 @@ class Messages:
         if run.kind == "workflow":
             answer_text = text(body.get("content"))
             if (
-                run.inner
+                run.is_inner
                 or run.message is not None
                 or answer_text in ("", self._agents.last_message_text)
             ):
@@ -172,7 +172,7 @@ class Messages:
         }
         if error is not None:
             data |= cut_off(error)
-        return [self._agents.draft(run, "llm.message_completed", present(data))]
+        return [self._agents.draft(run, "llm.message_completed", without_none(data))]
 
     def _thought(self, run: Run, thought: str, title: str | None = None) -> Draft:
         if run.reasoning_id is None:

@@ -21,7 +21,7 @@ from penstock.dialects.agno.decode.frames import (
     Tool,
 )
 from penstock.dialects.base import Json, JsonObject, PauseKind
-from penstock.dialects.json import OBJECT, array, objects, present, string
+from penstock.dialects.json import OBJECT, array, objects, string, without_none
 
 _JSON_TYPES = {
     "str": "string",
@@ -45,7 +45,7 @@ _STEP_MESSAGES: Final[Mapping[_StepKind, _StepMessage]] = {
 
 
 @dataclass(slots=True)
-class Need:
+class Question:
     """A question about a tool of a run.
 
     If `tool` is None, the question is about a step of a workflow.
@@ -65,7 +65,7 @@ class Need:
     options: list[Json] | None = None
 
 
-def run_needs(body: AgnoFrame, *, team: bool) -> list[Need]:
+def questions_of_run(body: AgnoFrame, *, team: bool) -> list[Question]:
     """Returns the questions of RunPaused or TeamRunPaused.
 
     For a team, questions from `requirements` come first, because a team that continues reads only
@@ -75,9 +75,9 @@ def run_needs(body: AgnoFrame, *, team: bool) -> list[Need]:
     """
     called = array(body.get("tools"))
     tools = [
-        need
+        question
         for index, tool in enumerate(called)
-        for need in _tool_need(tool, ["tools", index], None, None)
+        for question in _question_of_tool(tool, ["tools", index], None, None)
     ]
     settled = {
         string(tool.get("tool_call_id"))
@@ -85,24 +85,26 @@ def run_needs(body: AgnoFrame, *, team: bool) -> list[Need]:
         if isinstance(tool, OBJECT) and _was_asked_about(tool) and _tool_kind(tool) is None
     }
     # Two calls may have the same id. If one of them still waits, the id is not settled.
-    settled -= {string(need.tool.get("tool_call_id")) for need in tools if need.tool}
+    settled -= {string(question.tool.get("tool_call_id")) for question in tools if question.tool}
     requirements = [
-        need
-        for need in _requirements(body.get("requirements"), ["requirements"], None, None)
+        question
+        for question in _requirements(body.get("requirements"), ["requirements"], None, None)
         # `tools` has only the run's own calls. A member's call with the same id may still wait, so
         # a requirement of a member never counts as settled.
-        if need.tool is None or need.run_id or string(need.tool.get("tool_call_id")) not in settled
+        if question.tool is None
+        or question.run_id
+        or string(question.tool.get("tool_call_id")) not in settled
     ]
     return [*requirements, *tools] if team else [*tools, *requirements]
 
 
-def workflow_needs(body: AgnoFrame) -> list[Need]:
+def questions_of_workflow(body: AgnoFrame) -> list[Question]:
     """Returns the questions of WorkflowPaused."""
     return [
-        need
+        question
         for index, step in enumerate(array(body.get("step_requirements")))
         if isinstance(step, OBJECT)
-        for need in _step_needs(step, ["step_requirements", index])
+        for question in _questions_of_step(step, ["step_requirements", index])
     ]
 
 
@@ -117,12 +119,12 @@ def filled_in(tool: Tool) -> JsonObject:
 
 def _requirements(
     value: Json, path: list[str | int], run_id: str | None, run_name: str | None
-) -> Iterator[Need]:
+) -> Iterator[Question]:
     requirement: Requirement
     for index, requirement in enumerate(array(value)):
         if not isinstance(requirement, OBJECT) or requirement.get("confirmation") is not None:
             continue
-        yield from _tool_need(
+        yield from _question_of_tool(
             requirement.get("tool_execution"),
             [*path, index],
             string(requirement.get("member_run_id")) or run_id,
@@ -130,21 +132,21 @@ def _requirements(
         )
 
 
-def _tool_need(
+def _question_of_tool(
     tool: Json, path: list[str | int], run_id: str | None, run_name: str | None
-) -> Iterator[Need]:
+) -> Iterator[Question]:
     if not isinstance(tool, OBJECT):
         return
     kind = _tool_kind(tool)
     if kind is None:
         return
-    need = Need(kind, path, tool, run_id, run_name)
+    question = Question(kind, path, tool, run_id, run_name)
     if kind == "input":
-        need.input_schema = _input_schema(tool.get("user_input_schema"))
+        question.input_schema = _input_schema(tool.get("user_input_schema"))
     elif kind == "feedback":
-        need.options = objects(tool.get("user_feedback_schema"))
-        need.input_schema = _feedback_schema(need.options)
-    yield need
+        question.options = objects(tool.get("user_feedback_schema"))
+        question.input_schema = _feedback_schema(question.options)
+    yield question
 
 
 def _was_asked_about(tool: Tool) -> bool:
@@ -177,7 +179,7 @@ def _tool_kind(tool: Tool) -> PauseKind | None:
     return None
 
 
-def _step_needs(step: StepRequirement, path: list[str | int]) -> Iterator[Need]:
+def _questions_of_step(step: StepRequirement, path: list[str | int]) -> Iterator[Question]:
     if step.get("requires_executor_input") is True:
         yield from _requirements(
             step.get("executor_requirements"),
@@ -190,7 +192,7 @@ def _step_needs(step: StepRequirement, path: list[str | int]) -> Iterator[Need]:
     if kind is None:
         return
     name = string(step.get("step_name"))
-    yield Need(
+    yield Question(
         kind,
         path,
         step_id=string(step.get("step_id")) or name or "step",
@@ -225,7 +227,7 @@ def _input_schema(fields: Json) -> JsonObject | None:
         if name is None:
             continue
         value = spec.get("value")
-        properties[name] = present(
+        properties[name] = without_none(
             {
                 "type": _JSON_TYPES.get(string(spec.get("field_type")) or ""),
                 "description": string(spec.get("description")),
@@ -250,7 +252,7 @@ def _feedback_schema(questions: list[FeedbackQuestion]) -> JsonObject | None:
             continue
         options: list[FeedbackOption] = objects(question.get("options"))
         labels = [label for option in options if (label := option.get("label"))]
-        properties[name] = present(
+        properties[name] = without_none(
             {
                 "type": "array",
                 "description": string(question.get("header")),

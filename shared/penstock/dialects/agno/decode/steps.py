@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from penstock.dialects.agno.decode.frames import AgnoFrame, StepResult
 from penstock.dialects.base import MAX_ITEMS, Json, JsonObject, LimitReached, short
-from penstock.dialects.json import OBJECT, obj, objects, present, string, text
+from penstock.dialects.json import OBJECT, obj, objects, string, text, without_none
 
 # The type and the data of an event, and the id of its step.
 StepEvent = tuple[str, JsonObject, str]
@@ -119,7 +119,7 @@ class Steps:
             self.parallel.add(step_id)
         around = str(data["parent_step_id"] or "")
         transition = self._transition(run_id, around, name, step_id)
-        return [*transition, ("workflow.step_started", present(data), step_id)]
+        return [*transition, ("workflow.step_started", without_none(data), step_id)]
 
     def _transition(self, run_id: str, around: str, name: str, step_id: str) -> list[StepEvent]:
         """Returns the transition to a step that begins inside the step `around`.
@@ -237,7 +237,7 @@ def _results(results: Json) -> Json:
         return [_results(result) for result in results]
     if isinstance(results, dict):
         keys = ("step_name", "content", "success", "error")
-        return present({key: results.get(key) for key in keys})
+        return without_none({key: results.get(key) for key in keys})
     return results
 
 

@@ -13,10 +13,10 @@ from penstock.dialects.agno.decode.agents import Agents, Run
 from penstock.dialects.agno.decode.calls import Call, Calls, call_id, tool_args, tool_name
 from penstock.dialects.agno.decode.frames import AgnoFrame, MemberCall, Tool, ToolMetrics
 from penstock.dialects.agno.decode.messages import Messages
-from penstock.dialects.agno.decode.pauses import Need, filled_in
+from penstock.dialects.agno.decode.pauses import Question, filled_in
 from penstock.dialects.agno.decode.results import tool_value
-from penstock.dialects.agno.vocabulary import answered_by_decision
-from penstock.dialects.approved_calls import same_args, warning
+from penstock.dialects.agno.vocabulary import is_answered_by_decision
+from penstock.dialects.approved_calls import have_same_args, warning
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
 from penstock.dialects.json import number, obj, objects, string, text
 
@@ -64,15 +64,15 @@ class Tools:
             run, tool, string(body.get("error")) or text(tool.get("result")) or _FAILED
         )
 
-    def pending(self, run: Run, need: Need, drafts: list[Draft]) -> Call:
+    def pending(self, run: Run, question: Question, drafts: list[Draft]) -> Call:
         """Returns the call that waits for a decision, and announces a call that is new."""
-        tool: Tool = need.tool or {}
+        tool: Tool = question.tool or {}
         call = self._calls.find(run.key, tool)
         if call is None:
             call = self._calls.add(run.key, tool, pending=True)
             drafts.append(self._asked(run, call, tool))
-        call.pending, call.kind, call.decision = True, need.kind, None
-        if need.kind == "input":
+        call.pending, call.kind, call.decision = True, question.kind, None
+        if question.kind == "input":
             call.fields = filled_in(tool)
         return call
 
@@ -97,7 +97,7 @@ class Tools:
                 outcome = "expired" if decision.get("expired") else "rejected"
                 note = string(decision.get("note")) or outcome
                 drafts.append(self._result_draft(call, None, outcome, note))
-            elif call.value is not None and answered_by_decision(call.kind, call.tool):
+            elif call.value is not None and is_answered_by_decision(call.kind, call.tool):
                 drafts.append(self._answered(call))
         self._waiting = {}
         return drafts
@@ -160,7 +160,7 @@ class Tools:
         call = call or self._calls.find(run.key, tool, pending=True)
         drafts: list[Draft] = []
         if call is None:
-            if error is not None and self._calls.reported_already(run.key, tool):
+            if error is not None and self._calls.is_second_report(run.key, tool):
                 return []
             # The stream did not contain the start of this call, and a result needs a call.
             call = self._calls.add(run.key, tool, pending=False)
@@ -189,7 +189,7 @@ class Tools:
             tool_name(tool) if "tool_name" in tool else call.tool,
             tool_args(tool) if "tool_args" in tool else approved[1],
         )
-        differs = ran[0] != approved[0] or not same_args(approved[1], ran[1])
+        differs = ran[0] != approved[0] or not have_same_args(approved[1], ran[1])
         call.tool, call.args = ran
         call.value = call.fields = None  # these values are now part of the arguments
         if not differs:

@@ -77,7 +77,7 @@ class _Call:
     item: JsonObject | None = None
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """True if the call needs a decision before it may run."""
         return self.item is not None or bool(self.event["data"].get("pending"))
 
@@ -87,7 +87,7 @@ class _Call:
         Returns None if the call waited for a decision and no event shows when the call then
         started.
         """
-        begun_s = epoch_s(self.event) if not self.waits else self.started_s
+        begun_s = epoch_s(self.event) if not self.is_waiting else self.started_s
         return None if begun_s is None else round(epoch_s(event) - begun_s, 6)
 
 
@@ -302,7 +302,7 @@ class AgnoEncoder:
     def _show_calls(self, event: JsonObject) -> Iterator[JsonObject]:
         """Emits ToolCallStarted for the calls that need no decision and have not started."""
         for call in self._calls.values():
-            if not call.waits:
+            if not call.is_waiting:
                 yield from self._run(call, event)
 
     # Pauses.

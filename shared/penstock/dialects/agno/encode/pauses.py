@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from penstock.dialects.agno.vocabulary import TOKENS, answered_by_decision
+from penstock.dialects.agno.vocabulary import TOKENS, is_answered_by_decision
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj, objects, string
 
@@ -156,7 +156,10 @@ def is_silent(item: JsonObject | None, name: str) -> bool:
     """
     if item is None:
         return False
-    return answered_by_decision(item["kind"], name) or item["kind"] in ("selection", "long_running")
+    return is_answered_by_decision(item["kind"], name) or item["kind"] in (
+        "selection",
+        "long_running",
+    )
 
 
 def result_text(result: Json) -> str | None:

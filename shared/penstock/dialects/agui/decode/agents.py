@@ -20,7 +20,7 @@ from penstock.dialects.base import (
     Subrun,
     short,
 )
-from penstock.dialects.json import obj, present, string
+from penstock.dialects.json import obj, string, without_none
 
 Owner = str | None  # the upstream id of a subagent; None for the agent itself
 
@@ -134,7 +134,7 @@ class Agents:
             "parent_message_id": string(body.get("parentMessageId")),
         }
         step_id = around.steps[-1][1] if around.steps else None
-        data = with_metadata(present(data), body)
+        data = with_metadata(without_none(data), body)
         return Draft("dispatch.worker", data, around.source, around.subrun, step_id)
 
     def _finish(self, owner: str, status: str, **outcome: object) -> list[Draft]:
@@ -149,7 +149,7 @@ class Agents:
         while agent.steps:
             drafts.append(self._end_step(agent, agent.steps.pop()[1], error))
         data = {"subrun_id": agent.key, "status": status, **outcome}
-        return [*drafts, Draft("dispatch.finished", present(data), agent.source, agent.subrun)]
+        return [*drafts, Draft("dispatch.finished", without_none(data), agent.source, agent.subrun)]
 
     # Steps.
 

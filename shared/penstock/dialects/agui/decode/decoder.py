@@ -35,7 +35,7 @@ from penstock.dialects.base import (
     Pause,
 )
 from penstock.dialects.custom_events import from_custom
-from penstock.dialects.json import OBJECT, loads, obj, objects, present, string, strings, text
+from penstock.dialects.json import OBJECT, loads, obj, objects, string, strings, text, without_none
 from penstock.sse import Frame
 
 _ON_INTERRUPT = "on_interrupt"
@@ -167,7 +167,7 @@ class AguiDecoder:
             "protocol_version": string(body.get("protocolVersion")),
             "parent_run_id": string(body.get("parentRunId")),
         }
-        data = {"protocol": "agui", "name": body["type"], "value": present(value)}
+        data = {"protocol": "agui", "name": body["type"], "value": without_none(value)}
         return [self._outer("custom.event", with_metadata(data, body))]
 
     def _finished(self, body: AguiFrame) -> Sequence[Draft | Pause]:
@@ -204,7 +204,7 @@ class AguiDecoder:
             "usage": self._usage or None,
             "metrics": usage_metrics(self._models),
         }
-        return [*drafts, *self._end("lifecycle.completed", present(data), body)]
+        return [*drafts, *self._end("lifecycle.completed", without_none(data), body)]
 
     def _failed(self, body: AguiFrame) -> Sequence[Draft]:
         self._count(body)
@@ -219,9 +219,9 @@ class AguiDecoder:
             "error": message,
             "code": "upstream_error",
             "error_type": code,
-            "detail": present(detail) or None,
+            "detail": without_none(detail) or None,
         }
-        return self._fail(with_metadata(present(failure), body))
+        return self._fail(with_metadata(without_none(failure), body))
 
     def _fail(self, failure: JsonObject) -> Sequence[Draft]:
         return self._end("lifecycle.failed", failure, {})

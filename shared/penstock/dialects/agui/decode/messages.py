@@ -12,7 +12,7 @@ from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
 from penstock.dialects.agui.decode.frames import AguiFrame
 from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
-from penstock.dialects.json import present, string
+from penstock.dialects.json import string, without_none
 from penstock.dialects.text_buffer import append_text
 
 # The key for the thoughts of THINKING events, which AG-UI 1.0 no longer has. These events have no
@@ -154,7 +154,7 @@ class Messages:
             message.begun = True
             delta = "".join(message.parts)
             name = string(message.start.get("name"))
-            data = present({"message_id": message.id, "role": message.role, "name": name})
+            data = without_none({"message_id": message.id, "role": message.role, "name": name})
             data = with_metadata(data, message.start)
             drafts.append(self._agents.draft(message.start, "llm.message_started", data))
         data = {"content": delta, "message_id": message.id}
@@ -242,7 +242,7 @@ class Messages:
         if not thoughts.begun:
             thoughts.begun = True
             thoughts.id = self._thought_ids.unique(thoughts.id)
-            data |= present({"title": thoughts.title})
+            data |= without_none({"title": thoughts.title})
         data = with_metadata({**data, "reasoning_id": thoughts.id}, body)
         return [self._agents.draft(body, "llm.reasoning", data)]
 

@@ -9,9 +9,9 @@ from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
 from penstock.dialects.agui.decode.frames import AguiFrame, TextPart
 from penstock.dialects.agui.decode.messages import Messages
 from penstock.dialects.agui.decode.metadata import with_metadata
-from penstock.dialects.approved_calls import same_args, warning
+from penstock.dialects.approved_calls import have_same_args, warning
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, short
-from penstock.dialects.json import loads, objects, parsed, present, string, text
+from penstock.dialects.json import loads, objects, parsed, string, text, without_none
 from penstock.dialects.text_buffer import append_text
 
 
@@ -143,7 +143,7 @@ class Tools:
             "tool_call_id": call.id,
             "outcome": outcome,
         }
-        data |= present({"error": error, "message_id": string(body.get("messageId"))})
+        data |= without_none({"error": error, "message_id": string(body.get("messageId"))})
         if parts := objects(content):
             data["content"] = parts
         self._close(call)
@@ -276,7 +276,7 @@ class Tools:
             # The server has repeated no arguments, or the approved arguments are unknown. So only
             # the names of the tools are compared.
             ran = approved or {}
-        if tool == call.tool and same_args(approved or {}, ran):
+        if tool == call.tool and have_same_args(approved or {}, ran):
             return []
         differs = warning(call.id, (call.tool, approved or {}), (tool, ran))
         call.tool, call.args, self._approved[call.upstream_id] = tool, ran, ran
@@ -317,7 +317,9 @@ class Tools:
             "execution": "client" if self.is_clients(call) else None,
         }
         return [
-            self._agents.draft(call.body, "llm.tool_call", present(data) | (call.metadata or {}))
+            self._agents.draft(
+                call.body, "llm.tool_call", without_none(data) | (call.metadata or {})
+            )
         ]
 
     def _result_draft(self, call: Call, result: Json, outcome: str, error: str | None) -> Draft:

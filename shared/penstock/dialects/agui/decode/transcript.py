@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.dialects.base import Json, JsonObject
-from penstock.dialects.json import obj, objects, present, string, text
+from penstock.dialects.json import obj, objects, string, text, without_none
 from penstock.dialects.text_buffer import append_text
 
 
@@ -30,7 +30,7 @@ class Transcript:
         # belongs, and the text's key in this object. Pieces arrive often and the messages are read
         # seldom, so the pieces are only joined in `messages`.
         self._pieces: dict[tuple[str, str], tuple[JsonObject, list[str]]] = {}
-        self._become(messages)
+        self._replace_messages(messages)
 
     @property
     def messages(self) -> list[JsonObject]:
@@ -54,7 +54,7 @@ class Transcript:
         if message is None:
             role = string(body.get("role")) or "assistant"
             about = {key: string(body.get(key)) for key in ("name", "subagentRunId")}
-            message = {"id": message_id, "role": role, **present(about)}
+            message = {"id": message_id, "role": role, **without_none(about)}
             self._begin(message)
         if isinstance(message.get("content", ""), str):
             self._grow(message_id, message, "content", body)
@@ -110,9 +110,9 @@ class Transcript:
             entity["encryptedValue"] = value
 
     def _whole(self, body: JsonObject) -> None:
-        self._become(merged(self.messages, objects(body.get("messages"))))
+        self._replace_messages(merged(self.messages, objects(body.get("messages"))))
 
-    def _become(self, messages: Iterable[JsonObject]) -> None:
+    def _replace_messages(self, messages: Iterable[JsonObject]) -> None:
         self._messages, self._by_id, self._calls, self._answered = [], {}, {}, set()
         for message in messages:
             self._append(message)
@@ -146,7 +146,7 @@ def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list
     return list(found.values())
 
 
-def settled(messages: Sequence[JsonObject]) -> list[JsonObject]:
+def without_unanswered_calls(messages: Sequence[JsonObject]) -> list[JsonObject]:
     """Returns the messages without calls that have no result, because models refuse such calls.
 
     A message that would then be empty is left out.

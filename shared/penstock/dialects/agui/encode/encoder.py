@@ -20,7 +20,7 @@ from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
 from penstock.dialects.agui.encode.messages import Messages
 from penstock.dialects.agui.encode.passthrough import Passthrough
 from penstock.dialects.agui.encode.pauses import interrupt, interrupt_of_all
-from penstock.dialects.agui.encode.profiles import Place, Profile
+from penstock.dialects.agui.encode.profiles import EventIds, Profile
 from penstock.dialects.agui.encode.steps import Steps
 from penstock.dialects.agui.encode.tools import Tools
 from penstock.dialects.agui.encode.usage import token_usage
@@ -142,10 +142,11 @@ class AguiEncoder:
             emitted += self._steps.enter(data)
         handler = self._handlers.get(type)
         emitted += handler(data) if handler else (context.custom(data),)
-        place = Place(self._thread_id, self._run_id, _epoch_ms(event))
+        event_ids = EventIds(self._thread_id, self._run_id, _epoch_ms(event))
         body = self.profile.body
         return [
-            frame(body(kind, fields, facts, place), kind._value_) for kind, fields, facts in emitted
+            frame(body(kind, fields, facts, event_ids), kind._value_)
+            for kind, fields, facts in emitted
         ]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
@@ -158,7 +159,7 @@ class AguiEncoder:
         self._run_id = self._run_id or self._run_ids(1)
         emitted = [*self._close(error=message), _error(message, code)]
         self.phase = Phase.OVER
-        return [self._frame(each, self.place) for each in emitted]
+        return [self._frame(each, self.event_ids) for each in emitted]
 
     @property
     def scope(self) -> str:
@@ -166,9 +167,9 @@ class AguiEncoder:
         return self._context.scope
 
     @property
-    def place(self) -> Place:
+    def event_ids(self) -> EventIds:
         """The thread id and run id of the current leg, as the place of an event without a time."""
-        return Place(self._thread_id, self._run_id, None)
+        return EventIds(self._thread_id, self._run_id, None)
 
     def reopened(self) -> Iterator[Emitted]:
         """Emits the starts of all open parts.
@@ -180,9 +181,9 @@ class AguiEncoder:
         yield from self._messages.reopened()
         yield from self._tools.reopened()
 
-    def _frame(self, emitted: Emitted, place: Place) -> Frame:
+    def _frame(self, emitted: Emitted, event_ids: EventIds) -> Frame:
         type, fields, facts = emitted
-        return frame(self.profile.body(type, fields, facts, place), type.value)
+        return frame(self.profile.body(type, fields, facts, event_ids), type.value)
 
     def _begin(self, event: JsonObject) -> Iterator[Emitted]:
         """Emits RUN_STARTED, and the starts of the parts that are still open after a pause."""

@@ -57,12 +57,12 @@ def prelude(
     if memory.end is not None:
         return [*frames, _frame(memory.end)]
     return frames + [
-        _frame(encoder.profile.body(*emitted, encoder.place)) for emitted in encoder.reopened()
+        _frame(encoder.profile.body(*emitted, encoder.event_ids)) for emitted in encoder.reopened()
     ]
 
 
 def _restated(encoder: AguiEncoder, type: EventType, **fields: object) -> Frame:
-    return _frame(encoder.profile.body(type, fields, {}, encoder.place))
+    return _frame(encoder.profile.body(type, fields, {}, encoder.event_ids))
 
 
 def _frame(body: JsonObject) -> Frame:

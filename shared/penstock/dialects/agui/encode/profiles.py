@@ -20,7 +20,7 @@ from penstock.dialects.agui.vocabulary import OWN_EVENTS, EventType
 from penstock.dialects.base import Json, JsonObject
 
 
-class Place(NamedTuple):
+class EventIds(NamedTuple):
     """The ids of an event's thread and run, and the event's time."""
 
     thread_id: str
@@ -40,7 +40,7 @@ class Profile:
     """
 
     name: str
-    body: Callable[[EventType, JsonObject, JsonObject, Place], JsonObject]
+    body: Callable[[EventType, JsonObject, JsonObject, EventIds], JsonObject]
     complete: bool = False
     step: str | None = None
     id_first: bool = False
@@ -74,10 +74,12 @@ _KEPT: Final[Mapping[EventType, tuple[str, ...]]] = {
 }
 
 
-def _strict(type: EventType, fields: JsonObject, facts: JsonObject, place: Place) -> JsonObject:
+def _strict(
+    type: EventType, fields: JsonObject, facts: JsonObject, event_ids: EventIds
+) -> JsonObject:
     body: JsonObject = {"type": type._value_, **fields}
-    if place.timestamp_ms is not None:
-        body["timestamp"] = place.timestamp_ms
+    if event_ids.timestamp_ms is not None:
+        body["timestamp"] = event_ids.timestamp_ms
     if facts:
         metadata = facts.get("metadata")  # the metadata from an AG-UI server
         metadata = dict(metadata) if isinstance(metadata, dict) else {}
@@ -153,8 +155,10 @@ _KEYS: Final[Mapping[EventType, tuple[str, ...]]] = {
 }
 
 
-def _runs(type: EventType, fields: JsonObject, facts: JsonObject, place: Place) -> JsonObject:
-    head = {"type": type.value, "threadId": place.thread_id, "runId": place.run_id}
+def _runs(
+    type: EventType, fields: JsonObject, facts: JsonObject, event_ids: EventIds
+) -> JsonObject:
+    head = {"type": type.value, "threadId": event_ids.thread_id, "runId": event_ids.run_id}
     document = _DOCUMENTED.get(type)
     documented = {**fields, **document(fields, facts)} if document else fields
     keys = _KEYS.get(type, documented)

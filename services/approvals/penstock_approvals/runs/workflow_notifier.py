@@ -25,7 +25,7 @@ _NEWS: Final[Mapping[str, ApprovalChange]] = {
 }
 
 
-class News:
+class WorkflowNotifier:
     """Sends the news of approvals. Every call may be repeated.
 
     The NATS server drops a repetition that has the same message id and comes soon. `workflows`

@@ -13,15 +13,15 @@ from penstock_approvals.listing import Viewer
 from penstock_approvals.policy import may_decide, may_see, person_of
 
 
-def sees(who: Identity, record: ApprovalRecord) -> bool:
+def may_see_approval(who: Identity, record: ApprovalRecord) -> bool:
     """Return whether the caller may see the approval, as the caller or on behalf of the
     requester."""
-    if who.grant is not None and not who.sees(record.user_id):
+    if who.grant is not None and not who.may_see_runs_of(record.user_id):
         return False  # a stream token may see only the users that it names
     return any(may_see(record, decider) for decider in _deciders(who, record))
 
 
-def waits_for(who: Identity, record: ApprovalRecord) -> bool:
+def may_vote_on(who: Identity, record: ApprovalRecord) -> bool:
     """Return whether the caller may decide the pending approval, and has not voted on it."""
     if record.status != "pending":
         return False
@@ -37,14 +37,14 @@ def viewer_of(who: Identity, *, waits: bool = False) -> Viewer:
 
     With `waits`, only approvals that wait for the caller are listed.
     """
-    # With `waits_for`, the index leaves out approvals on which the caller has voted. A service
+    # With `may_vote_on`, the index leaves out approvals on which the caller has voted. A service
     # token that acts for several people may still vote on these approvals for another person. So
-    # `waits_for` is not used for such a token.
+    # `may_vote_on` is not used for such a token.
     several = who.service is not None and bool(who.service.on_behalf_of)
     person = "" if several else person_of(decider_of(who, "api"))
     return Viewer(
         tuple(_audiences(who, waits)),
-        lambda record: sees(who, record) and (not waits or waits_for(who, record)),
+        lambda record: may_see_approval(who, record) and (not waits or may_vote_on(who, record)),
         person if waits else None,
     )
 

@@ -26,7 +26,9 @@ def approved_calls(record: ApprovalRecord) -> dict[str, str]:
     }
 
 
-def ran(record: ApprovalRecord, events: Iterable[Mapping[str, Any]]) -> list[Entry]:
+def entries_of_executed_calls(
+    record: ApprovalRecord, events: Iterable[Mapping[str, Any]]
+) -> list[Entry]:
     """Return an entry for each approved call that ran.
 
     `events` are the bodies of the run's events of `TOOL_EVENTS`, in the order of their sequences.

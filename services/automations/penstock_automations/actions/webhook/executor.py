@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock import telemetry
 from penstock.bus import Bus
-from penstock_automations.actions.carrier import Attempted, Later, Occurrence
+from penstock_automations.actions.executor import AttemptDeferred, Attempted, Occurrence
 from penstock_automations.actions.webhook.answers import Answer, NoAnswer, is_up, verdict
 from penstock_automations.actions.webhook.endpoints import Endpoints, admitted
 from penstock_automations.actions.webhook.links import links_of
@@ -20,10 +20,10 @@ from penstock_automations.rules.model import Webhook
 from penstock_automations.rules.records import CompiledRule
 
 MAX_TEST_S = 20.0
-LONG_S = 0.5  # if a delivery waits longer than this for its turn, its record is read again
+LONG_S = 0.5  # seconds; if a delivery waits longer for its turn, its record is read again
 
 
-class WebhookCarrier:
+class WebhookExecutor:
     """Sends webhooks, within the limits of each endpoint."""
 
     def __init__(
@@ -40,11 +40,11 @@ class WebhookCarrier:
         self.endpoints = Endpoints()
 
     @asynccontextmanager
-    async def place(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
-        """Reserve a place at the endpoint, or give the seconds until a place may be free."""
+    async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
+        """Reserve capacity at the endpoint, or yield the seconds until some may be free."""
         endpoint = self.endpoints.of(_webhook_of(rule))
-        if endpoint.busy >= endpoint.room:
-            yield endpoint.book(time.monotonic())
+        if endpoint.busy >= endpoint.max_deliveries:
+            yield endpoint.reserve_retry_delay_s(time.monotonic())
             return
         endpoint.busy += 1
         try:
@@ -58,19 +58,19 @@ class WebhookCarrier:
         job: Job,
         occurrence: Occurrence,
         started_run_id: str | None = None,
-    ) -> Attempted | Later:
+    ) -> Attempted | AttemptDeferred:
         """Send the webhook once, and judge the answer."""
         webhook = _webhook_of(rule)
         endpoint = self.endpoints.of(webhook)
         begun = time.monotonic()
-        async with endpoint.turn():
+        async with endpoint.request_capacity():
             # If this delivery waited for long, the server may have given its job to another
             # process.
             if time.monotonic() - begun > LONG_S and await self._is_done(job):
-                return Later(0.0)
+                return AttemptDeferred(0.0)
             # The endpoint may have failed while this delivery waited for its turn.
             if wait_s := endpoint.breaker.admit(time.monotonic()):
-                return Later(wait_s)
+                return AttemptDeferred(wait_s)
             links = await links_of(self._bus, webhook, rule.record.owner, occurrence)
             request = self._request(rule, job, occurrence, links=links)
             is_call = isinstance(job.source, CallSource)
@@ -82,7 +82,7 @@ class WebhookCarrier:
         telemetry.DELIVERY_SECONDS.observe(attempted.seconds)
         return attempted
 
-    async def unrecorded(self, job: Job) -> Attempted | None:
+    async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
         """Return None: nobody but the receiver knows whether a request was sent."""
         return None
 
@@ -132,5 +132,5 @@ class WebhookCarrier:
 
 def _webhook_of(rule: CompiledRule) -> Webhook:
     webhook = rule.record.rule.action.webhook
-    assert webhook is not None, "the deliverer chooses the carrier by the kind of action"
+    assert webhook is not None, "the deliverer chooses the executor by the kind of action"
     return webhook

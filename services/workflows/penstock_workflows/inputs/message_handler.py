@@ -17,7 +17,7 @@ from penstock_workflows.effects.timers import PURGE, Timers, timer_of
 from penstock_workflows.engine.inputs import CancelInput, FailInput, Input, TimerInput
 from penstock_workflows.engine.records import UnknownRecord
 from penstock_workflows.inputs.decisions import Decisions
-from penstock_workflows.inputs.messages import STEP_STARTED, of_command, of_event
+from penstock_workflows.inputs.messages import STEP_STARTED, input_of_command, inputs_of_event
 from penstock_workflows.inputs.starts import Starts, unstarted_input_of
 from penstock_workflows.journal.journal import Journals
 
@@ -30,11 +30,12 @@ AGAIN_S = 1.0
 NEWER_S = 5.0
 MAX_UNFINISHED = 10_000
 MAX_ERROR_CHARACTERS = 2000
-_OF_THE_RUN_ITSELF = frozenset({"command", "due"})  # the first tokens of such inputs' subjects
+# the first subject tokens of inputs that concern the run that the subject names
+_OF_THE_RUN_ITSELF = frozenset({"command", "due"})
 
 
-class Taking:
-    """Turns messages into inputs; a method returns when its message may be acknowledged."""
+class MessageHandler:
+    """Turns messages into inputs. Each method returns when its message may be acknowledged."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Taking:
                 return
             given = await self._starts.input_of(command)
         else:
-            given = of_command(kind, payload)
+            given = input_of_command(kind, payload)
             if isinstance(given, CancelInput):
                 await self._end_unstarted(run_id, repeated=repeated, cancelled=given)
         await self._decisions.take(run_id, given, repeated=repeated)
@@ -142,8 +143,8 @@ class Taking:
         """Fail the run of a command, timer or event that was given up and is a dead letter.
 
         If the run were not failed, it would wait for ever, and only the dead letter would show it.
-        The dead letter contains the reason, `error`. A run that has ended is not changed. This
-        method logs an error that would come again in a repeated call.
+        The dead letter contains the reason, `error`. A run that has ended is not changed. An error
+        that a repeated call would raise again is only logged.
 
         Raises:
             Retry, BusError: the run is not ended; repeat the call.
@@ -169,7 +170,7 @@ class Taking:
                 )
 
     async def _concerned(self, stored: Stored) -> list[str]:
-        """Return the runs that the message may be an input of, even if its payload is unreadable.
+        """Return the runs of which the message may be an input, even if its payload is unreadable.
 
         Raises:
             BusError: the record of an event's run cannot be read now.
@@ -180,8 +181,8 @@ class Taking:
             return []  # the run has ended, and its journal is being removed
         if category in _OF_THE_RUN_ITSELF or f"{category}.{action}" == STEP_STARTED:
             return [run_id]
-        # If a child run is only paused, its workflow continues without this event. So only `failed`
-        # and `cancelled` concern the event's own run.
+        # `failed` and `cancelled` also concern the event's own run, because another service may
+        # have ended a workflow's run. A workflow's run continues without its other events.
         concerned = [run_id] if action in ("failed", "cancelled") else []
         entry = await self._bus.bucket("runs").get(run_id)
         if entry is not None:
@@ -200,8 +201,8 @@ class Taking:
     ) -> None:
         """End a run whose start command is not handled yet; do nothing to any other run.
 
-        A cancel may be delivered before the start, since they are messages of two consumers. If
-        this method did not end the run, the cancel would be lost, and the run would begin.
+        A cancel may be delivered before the start, since the two messages have different consumers.
+        If this method did not end the run, the cancel would be lost, and the run would begin.
 
         Raises:
             BusError: the journal or the run's record cannot be read now.
@@ -233,7 +234,7 @@ class Taking:
 
     async def _on_event(self, stored: Stored, repeated: bool) -> None:
         payload = await objects.unwrap(self._bus, stored.payload)
-        for run_id, given in of_event(payload):
+        for run_id, given in inputs_of_event(payload):
             await self._decisions.take(run_id, given, repeated=repeated)
 
     async def _on_due(self, stored: Stored, repeated: bool) -> None:

@@ -1,4 +1,4 @@
-"""Defines `Carrier`, the interface of the modules that carry out actions, and its types."""
+"""Defines `ActionExecutor`, the interface of the modules that carry out actions, and its types."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Verdict:
 class Attempted:
     """One attempt of an action.
 
-    `at` is when the attempt began, `answer` the first bytes of the receiver's answer, and `run_id`
-    the run that the attempt has started. For a workflow's call, `whole_answer` is the part of the
-    answer that was read.
+    `at` is the time at which the attempt began. `answer` has the first bytes of the receiver's
+    answer. `run_id` is the run that the attempt has started. For a workflow's call, `whole_answer`
+    has all bytes of the answer's body that were read, as text.
     """
 
     verdict: Verdict
@@ -55,8 +55,8 @@ class Attempted:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """The result when no attempt could be made now: the seconds after which to try again."""
+class AttemptDeferred:
+    """Says that no attempt could be made now, and after how many seconds to try again."""
 
     wait_s: float
 
@@ -72,39 +72,40 @@ class Occurrence:
     traceparent: str | None = None
 
 
-class Carrier(Protocol):
+class ActionExecutor(Protocol):
     """Carries out one kind of action. The deliverer repeats attempts, and reports the outcome."""
 
-    def place(self, rule: CompiledRule, job: Job) -> AbstractAsyncContextManager[float]:
-        """Reserve a place for one attempt of the job.
+    def reserve_capacity(self, rule: CompiledRule, job: Job) -> AbstractAsyncContextManager[float]:
+        """Reserve capacity for one attempt of the job.
 
-        The context manager gives 0 if the attempt may be made now. Otherwise it reserves no place,
-        and gives the seconds after which the job is to be tried again.
+        The context manager yields 0 if the attempt may be made now. If there is none, the
+        context manager yields the number of seconds after which the caller tries the job again.
         """
         ...
 
     async def attempt(
         self, rule: CompiledRule, job: Job, occurrence: Occurrence, started_run_id: str | None
-    ) -> Attempted | Later:
-        """Make one attempt; return `Later` if no attempt can be made now.
+    ) -> Attempted | AttemptDeferred:
+        """Make one attempt; return `AttemptDeferred` if no attempt can be made now.
 
         `started_run_id` is the run that an earlier attempt has started, if any.
 
-        If a process is killed during an attempt, another process repeats the attempt. The repeated
-        attempt must not have its effect a second time. `job.webhook_id` serves as the key: it is
-        the same for all attempts and replays.
+        If a process is killed during an attempt, another process repeats the attempt. The effect
+        must not happen twice. `job.webhook_id` serves as the idempotency key, because it is the
+        same for all attempts and replays.
 
         Raises:
             BusError: the bus does not answer. The deliverer repeats the same attempt.
         """
         ...
 
-    async def unrecorded(self, job: Job) -> Attempted | None:
-        """Complete an attempt that a killed process began and did not record; None if there is
-        none.
+    async def complete_unrecorded_attempt(self, job: Job) -> Attempted | None:
+        """Complete an attempt that a killed process began and did not record, and return its
+        result.
 
-        The deliverer calls this method when it can make no attempt, because the rule was deleted or
-        the event has expired. A kind of action whose attempts leave no trace returns None.
+        Returns None if there is no such attempt, or if the attempts of this kind of action leave no
+        trace. The deliverer calls this method when it can make no attempt, because the rule was
+        deleted or the event has expired.
 
         Raises:
             BusError: the bus does not answer. The deliverer repeats the call.

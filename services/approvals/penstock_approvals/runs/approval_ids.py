@@ -13,7 +13,7 @@ from penstock_approvals.records import BUCKET
 _PREFIX = "of."
 
 
-class OfRuns:
+class ApprovalIds:
     """The keys of the approvals of workflows' runs. Every call may be repeated."""
 
     def __init__(self, bus: Bus) -> None:
