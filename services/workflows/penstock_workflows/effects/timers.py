@@ -28,10 +28,18 @@ class Timers:
         await schedule(self._bus, subject, target, due_ms / 1000, b"")
 
     async def cancel(self, run_id: str, timer: str) -> None:
-        """Remove a timer that is scheduled, or that is due but not handled yet. Raises BusError."""
-        key = f"{run_id}.{timer}"
-        for subject in (subjects.schedule(WORKFLOWS, key), subjects.due(WORKFLOWS, key)):
-            await self._bus.api(f"STREAM.PURGE.{SCHEDULES}", {"filter": subject})
+        """Remove a scheduled timer. A timer that is due already is handled, and changes nothing.
+
+        A due message must not be purged. When NATS purges a message that was delivered and not yet
+        acknowledged, NATS moves the consumer's acknowledgement floor past earlier messages. If the
+        process that handles such an earlier message dies, NATS then never delivers the message
+        again, so another run would wait for its timer for ever (decision 0245).
+
+        Raises:
+            BusError: it is unknown whether the timer is removed; repeat the call.
+        """
+        subject = subjects.schedule(WORKFLOWS, f"{run_id}.{timer}")
+        await self._bus.api(f"STREAM.PURGE.{SCHEDULES}", {"filter": subject})
 
     async def purge_later(self, run_id: str, ended_ms: int) -> None:
         """Schedule the removal of the journal of a run that has ended. Raises BusError."""
