@@ -174,7 +174,8 @@ _operation = partial(Operation, tag="approvals")
 class Api:
     """The handlers of the routes.
 
-    `decide` records a decision, and the outbox sends the decision.
+    The argument `decide` records a decision. The outbox later sends the command that continues the
+    run.
     """
 
     def __init__(self, bus: Bus, approvals: Approvals, feed: Feed, decide: Decide) -> None:

@@ -13,7 +13,7 @@ from penstock_automations.guard.addresses import parse_networks
 
 
 class AutomationsSettings(StartSettings):
-    """From the environment, as `PENSTOCK_<NAME>`."""
+    """The settings, each from the environment variable `PENSTOCK_<NAME>`."""
 
     rules: Path | None = Field(
         None,

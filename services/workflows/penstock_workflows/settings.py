@@ -10,7 +10,7 @@ from penstock.runs.settings import StartSettings
 
 
 class WorkflowsSettings(StartSettings):
-    """From the environment, as `PENSTOCK_<NAME>`."""
+    """The settings, each from the environment variable `PENSTOCK_<NAME>`."""
 
     workflows: Path | None = Field(
         None,

@@ -53,12 +53,11 @@ def anchor(
 def loss_record(
     stands: int, known: int, found_at: str, at: str, last: Link | None, keys: Sequence[bytes]
 ) -> Link:
-    """Return a record for the chain of anchors.
-
-    The record says that NATS has lost the end of the stream AUDIT.
+    """Return the record that follows `last`, and says that NATS has lost the end of AUDIT.
 
     `stands` is the last stream sequence after the loss, and `known` is the last stream sequence
-    before the loss.
+    before the loss. `found_at` is the time when a service found the loss, and `at` is the time of
+    the record.
     """
     said = {
         "event": "lost",

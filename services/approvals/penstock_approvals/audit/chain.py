@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A record in its chain. `n` counts the records from 1."""
+    """A record in its chain. `n` is the number of the record in the chain, from 1."""
 
     n: int
     hash: str

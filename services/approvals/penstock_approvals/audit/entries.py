@@ -155,7 +155,7 @@ def _answers(record: ApprovalRecord, note: str | None, items: Sequence[Decided])
 def _who(decider: Decider | None) -> dict[str, Any]:
     """Return the members of a record that name who acted.
 
-    The result is empty if a release without deciders took the decision.
+    The result is empty for a decision by a release of Penstock that did not store deciders.
     """
     if decider is None:
         return {}

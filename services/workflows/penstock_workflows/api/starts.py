@@ -103,8 +103,9 @@ class Starts:
                     roles=who.roles_of(user_id),
                     input=body.input,
                     key=_key(request, body),
-                    # The workflow's name belongs to the request, because the same body starts
-                    # another workflow if the path has another name.
+                    # The Starter compares these bytes when an idempotency key comes again. They
+                    # contain the workflow's name, because the name is in the path, and the same
+                    # body with another name is another request.
                     request=orjson.dumps(
                         [name, body.model_dump(exclude={"idempotency_key"})],
                         option=orjson.OPT_SORT_KEYS,

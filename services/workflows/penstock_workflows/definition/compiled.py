@@ -36,7 +36,10 @@ class SubWorkflow:
 
 @dataclass(frozen=True, slots=True)
 class Approve:
-    """Asks for a decision. The value of `title` is a text, and the value of `show` is an object."""
+    """Asks for a decision. The value of `title` is a text, and the value of `show` is an object.
+
+    Rules of the approvals policy see the name `policy` as the tool's name.
+    """
 
     title: ValueExpression
     show: ValueExpression | None
@@ -65,7 +68,7 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits for this time."""
+    """Waits for `duration_s` seconds."""
 
     duration_s: float
 
@@ -123,8 +126,10 @@ NEVER_RETRIED = frozenset({"outcome_unknown", "rejected", "cancelled", "limit_ex
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Names the team and the worker for whom a step is work. The value of each expression is a
-    text."""
+    """Names the team and the worker that clients see as those who do a step's task.
+
+    The value of each expression is a text.
+    """
 
     team: ValueExpression | None
     worker: ValueExpression | None

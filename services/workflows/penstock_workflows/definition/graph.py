@@ -81,8 +81,8 @@ def as_text(workflow: Workflow) -> str:
 def mermaid(workflow: Workflow) -> str:
     """Return the graph as a Mermaid flowchart.
 
-    A solid line shows that a step needs another, with the step's condition. A dotted line leads to
-    a step that handles failures.
+    A solid line leads from a step to each step that needs it. Its label is the condition (`when`)
+    of the step that needs it. A dotted line leads to a step that handles failures.
     """
     # A step's name may be a reserved word of Mermaid, such as `end`. So each step gets another id.
     ids = {name: f"s{number}" for number, name in enumerate(workflow.steps)}

@@ -12,7 +12,7 @@ def schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a definition, for editors and other programs.
 
     A definition that fits the schema may still be refused: the schema does not check expressions,
-    the order of steps, and the names of agents.
+    the order of steps, or the names of agents.
     """
     found = Definition.model_json_schema(by_alias=True)
     step = found["$defs"]["StepDefinition"]

@@ -1,4 +1,7 @@
-"""Starts and cancels the runs of steps. Every call may be repeated."""
+"""Starts and cancels children, the runs that the steps of a workflow start.
+
+Every call may be repeated.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ class Children:
         self._starter = starter
 
     async def start(self, state: State, child: StartChild) -> ChildInput | None:
-        """Start a child. If the child cannot be started, return the input for its failure, else
-        None.
+        """Start a child. Return None, or the engine's input for the failure of a child that cannot
+        be started.
 
         The run's id is in the journal, so a repeated call starts no second run.
 
@@ -75,8 +78,8 @@ class Children:
         return None
 
     async def cancel(self, child: CancelChild) -> ChildInput | None:
-        """Publish the command to cancel a child. If the child was never started, return its end
-        instead.
+        """Publish the command to cancel a child. If the child was never started, publish nothing,
+        and return the engine's input for its end.
 
         A child without a record was not started, and will not be started, because its step is over.
         If another process starts the child at this moment, that process cancels the child (see

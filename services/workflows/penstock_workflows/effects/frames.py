@@ -32,7 +32,8 @@ LEG: Final = 1  # the number of the only leg of a workflow's run
 class Frames:
     """Writes source frames to RAW.
 
-    The header `Penstock-Record` of a frame contains the frame's record and part. So the last frame
+    The header `Penstock-Record` of a frame has the number of the journal record from which the
+    frame was made, and the number of the frame among the frames of this record. So the last frame
     of a run in RAW shows which records have their frames in RAW, and any process can continue after
     these records.
     """
@@ -123,8 +124,9 @@ class Frames:
         if event is not None:
             position, stamp = _written_up_to(run.frames, event)
             return lambda frame: frame.position <= position or _stamp(frame.at) < stamp
-        # A frame that has no event in EVENTS counts as written if RAW and EVENTS have both lost
-        # messages from the frame's time or later.
+        # EVENTS has no event of the run that can be read. So a frame counts as written if it is
+        # older than all messages in RAW and in EVENTS: both streams may have deleted what an
+        # earlier process wrote.
         kept_from_ms = min(await self._kept_from_ms(raw), await self._kept_from_ms(events))
         return lambda frame: frame.at < kept_from_ms
 

@@ -1,4 +1,4 @@
-"""Does the effects of decisions. Every call may be repeated."""
+"""Does the effects that the engine decided (`engine/effects.py`). Every call may be repeated."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class Performer:
     async def perform(self, state: State, effect: Effect) -> Input | None:
         """Do an effect of the run with this state, except for `StartChild` and `Listen`.
 
-        `start_child` and `begin_to_listen` do these two. Returns the input that the effect itself
-        makes, such as the failure of a call; None if it makes none.
+        `start_child` and `begin_to_listen` do these two. Returns an input of the run if the effect
+        is known to have failed, or if a child that should be cancelled was never started; else
+        None.
 
         Raises:
             BusError: the effect is not done, or it is unknown whether it is done.
@@ -56,7 +57,7 @@ class Performer:
         return await self._actions[type(effect)](state, effect)
 
     async def start_child(self, state: State, child: StartChild) -> ChildInput | None:
-        """See `Children.start`."""
+        """Start a step's run, as `Children.start` describes."""
         return await self._children.start(state, child)
 
     async def schedule_removal(self, state: State) -> None:
@@ -65,11 +66,11 @@ class Performer:
         await self._timers.purge_later(state.run_id, state.end.at)
 
     async def begin_to_listen(self, state: State, listen: Listen) -> list[EventInput]:
-        """See `Listens.begin`."""
+        """Begin to deliver events to a step, as `Listens.begin` describes."""
         return await self._listens.begin(state, listen)
 
     async def mark_caught_up(self, state: State, listen: Listen) -> None:
-        """See `Listens.caught_up`."""
+        """Record that the events which `begin_to_listen` returned are handled. Raises BusError."""
         await self._listens.caught_up(state, listen)
 
     async def _cancel_child(self, state: State, effect: CancelChild) -> Input | None:
@@ -101,8 +102,8 @@ def _job_of(state: State, effect: Call) -> CallJob:
     """Return the job of a call.
 
     Raises:
-        ValidationError: automations accepts no such call, for example because its body is too
-            large.
+        ValidationError: the automations service accepts no such call, for example because its body
+            is too large.
     """
     command = state.started.command
     return CallJob(

@@ -229,7 +229,7 @@ def _complete_child(draft: Draft, entry: Open, input: inputs.ChildInput) -> None
 def _is_count(value: Json) -> bool:
     """Return whether a value that an agent server has reported can be a number of tokens.
 
-    The limit ensures that a sum of such numbers is an integer that JSON can have.
+    With the limit, the sum of a run's tokens has at most 64 bits, so that orjson can write it.
     """
     return isinstance(value, int) and 0 <= value <= MAX_TOKENS
 

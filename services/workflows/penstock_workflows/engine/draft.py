@@ -70,8 +70,10 @@ class Draft:
         fold(self.state, record)
 
     def stored_output(self, output: Json) -> tuple[Json, JsonObject | None, int]:
-        """Return an output, its reference and its size for a record. Add a large output to
-        `stored`.
+        """Return what a record has of an output, and add a large output to `stored`.
+
+        Returns the output itself, None, and the size in bytes. For a large output, returns None,
+        the reference, and 0.
 
         Raises:
             NotStorable: the output cannot be stored as JSON.

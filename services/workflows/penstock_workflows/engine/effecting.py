@@ -1,4 +1,7 @@
-"""Derives the effects of a record, and of everything that is open in a state. Pure."""
+"""Derives the effects of a record, and of all open steps: those that have begun and are not done.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ def effects_of(before: State, record: Record) -> Iterator[Effect]:
 
 
 def open_effects(state: State) -> Iterator[Effect]:
-    """Yield the effects of everything that is open, to be done again.
+    """Yield the effects of all open steps and of all cancelled children that have not ended.
+
+    The service does them again when it cannot know whether they were done.
 
     The starts of children are not among these effects. A child is started when
     `workflow.step_started` is seen in EVENTS.

@@ -64,10 +64,10 @@ class CancelTimer:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call a webhook through automations. `give_up_at` is in milliseconds since 1970.
+    """Send a webhook through the automations service.
 
-    `one_attempt` is True if the step itself has a `retry`. Automations then makes no second
-    attempt.
+    `one_attempt` is True if the step itself has a `retry`. The automations service then makes no
+    second attempt. After `give_up_at` (milliseconds since 1970), the service makes no attempt.
     """
 
     call_id: str

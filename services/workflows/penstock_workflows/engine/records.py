@@ -34,8 +34,8 @@ class Started:
     """The run has started. Every journal begins with this record.
 
     `command` is the start command as JSON. `open` is the payload of the run's first source frame.
-    `definition` is the whole definition as JSON, so that the run keeps its version; it is None if
-    the run was refused, and `refused` is the reason.
+    `definition` is the whole definition as JSON, so that the run keeps its version. `definition` is
+    None if the run was refused (`refused` is the reason), or was cancelled before its start.
     """
 
     at: int
@@ -103,8 +103,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class ChildPaused:
-    """A step's child waits for a person. `sequence` is the number of the child's event in its
-    run."""
+    """A step's child waits for a person. `sequence` is the number of the event `lifecycle.paused`
+    in the child's run."""
 
     at: int
     step: str
@@ -125,7 +125,12 @@ class ChildResumed:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalReported:
-    """The approvals service has reported about a step's approval. `event` has `type` and `data`."""
+    """The approvals service has reported a change of a step's approval.
+
+    `event` is the event of the run that tells clients of the change; it has `type` and `data`. If
+    the step's timeout has passed and the approvals service has reported nothing, the engine itself
+    makes this record, with the change `withdrawn`.
+    """
 
     at: int
     step: str
@@ -219,7 +224,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The run has ended. No record follows this one in the journal."""
+    """The run has ended. No record follows this one in the journal.
+
+    `confirmed` is False if the run did not wait for the end of a cancelled child.
+    """
 
     at: int
     status: RunStatus

@@ -128,7 +128,7 @@ class State:
     open: dict[Key, Open] = field(default_factory=dict)
     loops: dict[str, Loop] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
-    # of open steps, by the id of the child, the approval or the call
+    # the keys of open steps, by the id of the child, the approval or the call for which they wait
     keys: dict[str, Key] = field(default_factory=dict)
     left: dict[str, Key] = field(default_factory=dict)
     usage: dict[str, int] = field(default_factory=dict)
@@ -240,7 +240,7 @@ def _on_begun(state: State, record: records.Scheduled | records.Waiting) -> None
 
 
 def _begin(state: State, key: Key) -> None:
-    """Remove a step from the ready steps, or take the next item of its loop."""
+    """Remove a step from the ready steps; for an item of a loop, count the item as begun."""
     step, index = key
     if index is None:
         state.ready.pop(step, None)

@@ -23,8 +23,8 @@ SPARE_LEVELS: Final = 150
 
 
 class NotStorable(ValueError):
-    """A value cannot be stored: it is nested too deep, or contains a number that JSON cannot
-    have."""
+    """A value cannot be stored: it is nested too deep, or orjson cannot write it, for example an
+    integer of more than 64 bits."""
 
 
 class ValuesNeeded(Exception):
@@ -53,10 +53,11 @@ def reference(payload: bytes) -> JsonObject:
 
 
 def kept(output: Json, total_bytes: int) -> tuple[Json, JsonObject | None, int, Stored | None]:
-    """Return an output, its reference and its size for a record, and the value to store.
+    """Return what a record has of an output, and what the service stores besides.
 
-    A small output is stored inside the record. For a large output, the record has only a reference.
-    `total_bytes` is the total size of the outputs that are inside the run's records already.
+    For a small output: the output itself, None, its size in bytes, and None. For a large output:
+    None, the reference, 0, and the value to store. `total_bytes` is the total size of the outputs
+    that are inside the run's records already.
 
     Raises:
         NotStorable: the output has more levels than records and events can have, or is no JSON.

@@ -50,8 +50,8 @@ from penstock_workflows.journal.messages import Incomplete
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS: Final = 2000
-# The kinds of inputs that exist only for a run whose journal was begun. If such an input's run has
-# no journal, the journal was removed or lost.
+# The kinds of inputs that exist only for a run whose journal was begun. If the run of such an input
+# has no journal, the journal was removed or lost.
 _OF_A_RUN: Final = (ApprovalInput, CalledInput, ChildInput, TimerInput)
 
 

@@ -78,7 +78,7 @@ class MessageHandler:
         await self._once(stored, handle)
 
     async def replay(self, stored: Stored) -> None:
-        """Handle a message again that was given up earlier and that an operator replays."""
+        """Handle a message that became a dead letter and that an operator replays."""
         self._unfinished.add((stored.subject, stored.sequence))
         category = stored.subject.partition(".")[0]
         if category == "command":
@@ -182,7 +182,7 @@ class MessageHandler:
         if category in _OF_THE_RUN_ITSELF or f"{category}.{action}" == STEP_STARTED:
             return [run_id]
         # `failed` and `cancelled` also concern the event's own run, because another service may
-        # have ended a workflow's run. A workflow's run continues without its other events.
+        # have ended a workflow's run. No other lifecycle event is an input of its own run.
         concerned = [run_id] if action in ("failed", "cancelled") else []
         entry = await self._bus.bucket("runs").get(run_id)
         if entry is not None:
@@ -218,7 +218,7 @@ class MessageHandler:
             await self._decisions.take(run_id, start, repeated=repeated)
 
     async def _may_start(self, run_id: str) -> bool:
-        """Return whether a run may begin, because its record has the status `queued`.
+        """Return whether a run may begin: its record must have the status `queued`.
 
         An operator may replay a start after the run's journal was removed. If the status were not
         checked, the workflow would then be carried out a second time.

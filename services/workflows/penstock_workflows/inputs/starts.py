@@ -43,7 +43,8 @@ class Starts:
         refused: dict[str, Any] | None = None
         try:
             found = await find_workflow(self._bus, name, version)
-            # if the command has a version, the service that published it has checked its input
+            # If the command has a version, the service that published the command has checked the
+            # input.
             if command.version is None:
                 check_input(found, command.input, command.message)
                 given = input_of(found.input_schema, command.input, command.message)

@@ -60,7 +60,7 @@ class Journals:
     async def read(self, run_id: str, after: Position = EMPTY) -> tuple[list[Record], Position]:
         """Return the records after the position `after`, and the end of the journal.
 
-        The stream's leader is asked for the end.
+        The stream's leader tells the end, because a replica may lag behind.
 
         Raises:
             Incomplete: the stream lacks messages of the journal.

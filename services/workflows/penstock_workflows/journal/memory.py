@@ -53,7 +53,8 @@ class RunInMemory:
     users: int = 0  # The number of inputs that use the run or wait for it.
 
     def take_over(self, state: State, end: Position, frames: Sequence[Frame]) -> None:
-        """Replace the state by the state after the records that this process has appended."""
+        """Replace the state by `state`, after this process has appended or read records up to
+        `end`. `frames` are the source frames of these records."""
         self.state, self.end, self.is_known = state, end, True
         self.frames += frames
 

@@ -1,4 +1,4 @@
-"""Reads definitions from files, and stores them in the operator's name."""
+"""Reads definitions from files, and stores them as new versions with the creator `file`."""
 
 from __future__ import annotations
 

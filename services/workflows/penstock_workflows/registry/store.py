@@ -57,8 +57,8 @@ class WorkflowStore:
         version.
 
         Raises:
-            Changed: the version is stored with other content.
-            TooMany: there are too many workflows or versions.
+            VersionConflict: the version is stored with other content.
+            TooManyWorkflows: there are too many workflows or versions.
             BusError: the version was not stored, or it is not known whether it was.
         """
         definition = loaded.workflow.definition
@@ -104,8 +104,10 @@ class WorkflowStore:
         return await self._point(name, wanted)
 
     async def _point(self, name: str, wanted: LatestWorkflow) -> LatestWorkflow:
-        """Write the pointer, unless the stored pointer is newer. Return the pointer that is stored
-        then."""
+        """Write the pointer `wanted`, unless the stored pointer is newer.
+
+        Returns the pointer that is stored afterwards.
+        """
         key = latest_key(name)
         while True:
             entry = await self._bucket.get(key)
