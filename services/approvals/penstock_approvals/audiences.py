@@ -62,8 +62,8 @@ def _audiences_of(record: Mapping[str, Any]) -> dict[str, Audience]:
         users = [_name(name, owner) for name in group.get("users") or []]
         for name in [*users, *map(role, group.get("roles") or [])] or [EVERYBODY]:
             found[name].decides = True
-    # After an escalation nobody is barred, because the escalation may ask a person whom a group
-    # excludes.
+    # After an escalation nobody is barred, because an escalation may ask a person whom one of the
+    # record's `deciders` excludes.
     for group in groups if not escalations else ():
         for name in group.get("excluded") or []:
             found[_name(name, owner)].barred = True

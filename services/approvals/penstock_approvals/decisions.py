@@ -1,8 +1,8 @@
 """Record requests for approval, take decisions, and withdraw requests of ended runs.
 
 A decision is a compare-and-set of the approval's record. So only one decision is taken. Every later
-request gets the record with this decision. The outbox sends the decision to the connector, even if
-the process that took the decision has ended.
+request gets the record with this decision. The outbox sends the decision to the connector or to the
+workflows service, even if the process that took the decision has ended.
 """
 
 from __future__ import annotations
@@ -214,7 +214,8 @@ class Approvals:
     ) -> None:
         """Announce events of a run that continues.
 
-        If the run is a workflow's run, send news of these events to `workflows` instead.
+        If the run is a workflow's run, report these events to the workflows service instead, which
+        then writes them.
         """
         if record.target == WORKFLOWS:
             await self._notifier.send(record, *earlier, *events)
@@ -228,7 +229,8 @@ class Approvals:
 
         If another process was first, return that process's record instead.
 
-        `until` is the time until which the run waits; None if it waits for ever.
+        With `ask`, people are asked even if the policy would decide. `until` is the time until
+        which the run waits; None if it waits for ever.
         """
         ruling = self._policies.current.outcome_of(await self._question(record, run))
         for result in ruling.results:
@@ -249,7 +251,7 @@ class Approvals:
         return await self.get(record.approval_id) or asked
 
     async def _question(self, record: ApprovalRecord, run: RunRecord) -> Question:
-        """Return the pause as the policy sees it."""
+        """Return the facts about the request and its run by which the policy decides."""
         protocol = "workflow" if record.target == WORKFLOWS else ""
         if not protocol and self._policies.current.reads("protocol"):
             pause = await pause_of(self._bus, record.run_id)

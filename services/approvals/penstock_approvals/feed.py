@@ -104,8 +104,7 @@ class Feed:
 
         Raises:
             BeyondEnd: NATS has lost the end of the bucket, so the sequence may now belong to
-            another
-                write.
+                another write.
         """
         losses = self._losses
         while not self._closed:

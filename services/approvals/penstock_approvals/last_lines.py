@@ -1,7 +1,7 @@
 """Reads a run's last lines, which help a person to decide the run's approval.
 
-The lines are the run's first message, and the last message, tool call, tool result and warning. A
-person who may see an approval may see these lines, but not the whole run.
+The lines are the run's first message, and the last message, tool call, tool result, warning and
+error. A person who may see an approval may see these lines, but not the whole run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MAX_CHARS: Final = 1000
 class Line:
     """One line of a run.
 
-    A `text` with more than `MAX_CHARS` characters is cut and ends with "…".
+    `what` is the word that introduces the line, such as `said`. A `text` with more than `MAX_CHARS`
+    characters is cut and ends with "…".
     """
 
     type: str

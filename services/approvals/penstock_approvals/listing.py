@@ -8,8 +8,9 @@ deadlines. All other approvals are ordered by the time of the request, the newes
 
 A client that reads page after page must get each approval once, even if approvals are decided
 meanwhile. If an approval moved in the list when it was decided, the client could get the approval
-twice or never. So a cursor contains a time, `last_urgency_end_ns`. An approval that was urgent at
-this time keeps its place among the urgent approvals on all further pages.
+twice or never. So a cursor contains the time at which an approval last ceased to be urgent before
+the first page was read, `last_urgency_end_ns`. An approval that was urgent at this time keeps its
+place among the urgent approvals on all further pages.
 """
 
 from __future__ import annotations
@@ -114,8 +115,9 @@ class Viewer:
 class ApprovalRows(IndexRows):
     """The rows of all approvals. An approval has one row for each of its `audiences`.
 
-    `owner` is the number of the audience. `main` marks the requester's row. Each approval has
-    exactly one such row. `decides` says whether this audience may decide. `barred` says that this
+    `owner` is the number that stands for the audience's name. `main` marks the requester's row.
+    Each approval has exactly one such row. `decides` says whether this audience may decide.
+    `barred` says that this
     person has voted or is excluded. Such a person may not decide, even if one of the person's roles
     may decide.
 
@@ -167,7 +169,7 @@ class ApprovalRows(IndexRows):
 
     def last_urgency_end_ns(self, owners: Collection[str | None]) -> int:
         """Return the time at which an approval of these owners last ceased to be urgent; 0 if none
-        did."""
+        did. None among the owners stands for all requesters."""
         every = "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end WHERE closed"
         one = (
             "SELECT max(closed) FROM approvals INDEXED BY approvals_by_end_of"
@@ -196,7 +198,8 @@ class ApprovalRows(IndexRows):
         limit: int,
         waits_for: str | None = None,
     ) -> list[tuple[int, int, int, str]]:
-        """Return the approvals that were urgent at that time, as (deadline, age, tie, key)."""
+        """Return approvals that were urgent at `after.last_urgency_end_ns`, as (deadline, age, tie,
+        key)."""
         conditions, given = _conditions(_all_of(owner, wanted), owner, waits_for)
         of = "" if owner is None else "_of"
         if waits_for is not None:
@@ -221,7 +224,8 @@ class ApprovalRows(IndexRows):
         limit: int,
         waits_for: str | None = None,
     ) -> tuple[list[tuple[int, int, str]], ListPosition | None]:
-        """Search a part of the approvals that were not urgent at that time, the newest first.
+        """Search a part of the approvals that were not urgent at `after.last_urgency_end_ns`, the
+        newest first.
 
         Returns the approvals that match `wanted`, as (age, tie, key), and the place from which to
         continue. The place is None if no more approvals match.

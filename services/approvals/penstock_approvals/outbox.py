@@ -113,7 +113,8 @@ class Outbox:
         """
         continuing = record.continue_command()
         if record.target == WORKFLOWS and record.decision is not None:
-            # For the run of a workflow, the news of the decision takes the place of the command.
+            # For the run of a workflow, `send_on` has reported the decision to the workflows
+            # service. This report takes the place of the command.
             await self._audit.sent(record)
         elif continuing is not None:
             payload = await objects.wrap(

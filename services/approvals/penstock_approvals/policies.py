@@ -124,7 +124,7 @@ class Policies:
         Raises:
             InvalidPolicy: the policy has a mistake; nothing has changed.
             VersionConflict: the policy's version is not higher than the version of the current
-                policy.
+                policy, or another policy was stored at the same time.
             BusError: the policy was not stored, or it is unknown whether it was stored.
         """
         policy = from_value(value, "kv")

@@ -37,9 +37,9 @@ def viewer_of(who: Identity, *, waits: bool = False) -> Viewer:
 
     With `waits`, only approvals that wait for the caller are listed.
     """
-    # With `may_vote_on`, the index leaves out approvals on which the caller has voted. A service
-    # token that acts for several people may still vote on these approvals for another person. So
-    # `may_vote_on` is not used for such a token.
+    # The index leaves out approvals on which the person in the viewer's `waits_for` has voted. A
+    # service token that acts for several people may still vote on these approvals for another
+    # person. So for such a token, the person is empty, and only `may_vote_on` leaves out approvals.
     several = who.service is not None and bool(who.service.on_behalf_of)
     person = "" if several else person_of(decider_of(who, "api"))
     return Viewer(

@@ -43,7 +43,7 @@ def parse(body: bytes) -> Form:
     """Return the form in a body of the type `application/x-www-form-urlencoded`.
 
     Raises:
-        BadForm: a field is missing, given twice or wrong.
+        InvalidForm: a field is missing, given twice or wrong.
     """
     try:
         pairs = parse_qs(

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class LinkRequests:
     """Handles requests for links on `link.<approval>`.
 
-    A request has the rights of the person who wants the link.
+    A request names the person who wants the link. The link is made only if this person may make it.
     """
 
     def __init__(self, bus: Bus, approvals: Approvals, public_url: str | None) -> None:

@@ -190,9 +190,9 @@ class LinkPages:
         try:
             await self._links.used(link, sent.decision)
         except BusError as error:
-            # The decision is taken, so the link cannot be used again, although its use is not
-            # recorded. The page then says that the approval was decided, but not that this link was
-            # used.
+            # The vote is counted, so the link cannot be used again, although its use is not
+            # recorded. The page then says that the approval was decided, or that the person has
+            # voted, but not that this link was used.
             log.warning("approval %s: a link's use is not noted: %s", link.approval_id, error)
 
 

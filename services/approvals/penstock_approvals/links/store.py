@@ -110,7 +110,8 @@ class Links:
     async def used(self, link: LinkRecord, decision: Literal["approve", "reject"]) -> None:
         """Record that the link was used.
 
-        This record only informs people. A second use fails because the approval is decided.
+        This record only informs people. Without it, a second use fails, too, because the approval
+        is decided, or because the link's person has voted.
 
         Raises BusError.
         """

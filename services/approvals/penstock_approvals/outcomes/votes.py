@@ -58,7 +58,7 @@ def with_vote(
     unchanged.
 
     Raises:
-        Refused: the person may not decide or has voted before, or the vote does not fit.
+        VoteRefused: the person may not decide or has voted before, or the vote does not fit.
     """
     decider = request.made_by
     if (reason := may_decide(record, decider)) is not None:
@@ -129,7 +129,7 @@ def _is_same_item(given: Decided, item: Decided) -> bool:
 
 
 def _check_number(record: ApprovalRecord, earlier: Vote | None) -> None:
-    """Raise Refused if the person has voted, or if there are too many votes."""
+    """Raise VoteRefused if the person has voted, or if there are too many votes."""
     if earlier is not None:
         text = f"{earlier.by} has decided this already, at {earlier.at}; another person must decide"
         raise VoteRefused(409, text)
@@ -138,7 +138,11 @@ def _check_number(record: ApprovalRecord, earlier: Vote | None) -> None:
 
 
 def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
-    """Raise Refused unless the request has the digest of the record's current items."""
+    """Raise VoteRefused if the person may have seen other arguments than the record has now.
+
+    This is so if the request's digest differs from the record's. It is also so if the request has
+    no digest, and an earlier vote has changed the arguments.
+    """
     if request.digest is not None and request.digest != record.digest:
         text = "the request is not the one that was shown: its digest differs; look at it again"
         raise VoteRefused(409, text)
@@ -150,12 +154,13 @@ def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
 def _completed(record: ApprovalRecord, request: DecideRequest) -> DecideRequest:
     """Return the request with completed items.
 
-    An item that is approved without a value gets the value of the earlier votes.
+    If the value of an editable item is an object, this object becomes the item's arguments. An item
+    that is approved without a value gets the value of the earlier votes.
 
     Two kinds of votes get no value from earlier votes, because the person has not seen that value.
-    The first kind is a confirmation. In AG-UI, a confirmation's value contains changed arguments,
-    and neither the digest nor the shown arguments include these. The second kind is a vote by a
-    link, because the page of a link does not show the values of earlier votes.
+    The first kind is a vote on a confirmation. In AG-UI, a confirmation's value contains changed
+    arguments, and neither the digest nor the shown arguments include these. The second kind is a
+    vote by a link, because the page of a link does not show the values of earlier votes.
     """
     proposed = _proposed(record) if request.made_by.channel != "link" else {}
     asked = {item["item_id"]: item for item in record.items}
@@ -255,7 +260,7 @@ def _check_value(
 
 
 def _check_rulings(record: ApprovalRecord, request: DecideRequest) -> None:
-    """Raise Refused if the request approves an item that the policy rejects."""
+    """Raise VoteRefused if the request approves an item that the policy rejects."""
     rejected = {each.item_id: each for each in record.rulings if each.outcome == "reject"}
     for item in request.items:
         ruling = rejected.get(item.item_id)

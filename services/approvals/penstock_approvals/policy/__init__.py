@@ -3,8 +3,9 @@ automatically.
 
 Pure.
 
-`parse` reads a policy. `Policy.outcome_of` applies a policy to a pause; the resulting terms are
-kept in the approval's record. `may_see` and `may_decide` apply the terms in the record.
+`parse` reads a policy. `Policy.outcome_of` applies a policy to a pause: the items for whose
+decision a run waits. The resulting terms are kept in the approval's record. `may_see` and
+`may_decide` apply the terms in the record.
 """
 
 from penstock_approvals.policy.deciding_rights import may_decide, may_see, person_of

@@ -48,7 +48,7 @@ class Case(Strict):
     expect: Expected = Field(Expected(), description="What the policy should say.")
 
     def question(self) -> Question:
-        """Return the pause as a policy sees it."""
+        """Return the facts of the pause that a policy reads."""
         items = self.items or [CaseItem(kind=self.kind, tool=self.tool, args=self.args)]
         return Question(
             agent=self.agent,

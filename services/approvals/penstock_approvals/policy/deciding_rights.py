@@ -80,11 +80,13 @@ def _beyond_limits(record: ApprovalRecord, who: Decider) -> str | None:
 
 
 def _reached(record: ApprovalRecord, group: int) -> list[Deciders]:
-    """Return the deciders of a group's escalations that were reached.
+    """Return the people who may also decide in place of the deciders of a group, because an
+    escalation was reached.
 
-    An escalation adds deciders only for its own item. Suppose that an agent asks for two items
-    together. If the escalation of one item counted for both items, the agent would get around the
-    stricter rule of the other item.
+    A group is an entry of `record.deciders`, and `group` is its index. Items with different terms
+    have different groups. An escalation adds deciders only to the group of its own item. Suppose
+    that an agent asks for two items together. If the escalation of one item counted for both items,
+    the agent would get around the stricter rule of the other item.
     """
     reached = record.escalations[: record.escalated]
     return [each.to for each in reached if each.group in (None, group)]

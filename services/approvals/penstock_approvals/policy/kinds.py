@@ -1,4 +1,7 @@
-"""Defines the kinds of items that cannot be rejected. Pure."""
+"""Defines the kinds of items: all, those that cannot be rejected, and those that need a value.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ def _listed(value: Any) -> Any:
 
 
 def seconds(value: Any) -> Any:
-    """Return the seconds of a duration such as `30m`; another value as it is.
+    """Return the seconds of a duration such as `30m`; a value that is no text is returned
+    unchanged.
 
     Raises:
         ValueError: the text is no duration.

@@ -1,6 +1,6 @@
-"""Apply a policy to a pause.
+"""Apply a policy to a pause: the items for whose decision a run waits. Pure.
 
-The policy decides the pause automatically, or says who is asked. Pure.
+The policy decides the pause automatically, or says who is asked.
 
 The first rule that matches an item applies to the item. If the condition of a rule cannot be
 evaluated, people are asked. The item then gets the next rule that asks people. So nobody can get

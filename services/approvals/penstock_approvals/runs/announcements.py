@@ -41,8 +41,8 @@ class Announcements:
         decision begins the next leg.
 
         `earlier` are events that come before `events` and that an ended process may not have
-        written. This call also writes those of them that are missing. But if RAW has no event of
-        this service for the run, `earlier` is not written. In this case, the earlier events were
+        written. This call also writes the earlier events that are missing. But if RAW has no event
+        of this service for the run, `earlier` is not written. In this case, the earlier events were
         written long ago, and RAW has already removed them.
 
         Raises:

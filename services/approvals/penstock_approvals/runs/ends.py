@@ -89,7 +89,7 @@ class RunEnds:
                 await self.withdraw_for_workflow(body["data"])
 
     async def record_executed_calls(self, run_id: str) -> None:
-        """Write into the audit which approved calls of the run's last leg ran."""
+        """Write into the audit which approved calls of the run ran, unless the audit has it."""
         for approval_id in await self._audit.undocumented(run_id):
             record = await self._records.get(approval_id)
             if record is not None:
