@@ -1,4 +1,4 @@
-"""The automations service matches events with rules, and delivers the matches."""
+"""The automations service matches events with rules, and carries out the rules' actions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LIST = "list of deliveries"
 
 
 class AutomationsService(Service):
-    """Matches events with rules, and delivers the matches."""
+    """Matches events with rules, and carries out the actions of rules that match."""
 
     name: ClassVar[str] = "automations"
     settings_type: ClassVar[type[Settings]] = AutomationsSettings

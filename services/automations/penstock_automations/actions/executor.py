@@ -1,4 +1,8 @@
-"""Defines `ActionExecutor`, the interface of the modules that carry out actions, and its types."""
+"""Defines `ActionExecutor`, the interface of the modules that carry out actions, and its types.
+
+A delivery is the action of a rule for one event or trigger. A job asks for one attempt of a
+delivery.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +44,9 @@ class Verdict:
 class Attempted:
     """One attempt of an action.
 
-    `at` is the time at which the attempt began. `answer` has the first bytes of the receiver's
-    answer. `run_id` is the run that the attempt has started. For a workflow's call, `whole_answer`
-    has all bytes of the answer's body that were read, as text.
+    `at` is the time at which the attempt began, and `seconds` is how long it took. `answer` has the
+    first bytes of the receiver's answer. `run_id` is the run that the attempt has started. For a
+    workflow's call, `whole_answer` has all bytes of the answer's body that were read, as text.
     """
 
     verdict: Verdict
@@ -78,8 +82,8 @@ class ActionExecutor(Protocol):
     def reserve_capacity(self, rule: CompiledRule, job: Job) -> AbstractAsyncContextManager[float]:
         """Reserve capacity for one attempt of the job.
 
-        The context manager yields 0 if the attempt may be made now. If there is none, the
-        context manager yields the number of seconds after which the caller tries the job again.
+        The context manager yields 0 if the attempt may be made now. If there is no capacity, it
+        yields the number of seconds after which the caller tries the job again.
         """
         ...
 

@@ -34,10 +34,11 @@ MAX_KEYS = 100_000  # the greatest number of frames in memory; each takes 100 by
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The place where a delivery is announced: a run and leg, after the position `raw` in RAW.
+    """The run and the leg to which a delivery's events are written.
 
-    A delivery of an event is announced on the event's run. A delivery of a trigger is announced on
-    the run that the delivery has started.
+    A delivery of an event is announced on the event's run, and `raw` is the sequence in RAW of the
+    event's own source frame. A delivery of a trigger is announced on the run that the delivery has
+    started.
     """
 
     run_id: str
@@ -147,7 +148,7 @@ class Announcements:
         return known
 
     async def _read_frames(self, timeline: Timeline) -> _Frames:
-        """Read this service's frames of the run after the position `raw`."""
+        """Read this service's frames of the run after the sequence `timeline.raw`."""
         stream, pattern = raw_for(timeline.run_id), raw_stored(timeline.run_id, WRITER)
         while True:
             last = await tail(self._bus, stream, pattern)

@@ -1,4 +1,7 @@
-"""Carries out jobs: makes an attempt, and then does what follows from its result."""
+"""Carries out jobs: makes an attempt, records its result, and does what follows from the result.
+
+A job asks for one attempt of a delivery (`jobs/job.py`).
+"""
 
 from __future__ import annotations
 
@@ -244,7 +247,7 @@ class Deliverer:
     async def _take_place(
         self, rule: CompiledRule, job: Job, stored: Stored, record: DeliveryRecord
     ) -> None:
-        """Make an attempt if there is a place for the attempt now; if there is none, postpone the
+        """Make an attempt if the executor has capacity for the attempt now; else postpone the
         job."""
         executor = self._executors[rule.record.rule.action.kind]
         async with executor.reserve_capacity(rule, job) as wait_s:

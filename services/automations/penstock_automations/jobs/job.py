@@ -1,4 +1,8 @@
-"""Defines jobs. A job is a delivery that a rule or a workflow wants to be made. Pure."""
+"""Defines jobs. A job asks for one attempt of a delivery. Pure.
+
+A delivery is the action of a rule for one event or trigger, or a call: a webhook that a step of a
+workflow sends.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +106,7 @@ CALL_TYPE: Final = "workflow.call"  # the type of all jobs of calls
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A delivery for one rule or call, as DELIVERIES, SCHEDULES and dead letters carry it."""
+    """An attempt to make of one delivery, as DELIVERIES, SCHEDULES and dead letters carry it."""
 
     rule: str  # the rule's id, or `CALLS`
     version: int

@@ -1,4 +1,4 @@
-"""Reads the facts about a run that matching needs: the owner, and the rules that led to it."""
+"""Reads the facts about a run that matching needs: its owner, and the rules that led to the run."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ _OWN_HEADERS = frozenset(
 
 
 class WebhookAuth(Part):
-    """How a webhook authenticates besides its signature: one of the three."""
+    """The credentials that a webhook sends besides its signature. Exactly one field is set."""
 
     bearer: str | None = Field(
         None,
@@ -187,7 +187,7 @@ ACTIONS: Final[tuple[ActionKind, ...]] = get_args(ActionKind)
 
 
 class Action(Part):
-    """What a rule does: one of the three."""
+    """What a rule does. Exactly one field is set."""
 
     webhook: Webhook | None = None
     run: RunAction | None = None

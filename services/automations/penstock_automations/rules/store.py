@@ -59,7 +59,7 @@ class RuleStore:
         """Store a record in place of the given revision, which is 0 for a new rule.
 
         Raises:
-            Conflict: the rule has another revision.
+            VersionConflict: the rule has another revision.
             BusError: nothing was stored, or it is unknown whether the record was stored.
         """
         if await self._bucket.update(record.rule.id, record.dump(), revision) is None:
@@ -85,7 +85,8 @@ class RuleStore:
         `expected` is the revision that the rule must have; 0 if there must be no rule with this id.
 
         Raises:
-            Conflict: the rule was changed at the same time, or has another revision than expected.
+            VersionConflict: the rule was changed at the same time, or has another revision than
+                expected.
             BusError: nothing was stored, or it is unknown whether the rule was stored.
         """
         earlier = await self.get(rule.id)
@@ -163,7 +164,7 @@ class RuleStore:
         """Delete a rule; return False if there is no such rule.
 
         Raises:
-            Conflict: the rule has another revision than expected.
+            VersionConflict: the rule has another revision than expected.
             BusError: the rule could not be read or deleted.
         """
         while (entry := await self._bucket.get(rule_id)) is not None:

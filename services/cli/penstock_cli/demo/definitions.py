@@ -15,7 +15,7 @@ from penstock.settings import AgentConfig, agent_config
 
 FOLDER: Final = Path(__file__).parent / "workflows"
 _SETTING: Final = "PENSTOCK_WORKFLOWS"
-# The workflows that clients can start by their names or their topologies. `diagnosis_team` is not
+# The workflows that clients can start by their names or their topology ids. `diagnosis_team` is not
 # listed, because `diagnosis` starts it.
 _AGENTS: Final = (
     {"id": "code_review", "name": "Code Review", "topology_id": 200},

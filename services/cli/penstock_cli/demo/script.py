@@ -173,7 +173,7 @@ def _slow(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
 
 Scene = Callable[[re.Match[str], Sequence[str]], Iterator[Step]]
 
-# The scene of the first pattern that the message contains is played.
+# The model plays the scene of the first pattern that is found in the message.
 _SCENES: list[tuple[re.Pattern[str], Scene]] = [
     (re.compile(pattern, re.IGNORECASE), scene)
     for pattern, scene in [

@@ -1,4 +1,7 @@
-"""Keeps the limits of each endpoint in this process: breaker, rate, and concurrent requests."""
+"""Keeps the limits of each endpoint in this process: breaker, rate, and concurrent requests.
+
+A delivery's turn begins when the endpoint may get its request, and ends when the answer has come.
+"""
 
 from __future__ import annotations
 
