@@ -121,7 +121,7 @@ class DecisionBody(BaseModel):
     def request(self, record: ApprovalRecord, decider: Decider) -> DecideRequest:
         """Return the decision as a `DecideRequest` of this decider.
 
-        Raises Problem 422 if the body has the short form, but an item needs a value.
+        Raises Problem 422 if the body has `approved`, but an item needs a value.
         """
         return DecideRequest(
             by=decider.on_behalf_of or decider.name,

@@ -13,7 +13,8 @@ from typing import Any, Final
 from penstock.bus.records import Decider
 from penstock_approvals.policy.deciding_rights import REQUESTER, person_of
 
-# The audience of an approval that everybody may decide who has the scope that the policy requires.
+# If the policy names no people and no roles, everybody with the required scope may decide. This
+# audience stands for all of them.
 EVERYBODY: Final = "everybody\0"
 
 

@@ -1,8 +1,8 @@
 """Schedules messages at the times of an approval's escalations and deadline.
 
-A scheduled message only makes the service look at the approval's record. Each decision is also
-compared with the deadline itself. So nobody can decide after the deadline, even if a message is
-late or lost.
+A scheduled message only makes the service look at the approval's record. The service also compares
+the time of each decision with the deadline. So nobody can decide after the deadline, even if a
+message is late or lost.
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ class Approvals:
                 earlier, new = steps[:known], steps[known:]
                 await self._announce(record, *new, earlier=earlier)
                 # The message may have come too early, because the clock of another server was fast.
-                # The message is then used up, and nothing would happen at the step's time. So the
-                # steps that are still to come are scheduled again.
+                # The message is then used up, and nothing would happen at the time of the
+                # escalation or the deadline. So messages for all later times are scheduled again.
                 await self._deadlines.schedule(record, after=now)
                 return
         await self._outbox.send_on(approval_id)
@@ -328,8 +328,8 @@ class Approvals:
         """Count a person's vote. If no more votes are needed, take the approval's decision.
 
         The deadline is compared with the clock of the NATS server. This method does not send the
-        decision. The caller then calls `send_on`. If the process ends before this call, another
-        process finds the decision's entry in the outbox.
+        decision; the caller must call `send_on` afterwards. If the process ends before this call,
+        another process finds the decision's entry in the outbox.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.

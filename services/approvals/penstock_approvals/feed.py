@@ -100,7 +100,8 @@ class Feed:
     async def changes(self, after: int) -> AsyncIterator[Batch]:
         """Yield the changes after a sequence as they are written, until the process stops.
 
-        Now and then, a batch without changes is yielded.
+        While nothing changes, a batch without changes is yielded every `TICK_S` seconds, so that
+        the caller can show the client that the stream is alive.
 
         Raises:
             BeyondEnd: NATS has lost the end of the bucket, so the sequence may now belong to

@@ -69,7 +69,7 @@ class ListPosition:
     """
 
     last_urgency_end_ns: int
-    urgent: bool = True  # whether the approval was urgent at that time
+    urgent: bool = True  # whether the approval was urgent at `last_urgency_end_ns`
     deadline: int = -NEVER
     age: int = -NEVER
     tie: int = -1

@@ -226,7 +226,7 @@ def _decided(record: ApprovalRecord, decision: Decision) -> dict[str, object]:
 def _written_s(entry: Entry) -> float:
     """Return the Unix time at which the entry was written; 0 if the entry has no time.
 
-    An entry without a time so counts as old.
+    So an entry without a time counts as old.
     """
     try:
         return float(entry.value or 0)

@@ -1,1 +1,1 @@
-"""The automations service matches events with rules, and delivers each match once."""
+"""The automations service matches events with rules, and carries out the rules' actions."""

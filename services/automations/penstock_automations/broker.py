@@ -1,7 +1,8 @@
 """Runs FastStream pull subscribers on the bus's connection, with manual acknowledgement.
 
 The broker works on the connection of the `Bus`, so it has the bus's NATS user, TLS and reconnects.
-The streams and the durable consumers are declared by the bus (`consumer`), not by FastStream.
+FastStream makes no streams and no consumers: the bus makes the streams, and `declare` makes the
+durable consumers.
 """
 
 from __future__ import annotations

@@ -35,12 +35,10 @@ class Anchors:
         self._keys = keys
 
     async def daily(self) -> bool:
-        """Write today's anchor.
+        """Write today's anchor; return whether this call wrote it.
 
-        Return False if today's anchor exists already, or if no run got a record since the last
-        anchor.
-
-        A day on which no run got a record has no anchor.
+        If today's anchor exists already, or if no run got a record since the last anchor, nothing
+        is written. So a day on which no run got a record has no anchor.
 
         Raises:
             BusError: the bus does not answer; call again.

@@ -83,7 +83,7 @@ class ApprovalAudit:
         await self.trail.append(record.run_id, *entries_of_executed_calls(record, bodies))
 
     async def undocumented(self, run_id: str) -> set[str]:
-        """Return the run's decided approvals for which the audit has no call that ran.
+        """Return the ids of the run's decided approvals without an entry about a call that ran.
 
         Raises BusError.
         """

@@ -73,7 +73,7 @@ def as_expired(record: ApprovalRecord, now: str) -> ApprovalRecord:
 
 
 def as_ruled(record: ApprovalRecord, now: str) -> ApprovalRecord:
-    """Return the record of a pause that the policy decides without people."""
+    """Return the record with the policy's own decision, for which no person is asked."""
     items = [
         Decided(item_id=each.item_id, decision=_decision(each), note=each.note)
         for each in record.rulings

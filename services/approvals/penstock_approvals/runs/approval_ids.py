@@ -20,7 +20,7 @@ class ApprovalIds:
         self._bucket = bus.bucket(BUCKET)
 
     async def add(self, run_id: str, approval_id: str) -> None:
-        """Note that the run asks for this approval. Raises BusError."""
+        """Store that the run asks for this approval. Raises BusError."""
         await self._bucket.create(f"{_PREFIX}{run_id}.{approval_id}", b"1")
 
     async def ids(self, run_id: str) -> list[str]:

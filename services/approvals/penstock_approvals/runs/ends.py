@@ -44,7 +44,8 @@ class RunEnds:
         self._approval_ids = ApprovalIds(bus)
 
     async def note(self, run_id: str, approval_id: str) -> None:
-        """Note an approval of a workflow's run, before its record is written."""
+        """Store that a workflow's run asks for an approval, before the approval's record is
+        written."""
         await self._approval_ids.add(run_id, approval_id)
 
     async def ended(self, run_id: str, *, is_workflow: bool = False) -> None:
@@ -89,7 +90,7 @@ class RunEnds:
                 await self.withdraw_for_workflow(body["data"])
 
     async def record_executed_calls(self, run_id: str) -> None:
-        """Write into the audit which approved calls of the run ran, unless the audit has it."""
+        """Write into the audit which approved calls of the run ran, if the audit lacks this."""
         for approval_id in await self._audit.undocumented(run_id):
             record = await self._records.get(approval_id)
             if record is not None:

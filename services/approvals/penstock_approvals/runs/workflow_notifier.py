@@ -16,7 +16,7 @@ from penstock.bus.write import objects
 from penstock_approvals.runs.announcements import Event
 
 WORKFLOWS: Final = "workflows"  # The target of commands to workflows' runs.
-# Maps the type of an approval's event to the kind of news that `workflows` gets.
+# Maps the type of an approval's event to the kind of report that `workflows` gets.
 _NEWS: Final[Mapping[str, ApprovalChange]] = {
     "lifecycle.paused": "asked",
     "approval.escalated": "escalated",
@@ -26,17 +26,17 @@ _NEWS: Final[Mapping[str, ApprovalChange]] = {
 
 
 class WorkflowNotifier:
-    """Sends the news of approvals. Every call may be repeated.
+    """Sends `ApprovalNews`: reports of what happened to approvals. Every call may be repeated.
 
     The NATS server drops a repetition that has the same message id and comes soon. `workflows`
-    ignores a later repetition, because the run's journal has the news already.
+    ignores a later repetition, because the run's journal has the report already.
     """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def send(self, record: ApprovalRecord, *events: Event) -> None:
-        """Send the news of these events, in this order. Raises BusError."""
+        """Report these events to the service `workflows`, in this order. Raises BusError."""
         for type_, data in events:
             await self._send(record, type_, data)
 

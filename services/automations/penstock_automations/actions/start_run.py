@@ -105,7 +105,7 @@ class StartRunExecutor:
 
         async def started() -> Plan:
             if record.status == "queued":
-                # The process may have ended before it published the command.
+                # The killed process may have ended before it published the command.
                 await self._start(job, plan, record.user_id, record.roles or [], None)
             return plan
 

@@ -1,9 +1,10 @@
-"""Writes the events of a delivery to its run's timeline: each event once, as a source frame.
+"""Writes the events of a delivery to its run (its timeline): each event once, as a source frame.
 
 Two processes may carry out the same job one after another, or at the same time. So a process first
-reads the frames that were written about the event. These frames are in RAW after the event's own
-source frame. The fence refuses the write if another process has written a frame since the read. A
-process keeps in memory the frames that it has read or written, so most writes need no read.
+reads the frames that this service has written about the event. These frames are in RAW after the
+event's own source frame. The fence refuses the write if another process has written a frame since
+the read. A process keeps in memory the frames that it has read or written, so most writes need no
+read.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ _TRIGGER_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 class EventSource:
     """An event that matched a rule.
 
-    `sequence` is the event's number in its run, and `event` is its sequence in the stream of
-    events. `raw` is the position in RAW of the event's source frame. The source frames that this
-    service writes about the delivery have later positions.
+    `sequence` is the event's number in its run, and `event` is the event's sequence in the stream
+    of events. `raw` is the sequence in RAW of the event's source frame. The source frames that this
+    service writes about the delivery have higher sequences.
     """
 
     kind: ClassVar[SourceKind] = "event"

@@ -77,7 +77,8 @@ class Matching:
         await self._pause_slow()
 
     async def _persist(self, batch: Sequence[Taken], step: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat a step until the bus answers. Meanwhile, the batch counts as being handled."""
+        """Repeat a step until the bus answers. Meanwhile, report to NATS that the batch is still
+        being handled."""
         while True:
             try:
                 return await step()

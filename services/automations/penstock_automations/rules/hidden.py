@@ -1,4 +1,6 @@
-"""Hides the secrets of rules, and puts them back when a client sends a hidden rule. Pure.
+"""Hides the secrets of rules from clients. Pure.
+
+If a client sends a rule back with hidden secrets, this module puts the stored secrets in.
 
 The fields that hold secrets are marked as `WRITE_ONLY` in the models.
 """

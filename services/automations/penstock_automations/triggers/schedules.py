@@ -208,7 +208,8 @@ class Schedules:
         return firing is not None and now > firing.at + CHECK_S
 
     async def _persist(self, batch: Iterable[Taken], step: Callable[[], Awaitable[Any]]) -> None:
-        """Repeat a step until the bus answers. Meanwhile, the batch counts as being handled."""
+        """Repeat a step until the bus answers. Meanwhile, report to NATS that the batch is still
+        being handled."""
         while True:
             try:
                 await step()

@@ -34,7 +34,7 @@ def validate(
 ) -> None:
     """Check definitions without a server. Each mistake is shown with file:line:column.
 
-    With --config, check also that the agents exist which the steps name.
+    With --config, also check that the configuration has the agents that the steps name.
     """
     from penstock_cli.local import definitions  # noqa: PLC0415 - needs the definition package
 

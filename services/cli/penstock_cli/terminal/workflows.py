@@ -47,7 +47,7 @@ def checked(output: Output, files: Sequence[Checked]) -> int:
 def apply(api: WorkflowsApi, output: Output, files: Sequence[Checked]) -> int:
     """Store definitions; return the exit code.
 
-    If the service refuses a definition, the command ends.
+    If the service refuses a definition, the definitions after it are not stored.
     """
     for each in files:
         name, version = each.value["name"], each.value["version"]

@@ -170,7 +170,7 @@ class _Compiler:
     def _required(
         self, path: Path, text: str, gives: ValueType, names: Collection[str]
     ) -> ValueExpression:
-        """Return the compiled expression. If the text is wrong, note this and return a
+        """Return the compiled expression. If the text is wrong, add a problem, and return a
         placeholder."""
         scope = self._scope(frozenset(names))
         try:
@@ -212,8 +212,8 @@ class _Compiler:
 
 
 def _quotes(text: str, gives: ValueType) -> str:
-    """Return how to write a plain text as an expression; an empty text if `text` is not made of
-    plain words."""
+    """Return advice how to write a plain text as an expression; an empty text if `text` is not made
+    of plain words."""
     if gives != "text" or _PLAIN.fullmatch(text.strip()) is None:
         return ""
     quoted = f'"{text.strip()[:40]}"'

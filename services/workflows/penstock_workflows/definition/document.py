@@ -47,8 +47,10 @@ class Place:
     indent: int = 0
 
     def inside(self, position: Position | None) -> Position:
-        """Return where a position in the text is in the document; the value's start if that is
-        unknown."""
+        """Convert a position within the text to a position in the document.
+
+        If the place of the text is unknown, return the value's start.
+        """
         if position is None or self.text is None:
             return self.start
         column = position.column + (self.text.column - 1 if position.line == 1 else self.indent)

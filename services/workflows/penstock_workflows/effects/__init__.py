@@ -1,1 +1,1 @@
-"""Does on the bus what decisions ask for. Each effect is harmless when it is repeated."""
+"""Carries out on the bus the effects that the engine decided. Each effect may be repeated."""

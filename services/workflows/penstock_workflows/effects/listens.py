@@ -1,4 +1,4 @@
-"""Stores in KV `listens` for which events the steps of runs listen.
+"""Stores in KV `listens` which steps of runs listen for events, and for which events.
 
 A step gets each event that is stored after the step began, and no event that was stored before:
 1. `begin` finds, for each stream of events, the first sequence after the step's beginning, and
@@ -8,7 +8,7 @@ A step gets each event that is stored after the step began, and no event that wa
    events.
 
 A process that gets an event from a consumer first reads KV `listens` from the bucket's leader. So
-the process knows each step for which the consumers were changed before the event was stored.
+the process knows every step whose type was added to the consumers before the event was stored.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Listens:
         self._bucket = bus.bucket(BUCKET)
         self._known: dict[str, Listening] = {}
         self._by_type: defaultdict[str, set[str]] = defaultdict(set)
-        self._sequence = 0  # the last message of the bucket that is taken into account
+        self._sequence = 0  # the stream sequence up to which the bucket was read
         self._reading = asyncio.Lock()
         # `_calls` counts the calls of `_read_on`; `_served` is the number of calls that are done.
         self._calls = self._served = 0

@@ -16,8 +16,8 @@ _NS_PER_MS: Final = 1_000_000
 def context_of(state: State, id: str) -> str | None:
     """Return the trace context for the child or the call with this id.
 
-    It is the context of the span of the step's attempt. While tracing is off, or if no step waits
-    for this id, it is the context with which the workflow's run was started.
+    The result is the context of the span of the step's attempt. While tracing is off, or if no step
+    waits for this id, the result is the context with which the workflow's run was started.
     """
     key = state.keys.get(id)
     opened = state.open.get(key) if key is not None else None

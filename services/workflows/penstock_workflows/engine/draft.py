@@ -48,7 +48,8 @@ class Draft:
 
     @property
     def at(self) -> int:
-        """The time of the next record, which never decreases in a journal."""
+        """The time of the next record, in milliseconds since 1970. Times never decrease in a
+        journal."""
         return max(self.now_ms, self.state.at)
 
     @property

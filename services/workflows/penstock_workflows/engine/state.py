@@ -163,7 +163,7 @@ class State:
         return min(self.plan.workflow.definition.concurrency, self.places)
 
     def copy(self) -> State:
-        """Return a copy that can be folded on without changing this state."""
+        """Return a copy. Records that are folded into the copy do not change this state."""
         return State(
             self.started,
             self.plan,

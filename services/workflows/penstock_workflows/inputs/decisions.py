@@ -226,8 +226,8 @@ class Decisions:
             now_ms = round(self._bus.clock.time() * 1000)
             end = End(max(now_ms, state.at), "failed", error=error)
             frames = projection(state, end)
-            # If the append raises a conflict or an unknown outcome, the input is taken again, and
-            # the journal's end is read first.
+            # If the append raises a conflict or an unknown outcome, NATS delivers the input again,
+            # and the process that takes the input first reads the journal's end.
             position = await self._journals.append(run.run_id, run.end, [end])
             log.error("run %s: %s", run.run_id, message)
             telemetry.WORKFLOW_RUNS.labels(end.status).inc()

@@ -55,7 +55,9 @@ class Values:
             self._bytes -= dropped
 
     async def with_values(self, run_id: str, call: Callable[[dict[str, Json]], T]) -> T:
-        """Return the result of `call`, which gets the large values that it asks for.
+        """Call `call` with the large values that it needs, and return the result.
+
+        If `call` raises `ValuesNeeded`, this method loads these values and calls `call` again.
 
         Raises:
             Incomplete, BusError: as `load` does.

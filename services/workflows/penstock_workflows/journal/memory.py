@@ -32,8 +32,8 @@ class RunInMemory:
     these frames, and is None while it is unknown which frames RAW has. `last_frame_position` is the
     position of the last frame that RAW is known to have. This position may be beyond `end` if
     another process has written more. `is_known` is False until this process has read or written the
-    journal. `owes_effects` is True from an append until the effects of its records are done. While
-    it is True, the next input first does the effects of all open steps again.
+    journal. `owes_effects` is True from an append until the effects of its records are done. If
+    `owes_effects` is True, the next input first does the effects of all open steps again.
     """
 
     run_id: str

@@ -41,7 +41,8 @@ class WebhookExecutor:
 
     @asynccontextmanager
     async def reserve_capacity(self, rule: CompiledRule, job: Job) -> AsyncIterator[float]:
-        """Reserve capacity at the endpoint, or yield the seconds until some may be free."""
+        """Reserve capacity at the endpoint. If there is none, yield the seconds until capacity may
+        be free."""
         endpoint = self.endpoints.of(_webhook_of(rule))
         if endpoint.busy >= endpoint.max_deliveries:
             yield endpoint.reserve_retry_delay_s(time.monotonic())

@@ -1,4 +1,5 @@
-"""Writes to KV `endpoints` which breakers of this process are not closed, for the API.
+"""Writes the breakers of this process that are not closed to KV `endpoints`, where the API reads
+them.
 
 Each process uses only its own breakers to admit requests, and never reads the bucket for this. When
 a process has ended, its entries expire.

@@ -33,7 +33,7 @@ from penstock_cli.operations.doctor.facts import (
     StreamFact,
 )
 
-# A reader of a consumer counts as absent if it has taken no message for this time.
+# A consumer counts as read if a process waits for its messages now, or has taken one in this time.
 IDLE: timedelta = timedelta(minutes=1)
 TIMEOUT_S = 5.0
 # seconds to wait for an answer; NATS answers at once, or never if the user may not ask
