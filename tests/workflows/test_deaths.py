@@ -100,8 +100,9 @@ async def storm(
             for run_id in started:
                 await penstock.ended(run_id, timeout_s)
     finally:
-        replacing.cancel()
-        await asyncio.wait([replacing])
+        while not replacing.done():  # a library may swallow the first cancellation
+            replacing.cancel()
+            await asyncio.wait([replacing], timeout=1)
     return started
 
 

@@ -63,6 +63,7 @@ class Instances:
         self._config = config
         self._deaths: asyncio.Queue[WorkflowsService] = asyncio.Queue()
         self._running: set[WorkflowsService] = set()
+        self._dead: set[WorkflowsService] = set()  # those of `_running` whose connection is dead
         self.deaths = 0
 
     async def start(self, dies_at: int | None = None) -> WorkflowsService:
@@ -73,14 +74,18 @@ class Instances:
         self._running.add(service)
         await service.run()
         if dies_at is not None:
-            dies_before(service.bus, dies_at, lambda: self._deaths.put_nowait(service))
+            dies_before(service.bus, dies_at, lambda: self._die(service))
         return service
+
+    def _die(self, service: WorkflowsService) -> None:
+        self._dead.add(service)
+        self._deaths.put_nowait(service)
 
     async def died(self) -> None:
         """Wait for the next death, and remove what is left of the instance."""
         service = await self._deaths.get()
         self.deaths += 1
-        await self._remove(service, dead=True)
+        await self._remove(service)
 
     async def replace_dead(self, numbers: random.Random, writes: int) -> None:
         """Start an instance for each that dies; each dies at a random one of this many writes."""
@@ -90,16 +95,15 @@ class Instances:
 
     async def end(self, service: WorkflowsService) -> None:
         """Stop this instance."""
-        await self._remove(service, dead=False)
+        await self._remove(service)
 
     async def stop(self) -> None:
         """Stop all instances."""
         for service in list(self._running):
-            await self._remove(service, dead=False)
+            await self._remove(service)
 
-    async def _remove(self, service: WorkflowsService, *, dead: bool) -> None:
-        self._running.discard(service)
-        if dead:
+    async def _remove(self, service: WorkflowsService) -> None:
+        if service in self._dead:
             await service.bus.close()
             handlers = [task for task in asyncio.all_tasks() if _is_handler_of(task, service.bus)]
             for task in [*service._loops.values(), *handlers]:
@@ -108,6 +112,10 @@ class Instances:
             await service.drain(1)
         await service.stop()
         await service.bus.close()
+        # Only now: if this call is cancelled before, `stop` removes the instance. A task of a dead
+        # instance that nobody stops would wait for ever, also when the event loop ends.
+        self._running.discard(service)
+        self._dead.discard(service)
 
 
 def _is_handler_of(task: asyncio.Task[Any], bus: Bus) -> bool:
