@@ -61,7 +61,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_approvals/feed.py": ("the changes of approvals",),
     "penstock_approvals/live.py": EVERY,
     "penstock_approvals/policies.py": EVERY,
-    "penstock_approvals/restore.py": ("%s: its approval cannot be written again",),
+    "penstock_approvals/restore.py": ("%s: the approval cannot be restored",),
     "penstock_approvals/service.py": ("%s", "the outbox is", "the audit is"),
     "penstock_automations/actions/webhook/mirror.py": EVERY,
     "penstock_automations/broker.py": ("%d messages are handled again",),
@@ -86,7 +86,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_normalizer/partitions": EVERY,
     "penstock_normalizer/recovery/expired.py": ("%s, partition %d: the frames",),
     "penstock_normalizer/service.py": EVERY,
-    "penstock_workflows/effects/listens.py": ("the consumers of heard events",),
+    "penstock_workflows/effects/listens.py": ("unused types are removed",),
     "penstock_workflows/registry": EVERY,
     "penstock_workflows/service.py": EVERY,
 }

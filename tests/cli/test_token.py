@@ -71,7 +71,7 @@ def test_a_token_has_its_roles_where_the_services_look_for_them(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--lifetime", "soon"], "'soon' is none: write it like 15m"),
+        (["--lifetime", "soon"], "'soon' is no lifetime: write it like 15m"),
         (["--lifetime", "400d"], "lives from 1s to 30d"),
         (["--scope", "root"], "root: none of act-as"),
     ],

@@ -372,7 +372,7 @@ class Approvals:
         if voted.decision is None:
             votes = sum(not vote.void for vote in voted.votes)
             log.info(
-                "run %s: %s has voted on %s: %d of %d",
+                "run %s: %s has voted on approval %s: %d of %d votes",
                 *(record.run_id, who, record.approval_id, votes, voted.need),
             )
             await self.audit.follow(voted)

@@ -141,7 +141,7 @@ class Outbox:
             try:
                 await self._handle(entry)
             except ObjectGone as error:
-                text = "approval %s: the decision cannot be sent on any more: %s"
+                text = "approval %s: the decision can never be sent: %s"
                 log.error(text, entry.key.removeprefix(_PREFIX), error)
                 await self._bucket.delete(entry.key, entry.revision)
             except BusError as error:
@@ -159,7 +159,7 @@ class Outbox:
         if self._reported.get(entry.key) != entry.revision:
             expected = isinstance(error, UnreadableRecord | BusError)
             log.error(
-                "approval %s: the decision cannot be sent on, its entry stays: %s",
+                "approval %s: the decision cannot be sent now; the outbox tries again: %s",
                 *(entry.key.removeprefix(_PREFIX), error),
                 exc_info=None if expected else error,
             )

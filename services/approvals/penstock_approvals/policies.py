@@ -132,8 +132,8 @@ class Policies:
         known = _version(entry.value) if entry is not None else self.current.version
         if policy.version <= known:
             raise VersionConflict(
-                f"the policy that holds has the version {known}; read it again, make your change "
-                f"to it, and give it the version {known + 1}"
+                f"the current policy has the version {known}; read it again, make your change to "
+                f"it, and give it the version {known + 1}"
             )
         content = policy.document.model_dump(mode="json", by_alias=True, exclude_unset=True)
         stored = StoredPolicy(policy=content, by=by, at=self._bus.clock.stamp())
@@ -152,7 +152,10 @@ class Policies:
         if entry is None or not entry.value:
             self._stored = None
             if self._read.pop("kv", None) is not None:
-                log.warning("the record of the policy was deleted; the file's policy holds")
+                log.warning(
+                    "the record of the policy was deleted; the policy of the file applies, or the "
+                    "built-in policy"
+                )
             self.refused.pop("kv", None)
             return
         try:
@@ -175,7 +178,7 @@ class Policies:
         if self.refused.get(source) != why:
             self.refused[source] = why
             telemetry.POLICIES_REFUSED.labels(source).inc()
-            log.error("the policy (%s) is refused, and the one before it stays: %s", source, why)
+            log.error("the new policy (%s) is refused; the previous one stays: %s", source, why)
 
 
 _BUILTIN: Final = Policy()

@@ -63,7 +63,7 @@ class Restore:
             await step
         except (ObjectGone, LookupError, UnreadableRecord, ValueError) as error:
             # An approval that cannot be restored must not block the other approvals.
-            log.error("%s: its approval cannot be written again: %r", what, error)
+            log.error("%s: the approval cannot be restored: %r", what, error)
 
     async def _request_again(self, value: bytes) -> None:
         """Record again the request for which a run waits, if the request's record is lost."""

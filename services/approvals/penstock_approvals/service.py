@@ -230,7 +230,7 @@ class ApprovalsService(Service):
                 await self._approvals.sweep()
                 await self._restore.after_losses()
             except BusError as error:
-                log.warning("the outbox is looked through again later: %s", error)
+                log.warning("the outbox is read again later: %s", error)
 
     def _measure_pending(self) -> None:
         if not self._approvals.list.index.is_complete:
@@ -253,5 +253,5 @@ class ApprovalsService(Service):
                     await self._anchors.daily()
                     anchored_s = time.monotonic()
             except BusError as error:
-                log.warning("the audit is looked after again later: %s", error)
+                log.warning("the audit is completed and anchored later: %s", error)
             await asyncio.sleep(self._settings.outbox_s)

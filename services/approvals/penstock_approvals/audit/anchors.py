@@ -154,7 +154,7 @@ class Anchors:
         except Malformed as error:
             # `verify` reports the damaged anchor. The next anchor gets the number after the damaged
             # anchor, and covers all runs, because the damaged anchor does not show what it covered.
-            log.error("AUDIT, sequence %d: the last anchor: %s", stored.sequence, error)
+            log.error("AUDIT, sequence %d: the last anchor is damaged: %s", stored.sequence, error)
             n = sum([1 async for _ in direct.replay(self._bus, AUDIT, SUBJECT)])
             return Link(n, GENESIS, {}), stored.sequence
 

@@ -49,7 +49,8 @@ class AuditLosses:
                 await self._audit.follow(record)
             await self._anchors.lost(news)
             log.error(
-                "NATS has lost records of the audit. What approvals imply is written again; other "
-                "records (viewed, sent, ran) are gone. The chain of anchors names the loss"
+                "NATS has lost records of the audit. Records about requests, votes and decisions "
+                "were made again from the approvals; others (viewed, sent, ran) are gone. The "
+                "chain of anchors names the loss"
             )
         self._handled = len(losses)

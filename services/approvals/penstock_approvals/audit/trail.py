@@ -71,7 +71,10 @@ class Audit:
             except Malformed as error:
                 # `verify` reports the damaged record. The damaged record is counted, so that the
                 # next record gets the right number.
-                log.error("run %s: AUDIT, sequence %d: %s", run_id, stored.sequence, error)
+                log.error(
+                    "run %s: AUDIT, sequence %d: the record is damaged: %s",
+                    *(run_id, stored.sequence, error),
+                )
                 chain.append(Link(len(chain) + 1, GENESIS, {}))
         return chain, found[-1].sequence if found else 0
 

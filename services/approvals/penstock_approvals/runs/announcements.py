@@ -73,7 +73,7 @@ class Announcements:
                     await writer.write("event", payload, leg=leg)
                 return
             except FenceConflict:
-                log.info("run %s: another instance announced something; look again", run_id)
+                log.info("run %s: another instance has written an event; reading again", run_id)
 
     async def _unwritten(self, run_id: str, payloads: Sequence[bytes]) -> list[bytes]:
         """Return the payloads that RAW does not have.

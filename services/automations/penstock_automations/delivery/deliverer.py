@@ -504,7 +504,7 @@ class Deliverer:
                 # Many deliveries may wait at once. So each delivery logs only its failed tries 1,
                 # 2, 4, 8 and so on.
                 if tries.bit_count() == 1:
-                    log.warning("a delivery waits, and was tried %d times: %s", tries, error)
+                    log.warning("a delivery waits until NATS answers (try %d): %s", tries, error)
                 await asyncio.sleep(RETRY_S)
         raise AssertionError("unreachable")
 

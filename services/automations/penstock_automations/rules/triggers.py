@@ -93,7 +93,7 @@ class Hook(BaseModel):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.secrets and self.tokens:
-            raise ValueError("give secrets or tokens, not both: a token would make signatures vain")
+            raise ValueError("give secrets or tokens, not both: with a token, nobody needs to sign")
         if self.token_in_url and self.secrets:
             raise ValueError("token_in_url is for tokens; give tokens in place of secrets")
         return self

@@ -81,7 +81,7 @@ class Schedules:
             try:
                 await self.arrange()
             except BusError as error:
-                log.warning("the times of schedules are looked at in %g s: %s", RETRY_S, error)
+                log.warning("the next times of rules are scheduled in %g s: %s", RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
                 continue
             with contextlib.suppress(TimeoutError):
@@ -122,7 +122,7 @@ class Schedules:
             try:
                 await self._handle(taken, firing)
             except Exception:  # without this handler, the whole batch would be repeated
-                log.exception("rule %s: its time is handled again", firing.rule)
+                log.exception("rule %s: the due time of its schedule is handled again", firing.rule)
                 await taken.give_back(AGAIN_S)
                 return
         # The message is acknowledged before it is deleted. In the other order, the server would
@@ -215,7 +215,7 @@ class Schedules:
                 await step()
                 return
             except BusError as error:
-                log.warning("times of schedules are handled again in %g s: %s", RETRY_S, error)
+                log.warning("due times of schedules are handled again in %g s: %s", RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
                 for taken in batch:
                     await taken.working()

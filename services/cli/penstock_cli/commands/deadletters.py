@@ -110,7 +110,7 @@ def _selection(
     for option, token in (("--service", service), ("--run", run)):
         if token is not None and not re.fullmatch(r"[\w-]+", token, re.ASCII):
             raise typer.BadParameter(
-                f"{token!r} cannot be one: use letters, digits, _ and -", param_hint=option
+                f"{token!r} is not allowed: use letters, digits, _ and -", param_hint=option
             )
     try:
         time = parse_since(since) if since is not None else None

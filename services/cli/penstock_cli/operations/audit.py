@@ -78,8 +78,8 @@ def _report(output: Output, verifier: Verifier) -> int:
     )
     if verifier.newer:
         output.notice(
-            f"{verifier.newer} records are newer than the last anchor: a removed end of these is "
-            "not found before the next anchor (--take-anchor)"
+            f"{verifier.newer} records are newer than the last anchor: if somebody removes the "
+            "last of these before the next anchor (--take-anchor), this check cannot find it"
         )
     if verifier.head is not None:
         output.notice(f"the last anchor is {verifier.head}; keep it elsewhere (see --anchor)")

@@ -48,7 +48,7 @@ def run(
     except BusError as error:
         if refused is not None:
             return refused(str(error))
-        output.notice(f"penstock: {error}. What was done is done; try the rest again")
+        output.notice(f"penstock: {error}. A part may be done already; run the command again")
         return FAILED
 
 

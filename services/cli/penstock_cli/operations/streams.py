@@ -57,7 +57,7 @@ async def make(bus: Bus, output: Output) -> int:
         else:
             output.text(f"{name}: made")
     if not made and not output.as_json:
-        output.notice("everything is there")
+        output.notice("nothing is missing")
     return DONE
 
 
@@ -89,7 +89,7 @@ async def bring_forward(
 
 def _report(output: Output, changes: list[Difference], what: str) -> None:
     if not output.as_json and not changes:
-        output.notice("everything is kept as these settings say")
+        output.notice("all streams have these settings already")
     for change in changes:
         if output.as_json:
             output.json_line(

@@ -169,7 +169,7 @@ def endpoints(output: Output, found: Sequence[Record]) -> None:
             output.json_line(each)
         return
     if not found:
-        output.notice("all endpoints get requests")
+        output.notice("no endpoint is blocked by its circuit breaker")
         return
     columns = ("endpoint", "state", "failures", "next_at", "process")
     output.table(columns, [[each[name] for name in columns] for each in found])

@@ -22,7 +22,7 @@ def parse_lifetime(text: str, max_s: int = MAX_LIFETIME_S) -> int:
     """Parse a time such as `90s`, `15m`, `2h` or `3d` into seconds. Raises ValueError."""
     found = re.fullmatch(r"(\d{1,7})([smhd])", text)
     if found is None:
-        raise ValueError(f"{text!r} is none: write it like 15m, 2h or 3d")
+        raise ValueError(f"{text!r} is no lifetime: write it like 15m, 2h or 3d")
     lifetime_s = int(found[1]) * _UNITS_S[found[2]]
     if not 0 < lifetime_s <= max_s:
         raise ValueError(f"a token lives from 1s to {max_s // 86400}d")
@@ -62,11 +62,11 @@ def make(
     may = ", ".join(scopes) if scopes else "those of a token that names none"
     output.notice(
         f"penstock: for development only: user {user}, scopes: {may}; expires in {lifetime_s} s, "
-        "and cannot be taken back before. In production an identity provider makes the tokens"
+        "and cannot be revoked before. In production an identity provider makes the tokens"
     )
     if config.allow_unauthenticated_sse:
         output.notice(
-            "penstock: ALLOW_UNAUTHENTICATED_SSE is set here: such a service looks at no token"
+            "penstock: ALLOW_UNAUTHENTICATED_SSE is set here: a service with it checks no token"
         )
 
 

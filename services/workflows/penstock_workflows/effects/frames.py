@@ -70,7 +70,7 @@ class Frames:
                     run.frames.popleft()
             except HistoryLost as error:
                 run.is_stale = True  # the lost frames are made again from the whole journal
-                raise BusUnavailable(f"{error}; they are written again") from error
+                raise BusUnavailable(f"{error}; the lost frames are written again") from error
             except FenceConflict:
                 # another process has written frames of this run; find out which frames
                 run.writer = None

@@ -178,7 +178,7 @@ class Listens:
                 try:
                     payload = await objects.unwrap(self._bus, stored.payload)
                 except ObjectGone:
-                    log.warning("%s: the event is gone, it is not heard", stored.subject)
+                    log.warning("%s: the event is gone, so no step gets it", stored.subject)
                     continue
                 events.append(orjson.loads(payload))
         return events
@@ -263,7 +263,7 @@ class Listens:
                 if self._declared - self._by_type.keys():
                     await self.update_consumers()
             except BusUnavailable as error:
-                log.warning("the consumers of heard events are tidied later: %s", error)
+                log.warning("unused types are removed from the consumers later: %s", error)
 
     async def _declare(self, stream: str, types: frozenset[str]) -> None:
         patterns = [subjects.event(type_, "*") for type_ in sorted(types)] or [NOTHING]
