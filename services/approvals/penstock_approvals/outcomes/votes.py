@@ -140,8 +140,8 @@ def _check_number(record: ApprovalRecord, earlier: Vote | None) -> None:
 def _check_digest(record: ApprovalRecord, request: DecideRequest) -> None:
     """Raise VoteRefused if the person may have seen other arguments than the record has now.
 
-    This is so if the request's digest differs from the record's. It is also so if the request has
-    no digest, and an earlier vote has changed the arguments.
+    A request's digest must be the record's. A request may leave its digest out only if no earlier
+    vote has changed the arguments.
     """
     if request.digest is not None and request.digest != record.digest:
         text = "the request is not the one that was shown: its digest differs; look at it again"

@@ -1,6 +1,6 @@
 """Keeps one scheduled message for each rule with a schedule, and fires the rules at their times.
 
-All processes schedule and fire. NATS publishes a scheduled message at its time, whether or not a
+Every process schedules and fires. NATS publishes a scheduled message at its time, whether or not a
 process runs, and one process takes the message. That process stores the job of the time, then
 schedules the next time, then deletes the message. So after a kill at any step, another process
 repeats the unfinished steps, and no step is lost. A repeated step has no effect. The job's id

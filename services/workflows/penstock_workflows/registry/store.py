@@ -53,8 +53,8 @@ class WorkflowStore:
         """Store a version that is not stored yet, and make it the latest version.
 
         A repeated put of the same content also completes an earlier put that was interrupted before
-        the version became the latest one. A put does not change a pointer that is newer than the
-        version.
+        the version became the latest one. If the pointer already names a newer version, a put
+        leaves it as it is.
 
         Raises:
             VersionConflict: the version is stored with other content.

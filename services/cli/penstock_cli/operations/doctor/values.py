@@ -29,7 +29,7 @@ class Values:
 
 
 def read(chart: Path, values: Path) -> Values:
-    """Read a file of values over the defaults of the chart.
+    """Read a file of values, merge it into the chart's defaults, and check the result.
 
     Raises:
         ConfigurationError: a file cannot be read.
