@@ -53,8 +53,8 @@ class WorkflowStore:
         """Store a version that is not stored yet, and make it the latest version.
 
         A repeated put of the same content also completes an earlier put that was interrupted before
-        the version became the latest one. If the pointer already names a newer version, a put
-        leaves it as it is.
+        the version became the latest one. If the pointer was changed after the version was stored,
+        a put leaves the pointer as it is.
 
         Raises:
             VersionConflict: the version is stored with other content.
