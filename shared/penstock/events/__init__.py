@@ -1,6 +1,6 @@
-"""THE contract: every canonical event, whole. Needs pydantic and nothing else.
+"""The contract: defines every canonical event completely. This package needs only pydantic.
 
-`parse` reads an event, `Event.dump` writes it, `CATALOGUE` lists every type there is.
+`parse` reads an event, `Event.dump` writes it, and `CATALOGUE` lists all types.
 """
 
 from __future__ import annotations

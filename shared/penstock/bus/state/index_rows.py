@@ -57,7 +57,10 @@ class IndexRows:
             self.db.execute("COMMIT")
 
     def forget_before(self, sequence: int, limit: int) -> bool:
-        """Drop the rows of up to `limit` older keys; return whether there may be more."""
+        """Drop the rows of up to `limit` keys whose rows have lower sequences than `sequence`.
+
+        Returns whether more such rows may be left.
+        """
         table = self._table
         old = f"SELECT DISTINCT key FROM {table} WHERE seq < ? LIMIT ?"
         sql = f"DELETE FROM {table} WHERE key IN ({old})"

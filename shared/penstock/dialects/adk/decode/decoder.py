@@ -70,7 +70,7 @@ class AdkDecoder:
         self._agents = Agents(agent, self._steps)
         self._constants = Constants()
         self._speakers: dict[Place, Speaker] = {}
-        self._here: tuple[Place, Speaker] | None = None  # the place of the last event
+        self._here: tuple[Place, Speaker] | None = None  # of the last event
         self._pending_error: failures.PendingError | None = None
         self._unreadable = False  # This leg had a frame that is not an event.
         # The place and the token counts of the last final event, if that event had a message; else
