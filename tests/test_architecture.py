@@ -187,6 +187,27 @@ def constants(module: Path) -> Iterator[str]:
             yield value
 
 
+def test_only_these_modules_purge_messages() -> None:
+    """A purge can make nats-server forget unacknowledged messages of a durable consumer (0245).
+
+    None of these modules purges subjects that a durable consumer of ours reads. `skipping` purges
+    messages of no run, which only a subscriber to all events gets.
+    """
+    purging = {
+        str(path.relative_to(package.parent))
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        if re.search(r"STREAM\.PURGE\.\{", path.read_text("utf-8"))
+        and path.name != "permissions.py"
+    }
+    assert purging == {
+        "penstock/bus/state/skipping.py",
+        "penstock_approvals/deadlines.py",
+        "penstock_workflows/effects/timers.py",
+        "penstock_workflows/journal/journal.py",
+    }
+
+
 def test_shared_knows_no_path_of_a_service() -> None:
     """Each path is in its operation, beside the handler.
 
