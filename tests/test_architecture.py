@@ -187,6 +187,22 @@ def constants(module: Path) -> Iterator[str]:
             yield value
 
 
+def test_a_function_whose_name_is_a_statement_returns_a_value() -> None:
+    """Nobody expects that a function such as `is_done` changes something."""
+    statement = re.compile(r"_*(is|has|may|can|was|needs|wants|follows|contains)_")
+    changing = [
+        f"{path}: {node.name}"
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and statement.match(f"{node.name}_")
+        and node.returns is not None
+        and ast.unparse(node.returns) == "None"
+    ]
+    assert changing == []
+
+
 def test_only_these_modules_purge_messages() -> None:
     """A purge can make nats-server forget unacknowledged messages of a durable consumer (0245).
 

@@ -34,7 +34,7 @@ async def test_a_record_that_another_process_has_written_meanwhile_is_not_overwr
         found = await slow.get(job)
         assert found is not None
         assert (found.status, found.has_done(job)) == ("delivered", True)
-        late.follows(found)
+        late.replace(found)
         assert await slow.put(job, late)
         assert await slow.put(job, late), "the revision is that of the last write"
         await bus.bucket("deliveries").put(job.key, b"not a record")

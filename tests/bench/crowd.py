@@ -111,7 +111,7 @@ class Client(asyncio.Protocol):
         now_ns = time.time_ns()
         figures = self._crowd.figures
         if self._opening.until == "head":
-            self._has_begun()
+            self._set_begun()
         *frames, self._left = (self._left + data).split(b"\n\n")
         for frame in frames:
             found = _SEQUENCE.search(frame)
@@ -126,9 +126,9 @@ class Client(asyncio.Protocol):
             self._sequence = sequence
             if (sent := _SENT.search(frame)) and int(sent[1]) >= self._asked_ns:
                 figures.latencies_ms.append((now_ns - int(sent[1])) / 1e6)
-            self._has_begun()
+            self._set_begun()
 
-    def _has_begun(self) -> None:
+    def _set_begun(self) -> None:
         if not self.begun.done():
             self.begun.set_result(None)
 

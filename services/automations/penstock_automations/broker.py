@@ -99,7 +99,7 @@ class Taken:
         """Report to the server that the message is still being handled."""
         await self._fetching.working(self._delivery)
 
-    def is_handled(self) -> None:
+    def mark_handled(self) -> None:
         """Count the message as handed to its handler, so that another message may be fetched."""
         self._fetching.handled(self._delivery)
 
@@ -217,7 +217,7 @@ class Broker:
                     await each.give_back(AGAIN_S)
             finally:
                 for each in batch:
-                    each.is_handled()
+                    each.mark_handled()
 
         self._subscriptions.add(consumer, lambda: _Subscription(fetching, size))
         subscriber = self._broker.subscriber(

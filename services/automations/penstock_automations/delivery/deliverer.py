@@ -224,7 +224,7 @@ class Deliverer:
             return await self._fail(job, stored, record, "put_off_too_often", text)
         if rule.record.paused is not None or not rule.record.rule.enabled:
             return await self._defer(job, deferral_delay_s(PAUSED_S, job.deferrals))
-        await self._take_place(rule, job, stored, record)
+        await self._attempt_or_postpone(rule, job, stored, record)
 
     async def _deliver_call(
         self, job: Job, call: CallJob, stored: Stored, record: DeliveryRecord
@@ -242,9 +242,9 @@ class Deliverer:
             rule = rule_of_call(call, self._call_secrets)
         except CallRefused as refused:
             return await self._fail(job, stored, record, refused.code, str(refused))
-        await self._take_place(rule, job, stored, record)
+        await self._attempt_or_postpone(rule, job, stored, record)
 
-    async def _take_place(
+    async def _attempt_or_postpone(
         self, rule: CompiledRule, job: Job, stored: Stored, record: DeliveryRecord
     ) -> None:
         """Make an attempt if the executor has capacity for the attempt now; else postpone the
@@ -377,7 +377,7 @@ class Deliverer:
             if found is not None and found.has_done(job):
                 record = found
                 break
-            record.follows(found)
+            record.replace(found)
         await self._complete(job, stored, record)
 
     async def _complete(self, job: Job, stored: Stored, record: DeliveryRecord) -> None:
@@ -492,7 +492,7 @@ class Deliverer:
             # A call is not replayed, and its body may be large.
             job={} if isinstance(job.source, CallSource) else orjson.loads(job.dump()),
         )
-        record.follows(earlier)
+        record.replace(earlier)
         return record
 
     async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:

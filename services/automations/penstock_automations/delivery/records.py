@@ -61,7 +61,7 @@ class DeliveryRecord(Record):
     # lost its job cannot overwrite the record of the next process.
     _revision: int = PrivateAttr(0)
 
-    def follows(self, earlier: DeliveryRecord | None) -> None:
+    def replace(self, earlier: DeliveryRecord | None) -> None:
         """Make this record replace an earlier record."""
         self._revision = earlier._revision if earlier is not None else 0
 

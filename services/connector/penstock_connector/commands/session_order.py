@@ -110,7 +110,7 @@ class SessionOrder:
             async with asyncio.timeout(min(earlier.count * CHECK_S, MAX_CHECK_S)):
                 await moved.wait()
 
-    def has_begun(self, stored: Stored) -> None:
+    def wake_next(self, stored: Stored) -> None:
         """Wake the next start of the session, because this start was carried out here."""
         self._waiting_since.pop(stored.sequence, None)
         mine = self._starts.get(stored.sequence)

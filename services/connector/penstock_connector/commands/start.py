@@ -120,7 +120,7 @@ class StartHandler:
         try:
             await self._handle_in_turn(stored)
         finally:
-            self._order.has_begun(stored)
+            self._order.wake_next(stored)
 
     async def _wait_for_earlier(self, earlier: EarlierStart, stored: Stored) -> None:
         """Wait for an earlier start of the session; if the wait is too long, begin the earlier

@@ -45,7 +45,7 @@ class Timers:
         """Schedule the removal of the journal of a run that has ended. Raises BusError."""
         await self.start(run_id, PURGE, ended_ms + round(self._journal_kept_s * 1000))
 
-    async def is_done(self, sequence: int) -> None:
+    async def delete_due(self, sequence: int) -> None:
         """Delete the message of a timer that was handled, because SCHEDULES has no age limit.
 
         Raises:

@@ -243,4 +243,4 @@ class MessageHandler:
             await self._journals.purge(run_id)
         else:
             await self._decisions.take(run_id, TimerInput(timer), repeated=repeated)
-        await self._timers.is_done(stored.sequence)
+        await self._timers.delete_due(stored.sequence)
