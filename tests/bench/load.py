@@ -34,7 +34,10 @@ def program() -> Path | None:
     if compiler is None:
         return None
     made.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([compiler, "-O2", "-o", made, source], check=True)
+    # Several processes may compile at the same time, and none may run a half-written program.
+    unfinished = made.with_name(f"{made.name}.{os.getpid()}")
+    subprocess.run([compiler, "-O2", "-o", unfinished, source], check=True)
+    unfinished.replace(made)
     return made
 
 
