@@ -8,6 +8,7 @@ The monotonic clock stays real, so timers are not affected.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -102,18 +103,21 @@ def _built() -> Path:
     source = time_go.read_text()
     if source.count(_NOW) != 1:
         raise CannotBuild(f"{time_go} reads the clock in another way")
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    now, shift = _CACHE / "time.go", _CACHE / "shift.go"
+    # Several test processes may build at the same time, and none may run a half-written program.
+    own = _CACHE / f"{os.getpid()}"
+    own.mkdir(parents=True, exist_ok=True)
+    now, shift = own / "time.go", own / "shift.go"
     now.write_text(source.replace(_NOW, f"{_NOW}\tsec += shift.Load()\n"))
     shift.write_text(_SHIFT)
     replaced = {str(time_go): str(now), str(time_go.with_name("shift.go")): str(shift)}
-    overlay = _CACHE / "overlay.json"
+    overlay = own / "overlay.json"
     overlay.write_text(json.dumps({"Replace": replaced}))
     module = f"github.com/nats-io/nats-server/v2@{version[0]}"
     folder = json.loads(_output("go", "mod", "download", "-json", module))["Dir"]
-    new = program.with_suffix(".new")
+    new = own / program.name
     _output("go", "build", "-p", "2", "-overlay", str(overlay), "-o", str(new), ".", cwd=folder)
-    new.rename(program)
+    new.replace(program)
+    shutil.rmtree(own)
     return program
 
 
