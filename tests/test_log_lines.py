@@ -65,7 +65,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_approvals/service.py": ("%s", "the outbox is", "the audit is"),
     "penstock_automations/actions/webhook/mirror.py": EVERY,
     "penstock_automations/broker.py": ("%d messages are handled again",),
-    "penstock_automations/matching/matching.py": (
+    "penstock_automations/matching/matcher.py": (
         "events are matched again",
         "rule %s could not be paused",
     ),

@@ -30,7 +30,7 @@ from penstock_automations.actions.webhook.signing import signed
 from penstock_automations.delivery.backoff import MAX_RETRY_AFTER_S, delay_s
 from penstock_automations.jobs.job import EventSource, Job, TriggerSource
 from penstock_automations.matching.facts import RunFacts
-from penstock_automations.matching.match import bound_event, depth_refusal, matches, may_act
+from penstock_automations.matching.rule_matches import bound_event, depth_refusal, matches, may_act
 from penstock_automations.rules.check import InvalidRule, read_rule
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import MANY, Rule, types_of

@@ -1,4 +1,4 @@
-"""Matching reads only the events that rules name."""
+"""Automations read only the events that rules name."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock_automations.matching import matching
-from penstock_automations.matching.match import Match
-from penstock_automations.matching.matching import AT_ONCE, SLOW_S, Matching
+from penstock_automations.matching import matcher
+from penstock_automations.matching.matcher import AT_ONCE, SLOW_S, Matcher
+from penstock_automations.matching.rule_matches import Match
 
 
 async def test_other_tasks_run_between_the_slow_conditions_of_one_event(
@@ -24,7 +24,7 @@ async def test_other_tasks_run_between_the_slow_conditions_of_one_event(
         evaluated.extend(range(len(rules)))
         return [Match(rule) for rule in rules]
 
-    monkeypatch.setattr(matching, "matches", slow)
+    monkeypatch.setattr(matcher, "matches", slow)
     rules: list[Any] = [object() for _ in range(AT_ONCE * 2 + 1)]
 
     async def other() -> None:
@@ -34,7 +34,7 @@ async def test_other_tasks_run_between_the_slow_conditions_of_one_event(
 
     task = asyncio.create_task(other())
     body = {"event": {"category": "llm", "action": "x"}}
-    found = await Matching._found(Matching.__new__(Matching), rules, body, 2, "r1")
+    found = await Matcher._found(Matcher.__new__(Matcher), rules, body, 2, "r1")
     await task
     assert [each.rule for each in found] == rules
     assert {AT_ONCE, AT_ONCE * 2} <= set(seen), "it ran after each part"

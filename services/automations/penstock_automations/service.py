@@ -38,7 +38,7 @@ from penstock_automations.delivery.replay import replay
 from penstock_automations.guard.backend import Guard
 from penstock_automations.jobs.order import Order
 from penstock_automations.matching.consumers import Consumers
-from penstock_automations.matching.matching import Matching
+from penstock_automations.matching.matcher import Matcher
 from penstock_automations.rules.anonymous import pause_rules_without_owner
 from penstock_automations.rules.call_secrets import read_call_secrets
 from penstock_automations.rules.file import apply_file
@@ -87,7 +87,7 @@ class AutomationsService(Service):
             "run": StartRunExecutor(self.bus, context.config, starter),
             "decide": DecideExecutor(self.bus),
         }
-        self._matching = Matching(self.bus, self._rules, self._store, order, self.give_up)
+        self._matcher = Matcher(self.bus, self._rules, self._store, order, self.give_up)
         self._deliverer = Deliverer(
             self.bus,
             context.pod,
@@ -181,7 +181,7 @@ class AutomationsService(Service):
         for shard in range(self._shards, self.bus.shards.made):
             broker = Broker(self.bus, self._settings.drain_s)
             events = self._consumers.of(shard)
-            broker.batches(events, self._settings.match_batch, self._matching.batch)
+            broker.batches(events, self._settings.match_batch, self._matcher.batch)
             await self._start_broker(broker)
             self._shards = shard + 1
 

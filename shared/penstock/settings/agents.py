@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from penstock import starts
+from penstock import start_fields
 from penstock.settings.errors import ConfigurationError
 from penstock.validation import reason_of
 
@@ -121,7 +121,7 @@ class AgentOfServer(AgentBase):
 
     @model_validator(mode="after")
     def _no_answers(self) -> Self:
-        starts.check_setting(self.protocol, self.accepts)
+        start_fields.check_setting(self.protocol, self.accepts)
         return self
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.bus import Stored
 from penstock.bus.read.direct import STORED_AT
 from penstock.bus.state.losses import Snapshot
-from penstock_automations.matching.matching import Matching
+from penstock_automations.matching.matcher import Matcher
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.orders import Order
 from penstock_connector.state.run_state import CLOSED, Runs, holder_of, kind_of
@@ -97,7 +97,7 @@ def _between() -> None:
     async def between(self: Any, job: Any, after: int, upto: int) -> list[Any]:
         return []
 
-    _replace(Matching, "_between", between)
+    _replace(Matcher, "_between", between)
 
 
 def _replace(owner: type, name: str, value: object) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 from pydantic import ValidationError
 
-from penstock import starts
+from penstock import start_fields
 from penstock.bus import Bus, StreamFull
 from penstock.bus.records import Record, RunRecord
 from penstock.expressions import ExpressionError
@@ -121,7 +121,7 @@ class StartRunExecutor:
             verdict = Verdict("delivered", text=f"started run {run_id} of agent {plan.agent}")
         except ExpressionError as error:
             verdict = unfilled(error)
-        except starts.NotAccepted as error:
+        except start_fields.NotAccepted as error:
             verdict = Verdict("final", "not_accepted", f"the agent does not accept input: {error}")
         except Problem as problem:
             verdict = refused(problem, _CODES)
@@ -165,7 +165,7 @@ class StartRunExecutor:
             if not 0 < len(session_id) <= MAX_SESSION_CHARACTERS:
                 raise Problem(422, f"a session id has 1 to {MAX_SESSION_CHARACTERS} characters")
         input = filled_input(action.input, event)
-        starts.accepted_input(agent.protocol, agent.accepts, input)
+        start_fields.accepted_input(agent.protocol, agent.accepts, input)
         require_reachable(agent, record.owner.user_id, session_id)
         return Plan(
             run_id=await self._starter.new_run_id(record.owner.user_id, session_id),

@@ -35,7 +35,7 @@ from penstock_automations.actions.executor import (
 from penstock_automations.broker import Taken
 from penstock_automations.delivery.announcements import Announcements, Timeline
 from penstock_automations.delivery.backoff import delay_s
-from penstock_automations.delivery.called import publish_call_outcome, wants_answer
+from penstock_automations.delivery.call_outcomes import publish_call_outcome, wants_answer
 from penstock_automations.delivery.delivery_span import context_of, span_of
 from penstock_automations.delivery.outcomes import dead_letter, outcome_event, triggered_data
 from penstock_automations.delivery.records import Attempt, DeliveryRecord, Records

@@ -19,7 +19,7 @@ from penstock.bus.read import direct
 from penstock.bus.write import objects
 from penstock.expressions import ExpressionError, MissingField
 from penstock_automations.matching.facts import Facts, RunFacts
-from penstock_automations.matching.match import depth_refusal, may_act
+from penstock_automations.matching.rule_matches import depth_refusal, may_act
 from penstock_automations.rules.records import CONDITIONS, CompiledRule, event_of
 
 MAX_EVENTS: Final = 10_000

@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from penstock.settings import ConfigurationError
-from penstock_automations.rules.expanding import expanded
+from penstock_automations.rules.environment import expanded
 from penstock_automations.rules.model import Part, WebhookAuth
 from penstock_automations.rules.secrets import check_secret
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from penstock.settings import Config, ConfigurationError
 from penstock.web.auth.scopes import DEFAULT, SCOPES
 from penstock_automations.rules.check import InvalidRule, read_rule
-from penstock_automations.rules.expanding import expanded
+from penstock_automations.rules.environment import expanded
 from penstock_automations.rules.kept_secrets import with_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import Owner, RuleRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from penstock import starts
+from penstock import start_fields
 from penstock.settings import Config
 from penstock_automations.rules.actions import RunAction
 from penstock_automations.rules.check import InvalidRule
@@ -50,7 +50,7 @@ def check_agent(run: RunAction, config: Config) -> None:
     if run.input is None or run.has_placeholders_in_input:
         return
     try:
-        starts.accepted_input(agent.protocol, agent.accepts, run.input)
-    except starts.NotAccepted as error:
+        start_fields.accepted_input(agent.protocol, agent.accepts, run.input)
+    except start_fields.NotAccepted as error:
         field = "action.run.input"
         raise InvalidRule([{"field": field, "reason": str(error)}]) from None

@@ -17,7 +17,7 @@ import orjson
 
 from penstock.bus import subjects
 from penstock_automations.jobs.job import Job, TriggerKind, TriggerSource
-from penstock_automations.matching.match import bound_event, matches
+from penstock_automations.matching.rule_matches import bound_event, matches
 from penstock_automations.rules.cron import Cron, rfc3339
 from penstock_automations.rules.records import CompiledRule, event_of
 

@@ -29,7 +29,7 @@ import orjson
 from penstock import telemetry
 from penstock.bus import FenceConflict, HistoryLost, RawWriter
 from penstock.settings import ServerAgent
-from penstock.starts import NotAccepted
+from penstock.start_fields import NotAccepted
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.leg_span import Milestones, headers_of, with_milestone
 from penstock_connector.legs.outcome import TAKEN_OVER, Outcome, ended, lost

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from penstock import log_fields, starts
+from penstock import log_fields, start_fields
 from penstock.bus import Bus, Stored
 from penstock.bus.records import ContinueCommand, PauseRecord, QueuedLeg, StartCommand
 from penstock.bus.subjects import session_key
@@ -149,6 +149,6 @@ def accepted(agent: ServerAgent, command: StartCommand) -> StartCommand:
         NotAccepted: the start has an input that the agent's server must not get.
     """
     if command.body is not None:
-        starts.check_body(agent.protocol, agent.accepts, command.body)
-    given = starts.accepted_input(agent.protocol, agent.accepts, command.input)
+        start_fields.check_body(agent.protocol, agent.accepts, command.body)
+    given = start_fields.accepted_input(agent.protocol, agent.accepts, command.input)
     return command.model_copy(update={"input": given or None})

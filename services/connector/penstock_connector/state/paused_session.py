@@ -19,7 +19,7 @@ from typing import Final
 from penstock.bus import Bus
 from penstock.bus.records import ENDED, PauseRecord
 from penstock.bus.write import objects
-from penstock.starts import NotAccepted, Refusal
+from penstock.start_fields import NotAccepted, Refusal
 from penstock_connector.state.retries import with_retries
 from penstock_connector.state.run_state import CLOSED, Runs, kind_of
 

@@ -35,9 +35,9 @@ from penstock_edge.stream.hub import Hub
 from penstock_edge.stream.keep_alive import is_due
 from penstock_edge.stream.open_streams import ReconnectReason, retry_ms
 from penstock_edge.stream.phases import IDLE, IN_SYNC, End, Idle, InSync, Live
-from penstock_edge.stream.received import acknowledged, written
 from penstock_edge.stream.replay import Reached, Replay
 from penstock_edge.stream.ring import http_chunk
+from penstock_edge.stream.tcp_progress import acknowledged, written
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import Item
 from penstock_edge.views.positions import ByteOffset, StreamSequence

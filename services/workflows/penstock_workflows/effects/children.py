@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from penstock import starts
+from penstock import start_fields
 from penstock.bus import Bus, Message, Retry, subjects
 from penstock.bus.records import CancelCommand, RunRecord, Target
 from penstock.runs.start import Origin, Start, Starter
@@ -68,7 +68,7 @@ class Children:
                     traceparent=context_of(state, child.child),
                 )
             )
-        except starts.NotAccepted as error:
+        except start_fields.NotAccepted as error:
             return _failed(child, "not_accepted", f"the agent does not accept input: {error}")
         except Problem as problem:
             if problem.status in _BUSY:
@@ -118,7 +118,7 @@ class Children:
         if agent is None:
             raise Problem(404, self._config.no_agent(child.name))
         if not isinstance(agent, WorkflowAgent):
-            starts.accepted_input(agent.protocol, agent.accepts, child.input)
+            start_fields.accepted_input(agent.protocol, agent.accepts, child.input)
         return agent
 
 

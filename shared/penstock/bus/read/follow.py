@@ -24,7 +24,7 @@ from penstock.bus.connection.listener import Listener
 from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
 from penstock.bus.read.direct import last, read
-from penstock.bus.read.together import histories
+from penstock.bus.read.run_histories import histories
 from penstock.log_fields import run_of
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from penstock.web.auth import identity_of, keep_counting
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.credential import watch
 from penstock_edge.stream.direct_write import DROPPED_S, SLICE_BYTES, direct_of, dropped
-from penstock_edge.stream.leaving import until_closed
+from penstock_edge.stream.disconnect import until_closed
 from penstock_edge.stream.phases import End
 
 

@@ -15,8 +15,8 @@ from penstock.log_fields import run_of
 from penstock.web.problems import Problem
 from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import cycle_of
+from penstock_edge.stream.disconnect import until_closed
 from penstock_edge.stream.keep_alive import check_period_s, is_due
-from penstock_edge.stream.leaving import until_closed
 from penstock_edge.stream.open_streams import OpenStreams, ReconnectReason, retry_ms
 from penstock_edge.stream.responses.event_stream import EventStream, head
 from penstock_edge.views.framing import NAMED_SSE

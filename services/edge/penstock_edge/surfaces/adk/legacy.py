@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from penstock import starts
+from penstock import start_fields
 from penstock.bus.read.direct import read
 from penstock.bus.streams import events_of
 from penstock.bus.subjects import run_id_of, session_turn
@@ -27,8 +27,8 @@ from penstock.web.bodies import read_json
 from penstock.web.operation import FLAG, TEXT, Operation, an_object, json, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.trees import is_workflow
+from penstock_edge.runs.unaccepted_fields import named_in_422
 from penstock_edge.sources.locate import (
     ancestors_of,
     lifecycle_of,
@@ -43,7 +43,7 @@ from penstock_edge.surfaces.adk.request import QueryRequest
 from penstock_edge.surfaces.adk.session_store import NamedSession, SessionStore
 from penstock_edge.surfaces.adk.sessions import session_named_by
 from penstock_edge.surfaces.adk.views import legacy_tree_view, legacy_view
-from penstock_edge.surfaces.described import FOLLOWED
+from penstock_edge.surfaces.common_schemas import FOLLOWED
 from penstock_edge.surfaces.errors import invalid_body
 from penstock_edge.surfaces.query import cursor_of
 from penstock_edge.surfaces.responses import json_response
@@ -86,7 +86,7 @@ class Legacy:
         except ValidationError as error:
             raise invalid_body(error) from error
         with named_in_422():
-            starts.refuse_answers(asked.model_extra)
+            start_fields.refuse_answers(asked.model_extra)
         roles = identity_of(request).roles_of(named.user_id)
         started = await edge.starter.start(
             Start(named.agent, asked.query, named.id, named.user_id, roles=roles)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 from starlette.requests import Request
 
-from penstock import starts
+from penstock import start_fields
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest, RunRecord
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.adk.encode.shapes import item_ids
@@ -26,7 +26,6 @@ from penstock.web.auth import Identity, acting_user, identity_of, require
 from penstock.web.bodies import read_body, require_json
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.decide import (
     LOOKUP_RETRY_S,
     LOOKUP_S,
@@ -36,6 +35,7 @@ from penstock_edge.runs.decide import (
 )
 from penstock_edge.runs.tree_approvals import approval_of, decide_each, open_approvals
 from penstock_edge.runs.trees import is_workflow, next_leg_of
+from penstock_edge.runs.unaccepted_fields import named_in_422
 from penstock_edge.sources.locate import (
     StartPosition,
     lifecycle_of,
@@ -143,9 +143,9 @@ class Legs:
         require(who, "start")
         with named_in_422():
             if agent.protocol == ADK:
-                starts.check_body(ADK, agent.accepts, body)
+                start_fields.check_body(ADK, agent.accepts, body)
             else:
-                starts.refuse_answers(orjson.loads(body))
+                start_fields.refuse_answers(orjson.loads(body))
         return asked, await self._start(who, agent, asked, body)
 
     async def _start(

@@ -12,7 +12,7 @@ from penstock_edge.stream.responses.single_body import SingleBody
 from penstock_edge.surfaces.adk.event_list import EventList
 from penstock_edge.surfaces.adk.legs import Legs
 from penstock_edge.surfaces.adk.operations import UPSTREAM, leg_operation, require_enabled
-from penstock_edge.surfaces.described import STREAMED
+from penstock_edge.surfaces.common_schemas import STREAMED
 
 
 class Runs:

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from penstock import starts
+from penstock import start_fields
 from penstock.web.auth import acting_user, identity_of, require
 from penstock.web.bodies import ignore_body, read_body, require_json
 from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.accepted import named_in_422
+from penstock_edge.runs.unaccepted_fields import named_in_422
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, operation
 from penstock_edge.surfaces.adk.request import ChangeRequest, CreateRequest
@@ -161,7 +161,7 @@ class Sessions:
         if named.agent.protocol != ADK:
             raise Problem(422, "only the sessions of ADK agents have a state")
         with named_in_422():
-            given = starts.accepted_input(ADK, named.agent.accepts, document)
+            given = start_fields.accepted_input(ADK, named.agent.accepts, document)
         await self._sessions.check_at_rest(named)
         changed = await self._servers.ask("PATCH", named.agent, named.user_id, named.id, given)
         return relayed(changed)
@@ -194,7 +194,7 @@ class Sessions:
     async def _create(self, named: NamedSession, session_id: str, given: dict[str, Any]) -> ASGIApp:
         if named.agent.protocol == ADK:
             with named_in_422():
-                starts.accepted_session(named.agent.accepts, given)
+                start_fields.accepted_session(named.agent.accepts, given)
             created = await self._servers.create(named.agent, named.user_id, session_id, given)
             return relayed(created)
         refused = [name for name in ("state", "events") if given.get(name)]

@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from penstock import starts
+from penstock import start_fields
 from penstock.bus.records import Decider, DecideRequest, RunRecord
 from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start
@@ -33,11 +33,11 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.decide import pause_of, start_of_next_leg
 from penstock_edge.runs.run_access import run_of
 from penstock_edge.runs.tree_approvals import decide_each, open_approvals
 from penstock_edge.runs.trees import NextLeg, is_workflow, next_leg_of
+from penstock_edge.runs.unaccepted_fields import named_in_422
 from penstock_edge.sources.locate import StartPosition, start_of_new_run
 from penstock_edge.stream.responses.single_body import SingleBody
 from penstock_edge.surfaces import parameters as by
@@ -53,7 +53,7 @@ from penstock_edge.surfaces.agno.views import (
     tree_leg_view,
     tree_output_view,
 )
-from penstock_edge.surfaces.described import STREAM
+from penstock_edge.surfaces.common_schemas import STREAM
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.responses import json_response
 from penstock_edge.surfaces.workflow_input import workflow_input
@@ -154,9 +154,9 @@ class Runs:
         given: dict[str, Any] = {}
         with named_in_422():
             if native:
-                given = starts.accepted_input("agno", agent.accepts, asked.forwarded())
+                given = start_fields.accepted_input("agno", agent.accepts, asked.forwarded())
             else:
-                starts.refuse_answers(asked.model_extra)
+                start_fields.refuse_answers(asked.model_extra)
         if not native:
             agno_request.require_portable(asked)
         if isinstance(agent, WorkflowAgent):

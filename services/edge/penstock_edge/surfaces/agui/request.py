@@ -1,7 +1,7 @@
 """Models of the body of POST /agui/{agent}: RunAgentInput, of AG-UI 1.0 and earlier. Pure.
 
-The fields of these models are checked, and null counts as absent. `penstock.starts` decides which
-other fields may be forwarded to an AG-UI server.
+The fields of these models are checked, and null counts as absent. `penstock.start_fields` decides
+which other fields may be forwarded to an AG-UI server.
 """
 
 from __future__ import annotations

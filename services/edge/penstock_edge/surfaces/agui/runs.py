@@ -11,7 +11,7 @@ import orjson
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from penstock import starts
+from penstock import start_fields
 from penstock.bus.records import DecideRequest
 from penstock.runs.start import Start
 from penstock.service.deciders import decider_of
@@ -21,18 +21,18 @@ from penstock.web.bodies import read_body, require_json
 from penstock.web.operation import Operation, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.agui_leg_ids import AGUI
 from penstock_edge.runs.decide import start_of_next_leg
 from penstock_edge.runs.tree_approvals import decide_each
 from penstock_edge.runs.trees import is_workflow, next_leg_of
+from penstock_edge.runs.unaccepted_fields import named_in_422
 from penstock_edge.sources.locate import locate, start_of_new_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
 from penstock_edge.surfaces.agui.pauses import Answer, AnsweredPauses
 from penstock_edge.surfaces.agui.request import RunAgentInput
-from penstock_edge.surfaces.described import FOLLOWED
+from penstock_edge.surfaces.common_schemas import FOLLOWED
 from penstock_edge.surfaces.workflow_input import workflow_input
 from penstock_edge.views.agui import Audience
 
@@ -85,9 +85,9 @@ class Runs:
             agui_request.require_portable(asked)
         with named_in_422():
             if agent.protocol == AGUI:
-                starts.check_body(AGUI, agent.accepts, body)
+                start_fields.check_body(AGUI, agent.accepts, body)
             else:
-                starts.refuse_answers(orjson.loads(body))
+                start_fields.refuse_answers(orjson.loads(body))
         return await self._start(who, agent, asked, body)
 
     async def _start(

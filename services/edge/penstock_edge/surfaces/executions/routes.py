@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from penstock import starts
+from penstock import start_fields
 from penstock.runs.start import Start
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_model
 from penstock.web.operation import TEXT, Operation, an_object, json, serves
 from penstock.web.problems import ErrorShape, Problem, schema_of
 from penstock_edge.edge import Edge
-from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.trees import is_workflow
+from penstock_edge.runs.unaccepted_fields import named_in_422
 from penstock_edge.sources.locate import start_of_new_run
-from penstock_edge.surfaces.described import STREAMED
+from penstock_edge.surfaces.common_schemas import STREAMED
 from penstock_edge.surfaces.executions.request import CancelRequest, TriggerRequest
 from penstock_edge.surfaces.surface import Surface
 
@@ -83,7 +83,7 @@ class TriggerAndCancel:
         if agent is None:
             raise Problem(404, f"topologyId: there is no topology {asked.topology_id}")
         with named_in_422():
-            starts.refuse_answers(asked.model_extra)
+            start_fields.refuse_answers(asked.model_extra)
         edge.streams.require_room(request.scope)
         shard = await edge.starter.shard_for(who.user_id, None)
         place = await start_of_new_run(edge.bus, shard)

@@ -36,7 +36,7 @@ from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
 from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.stream.saved_cursors import Position, SavedCursor
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.described import STREAM_OR_PAGE
+from penstock_edge.surfaces.common_schemas import STREAM_OR_PAGE
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.query import (
     cursor_of,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from penstock import starts
+from penstock import start_fields
 from penstock.bus import Bus
 from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
@@ -37,9 +37,9 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
-from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.run_access import require_dialect, run_of
 from penstock_edge.runs.trees import unfinished_descendants
+from penstock_edge.runs.unaccepted_fields import named_in_422
 from penstock_edge.sources.histories import newest_sequence_of
 from penstock_edge.sources.locate import (
     StartPosition,
@@ -49,7 +49,7 @@ from penstock_edge.sources.locate import (
 )
 from penstock_edge.stream.responses.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.described import STREAM, STREAM_OR_PAGE
+from penstock_edge.surfaces.common_schemas import STREAM, STREAM_OR_PAGE
 from penstock_edge.surfaces.query import (
     cursor_of,
     include_of,
@@ -130,7 +130,7 @@ class Runs:
         if agent is None:
             raise Problem(404, edge.config.no_agent(asked.agent))
         with named_in_422("input"):
-            starts.accepted_input(agent.protocol, agent.accepts, asked.input)
+            start_fields.accepted_input(agent.protocol, agent.accepts, asked.input)
         depth = _depth(request)
         streams = "text/event-stream" in request.headers.get("accept", "")
         dialect, named = _dialect(request)

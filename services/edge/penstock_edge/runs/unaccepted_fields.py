@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.starts import NotAccepted
+from penstock.start_fields import NotAccepted
 from penstock.web.problems import Problem
 
 

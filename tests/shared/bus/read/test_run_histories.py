@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus, BusUnavailable, Follow, Stored, streams, subjects
-from penstock.bus.read import direct, together
+from penstock.bus.read import direct, run_histories
 from penstock.bus.read.follow import events
-from penstock.bus.read.together import Histories, histories
+from penstock.bus.read.run_histories import Histories, histories
 from support.drive.bus import connected, event, new_run_id
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer
@@ -22,8 +22,8 @@ RUNS, EVENTS = 60, 12
 @pytest.fixture(autouse=True)
 def a_pass_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the thresholds, so that a few runs are enough to cause a pass over the stream."""
-    monkeypatch.setattr(together, "AT_ONCE", 2)
-    monkeypatch.setattr(together, "IN_A_PASS_US", 1.0)
+    monkeypatch.setattr(run_histories, "AT_ONCE", 2)
+    monkeypatch.setattr(run_histories, "IN_A_PASS_US", 1.0)
 
 
 async def interleaved(bus: Bus, runs: Sequence[str], begin: int, end: int) -> None:
@@ -48,7 +48,7 @@ class Reads:
             return await raw(*arguments)
 
         monkeypatch.setattr("penstock.bus.read.follow.read", count_alone)
-        monkeypatch.setattr(together, "read_raw", count_pass)
+        monkeypatch.setattr(run_histories, "read_raw", count_pass)
 
 
 class Followers:
@@ -121,7 +121,7 @@ async def test_a_run_by_itself_is_read_alone(
 async def test_what_does_not_fit_into_memory_is_read_alone(
     own_bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "MAX_KEPT_BYTES", 20_000)
+    monkeypatch.setattr(run_histories, "MAX_KEPT_BYTES", 20_000)
     runs = [new_run_id() for _ in range(RUNS)]
     await interleaved(own_bus, runs, 1, EVENTS)
     reads = Reads(monkeypatch)
@@ -142,13 +142,13 @@ async def test_what_is_kept_is_forgotten_soon_and_at_a_reconnect(
     async def forgotten() -> bool:
         return not read._kept._bytes
 
-    monkeypatch.setattr(together, "KEPT_S", 60.0)
+    monkeypatch.setattr(run_histories, "KEPT_S", 60.0)
     async with Followers(own_bus, runs) as followers:
         await followers.until(EVENTS)
         assert read._kept._bytes
         await asyncio.to_thread(fresh_nats.restart)
         await eventually(forgotten, 30)
-    monkeypatch.setattr(together, "KEPT_S", 0.05)
+    monkeypatch.setattr(run_histories, "KEPT_S", 0.05)
     async with Followers(own_bus, runs) as followers:
         await followers.until(EVENTS)
         await eventually(forgotten, 30)
@@ -159,7 +159,7 @@ async def test_a_reconnect_in_the_middle_of_a_pass_loses_nothing(
 ) -> None:
     runs = [new_run_id() for _ in range(RUNS)]
     await interleaved(own_bus, runs, 1, EVENTS)
-    monkeypatch.setattr(together, "PASS_BATCH", 100)
+    monkeypatch.setattr(run_histories, "PASS_BATCH", 100)
     read, raw = histories(own_bus, streams.EVENTS), direct.read_raw
     requests = 0
 
@@ -171,7 +171,7 @@ async def test_a_reconnect_in_the_middle_of_a_pass_loses_nothing(
             read.forget()
         return found
 
-    monkeypatch.setattr(together, "read_raw", reconnects)
+    monkeypatch.setattr(run_histories, "read_raw", reconnects)
     async with Followers(own_bus, runs) as followers:
         await followers.until(EVENTS)
     assert requests > 3
@@ -189,7 +189,7 @@ async def test_a_pass_that_fails_is_an_error_for_each_and_is_tried_again(
             raise BusUnavailable("as the test wants")
         return await raw(*arguments)
 
-    monkeypatch.setattr(together, "read_raw", away)
+    monkeypatch.setattr(run_histories, "read_raw", away)
     async with Followers(own_bus, runs) as followers:
         await followers.until(EVENTS)
     assert not fails
@@ -217,4 +217,4 @@ async def test_a_caller_that_gives_up_does_not_block_the_others(
         assert await waiting[5] == ([], 0)
         assert len(read._waiting) == 0
         await asyncio.gather(*read._reading)
-        assert read._slots._value == together.AT_ONCE
+        assert read._slots._value == run_histories.AT_ONCE

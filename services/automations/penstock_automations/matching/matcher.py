@@ -21,7 +21,7 @@ from penstock_automations.jobs.job import EventSource, Job
 from penstock_automations.jobs.order import Order
 from penstock_automations.jobs.publish import publish
 from penstock_automations.matching.facts import Facts
-from penstock_automations.matching.match import (
+from penstock_automations.matching.rule_matches import (
     Match,
     bound_event,
     depth_of,
@@ -46,7 +46,7 @@ _UNREADABLE = (ObjectGone, ValueError, KeyError, TypeError, AttributeError)
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 
-class Matching:
+class Matcher:
     """Matches batches of events. A batch is acknowledged when all its jobs are stored."""
 
     def __init__(
