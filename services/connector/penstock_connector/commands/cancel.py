@@ -33,7 +33,7 @@ class Reply(Enum):
     NO_HOLDER = "no_holder"  # no connector listens for the run
 
 
-class Decision(Enum):
+class Action(Enum):
     """The action that a cancel command needs."""
 
     WAIT_FOR_END = "wait_for_end"  # the holder has accepted the cancel, and ends the leg
@@ -66,22 +66,22 @@ class CancelFacts:
         return self.last is not None and kind_of(self.last) not in CLOSED
 
 
-def decide(seen: CancelFacts) -> Decision:
+def choose_action(seen: CancelFacts) -> Action:
     """Return the action that follows from the facts. Pure."""
     if seen.reply is Reply.ACCEPTED:
-        return Decision.WAIT_FOR_END
+        return Action.WAIT_FOR_END
     if seen.reply is Reply.NO_ANSWER:
         # While the holder was suspended, another connector may have ended the leg.
         is_over = seen.last is not None and not seen.is_open and seen.has_ended
-        return Decision.NOTHING if is_over else Decision.WAIT
+        return Action.NOTHING if is_over else Action.WAIT
     if seen.last is None:
         # NATS may have lost the frames of a run that has ended.
-        return Decision.NOTHING if seen.has_ended else Decision.END_UNSTARTED
+        return Action.NOTHING if seen.has_ended else Action.END_UNSTARTED
     if not seen.is_open:
-        return Decision.CANCEL_BETWEEN_LEGS
+        return Action.CANCEL_BETWEEN_LEGS
     if seen.start_is_cancelled:
-        return Decision.END_UNCALLED
-    return Decision.WAIT if seen.is_held else Decision.TAKE_OVER
+        return Action.END_UNCALLED
+    return Action.WAIT if seen.is_held else Action.TAKE_OVER
 
 
 class CancelHandler:
@@ -90,14 +90,14 @@ class CancelHandler:
     def __init__(self, context: CommandContext) -> None:
         self._context = context
         self._stores = context.stores
-        self._actions: dict[Decision, Callable[[CancelCommand, CancelFacts], Awaitable[None]]] = {
-            Decision.WAIT_FOR_END: self._wait_for_end,
-            Decision.WAIT: self._wait,
-            Decision.END_UNSTARTED: self._end_unstarted,
-            Decision.CANCEL_BETWEEN_LEGS: self._cancel_between_legs,
-            Decision.END_UNCALLED: self._end_uncalled,
-            Decision.TAKE_OVER: self._take_over,
-            Decision.NOTHING: self._nothing,
+        self._actions: dict[Action, Callable[[CancelCommand, CancelFacts], Awaitable[None]]] = {
+            Action.WAIT_FOR_END: self._wait_for_end,
+            Action.WAIT: self._wait,
+            Action.END_UNSTARTED: self._end_unstarted,
+            Action.CANCEL_BETWEEN_LEGS: self._cancel_between_legs,
+            Action.END_UNCALLED: self._end_uncalled,
+            Action.TAKE_OVER: self._take_over,
+            Action.NOTHING: self._nothing,
         }
 
     async def handle(self, stored: Stored) -> None:
@@ -110,7 +110,7 @@ class CancelHandler:
         async with self._context.attempts.at("cancel", stored):
             command = CancelCommand.model_validate_json(stored.payload)
             seen = await self._read_facts(command)
-            await self._actions[decide(seen)](command, seen)
+            await self._actions[choose_action(seen)](command, seen)
 
     async def _read_facts(self, command: CancelCommand) -> CancelFacts:
         run_id, runs = command.run_id, self._stores.runs

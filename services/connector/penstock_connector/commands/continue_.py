@@ -20,7 +20,7 @@ from penstock_connector.state.sendings import ClaimedSending
 log = logging.getLogger(__name__)
 
 
-class Decision(Enum):
+class Action(Enum):
     """The action that a continue command needs."""
 
     SEND = "send"  # this connector has claimed the sending, and opens the leg
@@ -41,14 +41,14 @@ class ContinueFacts:
     claimer: Liveness = Liveness.OURS
 
 
-def decide(seen: ContinueFacts) -> Decision:
+def choose_action(seen: ContinueFacts) -> Action:
     """Return the action that follows from the facts. Pure."""
     if seen.sending is None:
-        return Decision.SEND
+        return Action.SEND
     if seen.sending.sent.state != "claimed":
-        return Decision.NOTHING
+        return Action.NOTHING
     if seen.last is not None and leg_of(seen.last) >= seen.leg:
-        return Decision.TAKE_OVER_LEG
+        return Action.TAKE_OVER_LEG
     return _WITHOUT_OPEN[seen.claimer]
 
 
@@ -56,10 +56,10 @@ def decide(seen: ContinueFacts) -> Decision:
 # Nothing was sent yet. A connector that was only silent may still try to open the leg, but the
 # fence then refuses its `open`.
 _WITHOUT_OPEN: Final = {
-    Liveness.OURS: Decision.SEND,
-    Liveness.ALIVE: Decision.WAIT,
-    Liveness.SILENT: Decision.TAKE_OVER_SENDING,
-    Liveness.DEAD: Decision.TAKE_OVER_SENDING,
+    Liveness.OURS: Action.SEND,
+    Liveness.ALIVE: Action.WAIT,
+    Liveness.SILENT: Action.TAKE_OVER_SENDING,
+    Liveness.DEAD: Action.TAKE_OVER_SENDING,
 }
 
 
@@ -93,13 +93,13 @@ class ContinueHandler:
         self._context = context
         self._stores = context.stores
         self._actions: dict[
-            Decision, Callable[[Order, ContinueCommand, ContinueFacts], Awaitable[None]]
+            Action, Callable[[Order, ContinueCommand, ContinueFacts], Awaitable[None]]
         ] = {
-            Decision.SEND: self._send,
-            Decision.TAKE_OVER_SENDING: self._take_over_sending,
-            Decision.TAKE_OVER_LEG: self._take_over_leg,
-            Decision.WAIT: self._wait,
-            Decision.NOTHING: self._nothing,
+            Action.SEND: self._send,
+            Action.TAKE_OVER_SENDING: self._take_over_sending,
+            Action.TAKE_OVER_LEG: self._take_over_leg,
+            Action.WAIT: self._wait,
+            Action.NOTHING: self._nothing,
         }
         self._opening: dict[
             OpenDecision, Callable[[Order, ContinueCommand, Stored | None, bool], Awaitable[None]]
@@ -139,7 +139,7 @@ class ContinueHandler:
             # the same state and both send the decision.
             sending = await sendings.claim(command.approval_id)
             seen = await self._read_facts(command, sending)
-            await self._actions[decide(seen)](order, command, seen)
+            await self._actions[choose_action(seen)](order, command, seen)
 
     async def _read_facts(
         self, command: ContinueCommand, sending: ClaimedSending | None

@@ -35,7 +35,7 @@ READ_AT_ONCE: Final = 64  # the most commands that are read at the same time
 TAKE_UP_S, TAKE_UP_ANYWAY_S = 2.0, 30.0
 
 
-class Decision(Enum):
+class Action(Enum):
     """The action that a start command needs."""
 
     OPEN = "open"  # the claim is new, so the leg is opened
@@ -58,12 +58,12 @@ class StartFacts:
     claimer: Liveness = Liveness.OURS
 
 
-def decide(seen: StartFacts) -> Decision:
+def choose_action(seen: StartFacts) -> Action:
     """Return the action that follows from the facts. Pure."""
     if seen.claim is None:
-        return Decision.OPEN
+        return Action.OPEN
     if seen.claim.state == "cancelled" or seen.is_held_here:
-        return Decision.NOTHING
+        return Action.NOTHING
     if seen.last is not None:
         return _WITH_OPEN[seen.claimer]
     return _WITHOUT_OPEN[seen.claimer]
@@ -72,19 +72,19 @@ def decide(seen: StartFacts) -> Decision:
 # The actions while the leg is open, by the liveness of the connector that claimed the start. A
 # claimer that is alive holds the leg, or another connector has taken the leg over.
 _WITH_OPEN: Final = {
-    Liveness.OURS: Decision.TAKE_OVER_LEG,
-    Liveness.ALIVE: Decision.NOTHING,
-    Liveness.SILENT: Decision.NOTHING,
-    Liveness.DEAD: Decision.TAKE_OVER_LEG,
+    Liveness.OURS: Action.TAKE_OVER_LEG,
+    Liveness.ALIVE: Action.NOTHING,
+    Liveness.SILENT: Action.NOTHING,
+    Liveness.DEAD: Action.TAKE_OVER_LEG,
 }
 # The actions while the leg is not open. A claimer that is alive may still open the leg, or may end
 # before it opens the leg. So the command waits and is not finished. A claimer that was only
 # silent may still try to open the leg, but the fence then refuses its `open`.
 _WITHOUT_OPEN: Final = {
-    Liveness.OURS: Decision.OPEN_AGAIN,
-    Liveness.ALIVE: Decision.WAIT,
-    Liveness.SILENT: Decision.TAKE_OVER_CLAIM,
-    Liveness.DEAD: Decision.TAKE_OVER_CLAIM,
+    Liveness.OURS: Action.OPEN_AGAIN,
+    Liveness.ALIVE: Action.WAIT,
+    Liveness.SILENT: Action.TAKE_OVER_CLAIM,
+    Liveness.DEAD: Action.TAKE_OVER_CLAIM,
 }
 
 
@@ -97,13 +97,13 @@ class StartHandler:
         self._queue = queue
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
         self._order = SessionOrder(context.bus, context.stores.runs, context.stores.claims)
-        self._actions: dict[Decision, Callable[[Order, StartFacts], Awaitable[None]]] = {
-            Decision.OPEN: self._open,
-            Decision.OPEN_AGAIN: self._open_again,
-            Decision.TAKE_OVER_CLAIM: self._take_over_claim,
-            Decision.TAKE_OVER_LEG: self._take_over_leg,
-            Decision.WAIT: self._wait,
-            Decision.NOTHING: self._nothing,
+        self._actions: dict[Action, Callable[[Order, StartFacts], Awaitable[None]]] = {
+            Action.OPEN: self._open,
+            Action.OPEN_AGAIN: self._open_again,
+            Action.TAKE_OVER_CLAIM: self._take_over_claim,
+            Action.TAKE_OVER_LEG: self._take_over_leg,
+            Action.WAIT: self._wait,
+            Action.NOTHING: self._nothing,
         }
 
     async def handle(self, stored: Stored) -> None:
@@ -161,7 +161,7 @@ class StartHandler:
             # the same state and both open the leg.
             claim = await self._stores.claims.claim(order.run_id)
             seen = await self._read_facts(order.run_id, claim)
-            await self._actions[decide(seen)](order, seen)
+            await self._actions[choose_action(seen)](order, seen)
 
     async def _read_facts(self, run_id: str, claim: Claim | None) -> StartFacts:
         if claim is None:

@@ -22,15 +22,13 @@ OURS, ALIVE, SILENT, DEAD = Liveness.OURS, Liveness.ALIVE, Liveness.SILENT, Live
 
 
 @pytest.mark.parametrize(
-    ("seen", "decision"),
+    ("seen", "action"),
     [
-        pytest.param(start.StartFacts(None), start.Decision.OPEN, id="the claim is new"),
-        pytest.param(
-            start.StartFacts(CANCELLED), start.Decision.NOTHING, id="the run was cancelled"
-        ),
+        pytest.param(start.StartFacts(None), start.Action.OPEN, id="the claim is new"),
+        pytest.param(start.StartFacts(CANCELLED), start.Action.NOTHING, id="the run was cancelled"),
         pytest.param(
             start.StartFacts(HELD, is_held_here=True),
-            start.Decision.NOTHING,
+            start.Action.NOTHING,
             id="its leg is held here",
         ),
         *(
@@ -40,25 +38,25 @@ OURS, ALIVE, SILENT, DEAD = Liveness.OURS, Liveness.ALIVE, Liveness.SILENT, Live
                 id=f"open, {who.value}",
             )
             for who, then in (
-                (OURS, start.Decision.TAKE_OVER_LEG),
-                (ALIVE, start.Decision.NOTHING),
-                (SILENT, start.Decision.NOTHING),
-                (DEAD, start.Decision.TAKE_OVER_LEG),
+                (OURS, start.Action.TAKE_OVER_LEG),
+                (ALIVE, start.Action.NOTHING),
+                (SILENT, start.Action.NOTHING),
+                (DEAD, start.Action.TAKE_OVER_LEG),
             )
         ),
         *(
             pytest.param(start.StartFacts(HELD, claimer=who), then, id=f"not open, {who.value}")
             for who, then in (
-                (OURS, start.Decision.OPEN_AGAIN),
-                (ALIVE, start.Decision.WAIT),
-                (SILENT, start.Decision.TAKE_OVER_CLAIM),
-                (DEAD, start.Decision.TAKE_OVER_CLAIM),
+                (OURS, start.Action.OPEN_AGAIN),
+                (ALIVE, start.Action.WAIT),
+                (SILENT, start.Action.TAKE_OVER_CLAIM),
+                (DEAD, start.Action.TAKE_OVER_CLAIM),
             )
         ),
     ],
 )
-def test_a_start(seen: start.StartFacts, decision: start.Decision) -> None:
-    assert start.decide(seen) is decision
+def test_a_start(seen: start.StartFacts, action: start.Action) -> None:
+    assert start.choose_action(seen) is action
 
 
 def sending(state: SendingState = "claimed") -> ClaimedSending:
@@ -66,21 +64,21 @@ def sending(state: SendingState = "claimed") -> ClaimedSending:
 
 
 @pytest.mark.parametrize(
-    ("seen", "decision"),
+    ("seen", "action"),
     [
         pytest.param(
-            continue_.ContinueFacts(None, 2), continue_.Decision.SEND, id="the claim is new"
+            continue_.ContinueFacts(None, 2), continue_.Action.SEND, id="the claim is new"
         ),
         *(
             pytest.param(
-                continue_.ContinueFacts(sending(state), 2), continue_.Decision.NOTHING, id=state
+                continue_.ContinueFacts(sending(state), 2), continue_.Action.NOTHING, id=state
             )
             for state in ("done", "refused", "outcome_unknown")
         ),
         *(
             pytest.param(
                 continue_.ContinueFacts(sending(), 2, frame("open", leg), claimer=ALIVE),
-                continue_.Decision.TAKE_OVER_LEG,
+                continue_.Action.TAKE_OVER_LEG,
                 id=f"leg {leg} is open",
             )
             for leg in (2, 3)
@@ -92,16 +90,16 @@ def sending(state: SendingState = "claimed") -> ClaimedSending:
                 id=f"not open, {who.value}",
             )
             for who, then in (
-                (OURS, continue_.Decision.SEND),
-                (ALIVE, continue_.Decision.WAIT),
-                (SILENT, continue_.Decision.TAKE_OVER_SENDING),
-                (DEAD, continue_.Decision.TAKE_OVER_SENDING),
+                (OURS, continue_.Action.SEND),
+                (ALIVE, continue_.Action.WAIT),
+                (SILENT, continue_.Action.TAKE_OVER_SENDING),
+                (DEAD, continue_.Action.TAKE_OVER_SENDING),
             )
         ),
     ],
 )
-def test_a_continue(seen: continue_.ContinueFacts, decision: continue_.Decision) -> None:
-    assert continue_.decide(seen) is decision
+def test_a_continue(seen: continue_.ContinueFacts, action: continue_.Action) -> None:
+    assert continue_.choose_action(seen) is action
 
 
 @pytest.mark.parametrize(
@@ -124,26 +122,26 @@ def test_a_decision_whose_sending_is_ours(
 
 
 @pytest.mark.parametrize(
-    ("seen", "decision"),
+    ("seen", "action"),
     [
-        (cancel.CancelFacts(Reply.ACCEPTED), cancel.Decision.WAIT_FOR_END),
-        (cancel.CancelFacts(Reply.NO_ANSWER), cancel.Decision.WAIT),
-        (cancel.CancelFacts(Reply.NO_ANSWER, frame("bytes")), cancel.Decision.WAIT),
-        (cancel.CancelFacts(Reply.NO_ANSWER, frame("end")), cancel.Decision.WAIT),
+        (cancel.CancelFacts(Reply.ACCEPTED), cancel.Action.WAIT_FOR_END),
+        (cancel.CancelFacts(Reply.NO_ANSWER), cancel.Action.WAIT),
+        (cancel.CancelFacts(Reply.NO_ANSWER, frame("bytes")), cancel.Action.WAIT),
+        (cancel.CancelFacts(Reply.NO_ANSWER, frame("end")), cancel.Action.WAIT),
         (
             cancel.CancelFacts(Reply.NO_ANSWER, frame("end"), has_ended=True),
-            cancel.Decision.NOTHING,
+            cancel.Action.NOTHING,
         ),
-        (cancel.CancelFacts(Reply.NO_HOLDER), cancel.Decision.END_UNSTARTED),
-        (cancel.CancelFacts(Reply.NO_HOLDER, has_ended=True), cancel.Decision.NOTHING),
-        (cancel.CancelFacts(Reply.NO_HOLDER, frame("lost")), cancel.Decision.CANCEL_BETWEEN_LEGS),
+        (cancel.CancelFacts(Reply.NO_HOLDER), cancel.Action.END_UNSTARTED),
+        (cancel.CancelFacts(Reply.NO_HOLDER, has_ended=True), cancel.Action.NOTHING),
+        (cancel.CancelFacts(Reply.NO_HOLDER, frame("lost")), cancel.Action.CANCEL_BETWEEN_LEGS),
         (
             cancel.CancelFacts(Reply.NO_HOLDER, frame("open"), start_is_cancelled=True),
-            cancel.Decision.END_UNCALLED,
+            cancel.Action.END_UNCALLED,
         ),
-        (cancel.CancelFacts(Reply.NO_HOLDER, frame("claim"), is_held=True), cancel.Decision.WAIT),
-        (cancel.CancelFacts(Reply.NO_HOLDER, frame("claim")), cancel.Decision.TAKE_OVER),
+        (cancel.CancelFacts(Reply.NO_HOLDER, frame("claim"), is_held=True), cancel.Action.WAIT),
+        (cancel.CancelFacts(Reply.NO_HOLDER, frame("claim")), cancel.Action.TAKE_OVER),
     ],
 )
-def test_a_cancel(seen: cancel.CancelFacts, decision: cancel.Decision) -> None:
-    assert cancel.decide(seen) is decision
+def test_a_cancel(seen: cancel.CancelFacts, action: cancel.Action) -> None:
+    assert cancel.choose_action(seen) is action
