@@ -1,4 +1,4 @@
-"""The connector's own knobs."""
+"""The settings of the connector."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.settings import Settings
 
 
 class ConnectorSettings(Settings):
-    """From the environment, as `PENSTOCK_<NAME>`."""
+    """The settings that only the connector has; each is read from `PENSTOCK_<NAME>`."""
 
     max_legs: int = Field(
         1000,
