@@ -25,7 +25,7 @@ from penstock.bus import (
 )
 from penstock.bus.errors import ApiError
 from penstock.bus.read import direct
-from support.drive.bus import connected, event, publish_events
+from support.drive.bus import connected, event, publish_events, server_stopped
 from support.drive.waiting import eventually
 from support.fakes.serving import close_after
 from support.real.nats import NatsServer
@@ -181,7 +181,7 @@ async def test_ready_is_true_while_the_connection_is_usable(
 async def test_a_long_disconnect_is_logged_once_and_survived(
     own_bus: Bus, fresh_nats: NatsServer, run_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await asyncio.to_thread(fresh_nats.stop)
+    await server_stopped(fresh_nats, own_bus)
     with pytest.raises(BusUnavailable):  # in two seconds, the client has tried about eight times
         await own_bus.publisher.publish(event(run_id, 1))
     assert caplog.text.count("disconnected from NATS; reconnecting") == 1
@@ -285,7 +285,7 @@ async def test_without_a_server_requests_and_subscriptions_are_unavailable(
     async def on_message(msg: Msg) -> None:
         return
 
-    await asyncio.to_thread(fresh_nats.stop)
+    await server_stopped(fresh_nats, own_bus)
     with pytest.raises(BusUnavailable):
         await own_bus.request(subjects.control(run_id), b"", timeout_s=0.1)
     with pytest.raises(BusUnavailable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,8 @@ from nats.aio.client import Client
 
 from penstock.bus import Bus, BusSettings, Message, messages, subjects
 from penstock.bus.streams import Retention
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
 
 
 @asynccontextmanager
@@ -38,6 +41,19 @@ async def all_processed(client: Client) -> None:
     """
     await client.flush()
     await client.flush()
+
+
+async def server_stopped(nats: NatsServer, bus: Bus) -> None:
+    """Stop the server, and wait until the bus has noticed.
+
+    A request that is sent before would end as `OutcomeUnknown` when the connection is lost.
+    """
+    await asyncio.to_thread(nats.stop)
+
+    async def noticed() -> bool:
+        return not bus.is_ready
+
+    await eventually(noticed, what="the lost connection")
 
 
 def new_run_id() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from penstock.bus import Bus, BusUnavailable, Stored, messages, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.read.direct import BATCH
-from support.drive.bus import event, new_run_id, publish_events
+from support.drive.bus import event, new_run_id, publish_events, server_stopped
 from support.real.nats import NatsServer
 
 
@@ -104,7 +103,7 @@ async def test_a_stream_that_does_not_exist_is_unavailable(bus: Bus) -> None:
 async def test_without_a_server_reading_is_unavailable(
     own_bus: Bus, fresh_nats: NatsServer
 ) -> None:
-    await asyncio.to_thread(fresh_nats.stop)
+    await server_stopped(fresh_nats, own_bus)
     with pytest.raises(BusUnavailable):
         await direct.read(own_bus, streams.EVENTS, ">")
 

@@ -24,7 +24,7 @@ from penstock.bus.messages import header_lines
 from penstock.bus.read import direct
 from penstock.bus.write.fence import append, post
 from penstock.bus.write.publisher import error_of
-from support.drive.bus import connected, event, publish_events
+from support.drive.bus import connected, event, publish_events, server_stopped
 from support.real.nats import NatsServer
 
 
@@ -96,7 +96,7 @@ async def test_a_subject_of_no_stream_is_unavailable(bus: Bus) -> None:
 async def test_without_a_connection_nothing_is_sent_not_even_later(
     own_bus: Bus, fresh_nats: NatsServer, run_id: str
 ) -> None:
-    await asyncio.to_thread(fresh_nats.stop)
+    await server_stopped(fresh_nats, own_bus)
     with pytest.raises(BusUnavailable):
         await own_bus.publisher.publish(event(run_id, 1))
     with pytest.raises(BusUnavailable):
