@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Final
 
 from penstock.bus import Bus, Follow, Followed, Stored, subjects
+from penstock.bus.messages import KIND
 from penstock.bus.read.follow import events, raw
 from penstock.bus.streams import raw_for
 from penstock.bus.write.fence import tail
@@ -23,6 +25,14 @@ from penstock_edge.views.view import (
     Source,
     View,
 )
+
+# The most seconds that a terminal event waits for the end of its leg. A leg may stay open: if no
+# connector cancels a run in time, the edge ends the run, and an agent server may keep its
+# connection open after the run.
+END_WAIT_S: Final = 5.0
+END_CHECK_S: Final = 0.1  # seconds between two checks whether the leg has ended
+# the kinds of frames with which a connector closes a leg
+_CLOSING: Final = frozenset({"end", "lost", "event"})
 
 
 def ignore_failure(error: BaseException) -> None:
@@ -81,8 +91,9 @@ class FramesUntilEnd(Source):
     """Delivers a run's source frames, and after the last frame the run's terminal event.
 
     RAW does not show whether a run has ended, because a leg may also end with a pause. So this
-    source follows the run's events, too. When the terminal event is published, RAW has all frames
-    of the run.
+    source follows the run's events, too. An agent server may send frames after the frame that ended
+    the run. So the terminal event is delivered after the last frame of the leg, which the connector
+    writes, or `END_WAIT_S` after the terminal event was published.
     """
 
     def __init__(
@@ -143,15 +154,27 @@ class FramesUntilEnd(Source):
             self.on_failure(error)
 
     async def _find_end(self, event: Stored) -> None:
-        last = await tail(
-            self._bus, raw_for(self._run_id), subjects.raw_stored(self._run_id, UPSTREAM)
-        )
+        last = await self._last_frame()
         # The source's other messages have sequences in RAW, but the terminal event has a sequence
         # in EVENTS. If the terminal event kept this sequence, the cursors of the client's stream
         # might decrease. So the terminal event gets the sequence after the last frame.
         end = max(last.sequence if last else 0, self._at) + 1
         self._terminal = replace(event, sequence=end)
         self._finish()
+
+    async def _last_frame(self) -> Stored | None:
+        """Return the run's last frame; None if RAW has no frame of the run.
+
+        If the leg is still open, this method waits for the leg's end, but at most `END_WAIT_S`.
+        """
+        stream, pattern = raw_for(self._run_id), subjects.raw_stored(self._run_id, UPSTREAM)
+        until = asyncio.get_running_loop().time() + END_WAIT_S
+        while True:
+            last = await tail(self._bus, stream, pattern)
+            is_open = last is not None and last.headers.get(KIND) not in _CLOSING
+            if not is_open or asyncio.get_running_loop().time() >= until:
+                return last
+            await asyncio.sleep(END_CHECK_S)
 
     def _finish(self) -> None:
         terminal = self._terminal

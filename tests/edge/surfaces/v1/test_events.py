@@ -333,6 +333,26 @@ async def test_raw_gives_the_upstreams_frames_of_all_legs_with_cursors(
         assert stream.response.status_code == 204
 
 
+async def test_raw_gives_the_frames_that_come_after_the_terminal_event(
+    events: Events, run: PretendRun
+) -> None:
+    """An agent server may send frames after the frame that ended the run."""
+    await run.started()
+    async with events(run, dialect="raw") as stream:
+        await run.raw("open", {})
+        await run.raw("bytes", b"data: 1\n\n")
+        first = await stream.frame()
+        await run.completed()
+        async with events(run) as told:
+            assert (await told.rest())[-1].event == "lifecycle.completed"
+        await run.raw("bytes", b"data: 2\n\n")
+        await run.raw("end", {"outcome": "eof"})
+        rest = await stream.rest()
+    assert [frame.data for frame in (first, *rest)] == [b"1", b"2"]
+    async with events(run, dialect="raw", after=first.id or "") as stream:
+        assert await stream.rest() == rest
+
+
 async def test_raw_says_in_a_comment_that_the_upstream_was_lost(
     events: Events, run: PretendRun
 ) -> None:
