@@ -115,11 +115,10 @@ class Viewer:
 class ApprovalRows(IndexRows):
     """The rows of all approvals. An approval has one row for each of its `audiences`.
 
-    `owner` is the number that stands for the audience's name. `main` marks the requester's row.
-    Each approval has exactly one such row. `decides` says whether this audience may decide.
-    `barred` says that this
-    person has voted or is excluded. Such a person may not decide, even if one of the person's roles
-    may decide.
+    `owner` is the number of the audience's name (see `number_of`). `main` marks the requester's
+    row; each approval has exactly one such row. `decides` says whether this audience may decide.
+    `barred` says that this person has voted or is excluded. Such a person may not decide, even if
+    one of the person's roles may decide.
 
     `closed` is the time at which an approval with a deadline ceased to be urgent, in Unix
     nanoseconds by NATS's clock; it is 0 for all other approvals.

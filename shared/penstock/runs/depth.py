@@ -2,7 +2,7 @@
 
 Without a limit, rules that trigger each other would never end. Rules can also trigger each other
 through another system. So Penstock's webhooks have a header with the number of rules so far. If the
-other system copies this header into its own request to Penstock, Penstock can count all rules.
+other system copies this header into its own request to Penstock, the count goes on.
 """
 
 from __future__ import annotations

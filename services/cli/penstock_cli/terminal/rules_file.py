@@ -24,8 +24,8 @@ class InvalidFile(ValueError):
 class Place:
     """The line of a field, and the place where its text begins. Lines and columns count from 1.
 
-    `text` is None if YAML has folded the lines of the text. Places within the text are then not
-    known.
+    `text` is None if YAML has folded the lines of the text, because the place of a character is
+    then unknown.
     """
 
     line: int
