@@ -21,6 +21,10 @@ from support.real import browser
 DEADLINE_S = 30.0
 
 
+class PageReplaced(Exception):
+    """The browser went to another page before it answered."""
+
+
 class Page:
     """One page. `requested` are the URLs of all requests, `logged` the browser's complaints."""
 
@@ -43,6 +47,8 @@ class Page:
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         answer = await asyncio.wait_for(self._answers[number], DEADLINE_S)
+        if "Inspected target navigated" in str(answer.get("error")):
+            raise PageReplaced(method)
         assert "error" not in answer, f"{method}: {answer['error']}"
         result: dict[str, Any] = answer["result"]
         return result
@@ -56,8 +62,15 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, expression: str) -> Any:
-        """Wait until the expression is true in the page."""
-        return await eventually(lambda: self.value(expression), DEADLINE_S, expression)
+        """Wait until the expression is true in the page, or in a page that replaces it."""
+
+        async def found() -> Any:
+            try:
+                return await self.value(expression)
+            except PageReplaced:
+                return None
+
+        return await eventually(found, DEADLINE_S, expression)
 
     async def text(self, selector: str) -> str:
         """Return the text of an element."""
