@@ -121,10 +121,10 @@ class Edge:
         """Return an object that makes views of a workflow's run together with the runs of its
         steps.
 
-        `known` are runs below the root whose event `workflow.step_started` may have expired.
-        `answered` are the ids of the approvals that the reader of a leg has just decided. If the
-        run pauses and waits only for these approvals, the view of the leg does not end with this
-        pause.
+        `root` is the id of the workflow's run. `known` are runs below the root whose event
+        `workflow.step_started` may have expired. `answered` are the ids of the approvals that a
+        client has just decided in order to read the next leg. If the run pauses and waits only for
+        these approvals, the view of the leg does not end with this pause.
         """
         source = self.trees.source(root, known)
         return TreeViews(self.agui, root, source, known, frozenset(answered))

@@ -1,4 +1,7 @@
-"""The edge as a service: it declares the routes of all surfaces, and does the background work."""
+"""The edge as a service: declares the routes of all surfaces, and starts the background work.
+
+A surface is the edge's routes for one kind of client, such as the clients of Agno or of ADK.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +53,11 @@ class EdgeService(Service):
         self.routes = [route for surface in self._surfaces for route in surface.routes(around)]
 
     async def start(self) -> None:
-        """Start the background work: keep-alives, the rotation of old streams, the indexes of runs
-        and sessions."""
+        """Start the background work.
+
+        This work sends keep-alives, closes old streams, answers requests for large events, and
+        keeps the counts of open runs and the indexes of runs and sessions up to date.
+        """
         if not is_tried():
             log.warning(
                 "uvicorn: an untried version; events are written by ASGI, at twice the cost"

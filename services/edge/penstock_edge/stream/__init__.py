@@ -1,1 +1,1 @@
-"""Streams: hubs read and encode messages once for many clients, and responses write the result."""
+"""Streams: a hub reads and encodes messages once for many clients; responses write the bytes."""

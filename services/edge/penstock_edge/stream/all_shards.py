@@ -1,5 +1,7 @@
 """The response for one client that reads the events of all shards in one SSE stream.
 
+A shard is one pair of the JetStream streams RAW and EVENTS. All messages of a run are in one shard.
+
 Each shard has its own `Client`, hub, ring and replay. This response writes the frames of all these
 clients to one connection. Each frame gets a cursor that has a position for each shard. The frames
 of one shard, and so the frames of one run, keep their order. Frames of different shards have no
@@ -32,8 +34,8 @@ class AllShards:
     """The response for one client; it ends when the stream of any shard ends.
 
     `cursor` has a position for each shard; the response moves these positions. `made` returns the
-    number of shards. If shards were added since the response began, the response asks the client to
-    reconnect, because the response has no `Client` for the new shards.
+    number of shards that exist now. If a shard was added since the response began, the response
+    asks the client to reconnect, because the response has no `Client` for the new shard.
     """
 
     def __init__(
@@ -97,8 +99,9 @@ class AllShards:
                         return
                     await self._write_one(shard, client, body, send)
         finally:
-            # If the client does not read, each further write would wait as long as this one. So the
-            # other shards begin no further write.
+            # One shard's stream has ended, so the whole response ends. If the client is slow, each
+            # further write would wait as long as this write. So the tasks of the other shards begin
+            # no further write.
             self._is_over = True
 
     async def _write_one(self, shard: int, client: Client, body: bytes, send: Send) -> None:
@@ -113,7 +116,10 @@ class AllShards:
         client.wrote()
 
     def _with_marker_of_all(self, body: bytes, marker: bytes) -> bytes:
-        """Remove a shard's live marker, unless the markers of all other shards have come."""
+        """Return the body without the shard's live marker, unless this is the last shard's marker.
+
+        So the client gets one marker, after the stored events of all shards.
+        """
         self._unmarked -= 1
         return body if self._unmarked == 0 else body.replace(marker, b"", 1)
 

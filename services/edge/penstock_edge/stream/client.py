@@ -10,10 +10,12 @@ A client is in one of four phases:
 A client begins with a replay. When the replay reaches the ring, the client becomes live. If the
 ring then evicts items that the client does not have yet, the client replays again.
 
-A live client gets in sync under three conditions: it has taken all items, it has a `Direct`
-connection that accepts bytes, and its next items need no change. Each call of `wake` makes a client
-in sync live again. The client then checks whether it must write bytes of its own, for example a
-notice.
+A live client gets in sync under three conditions: it has taken all items of the ring, its driver
+writes directly to a connection that accepts bytes (`Direct`), and the next items need no change for
+this client. Each call of `wake` makes a client in sync live again. The client then checks whether
+it must write bytes of its own, for example a notice of the edge.
+
+The live marker is a frame that tells a client that all further events are new (`?markers=on`).
 """
 
 from __future__ import annotations
@@ -359,10 +361,10 @@ class Client:
         return self.interruption()
 
     def _drop_if_slow(self, hangs_s: float, period_s: float, settings: EdgeSettings) -> None:
-        """Drop the client if one write has lasted for too long.
+        """Drop the client if its present write has lasted for too long, `hangs_s` seconds.
 
-        The limit is `write_timeout_s`. The limit is only `period_s` if the client can reconnect and
-        more than `max_pending_bytes` wait behind the write.
+        The limit is `write_timeout_s`. A client that can reconnect has a shorter limit, `period_s`,
+        while more than `max_pending_bytes` of the ring wait for it.
         """
         is_resumable = self.hub.view.delivery is Delivery.RESUMABLE
         behind = is_resumable and self._pending_bytes > settings.max_pending_bytes
@@ -445,7 +447,7 @@ class Client:
     def _join_in_sync(self, live: Live) -> None:
         """Let the hub write the next items, if this client needs exactly the hub's bytes.
 
-        A client that cannot get in sync stays live, and is woken when the ring gets items.
+        A client that cannot get in sync stays live; the hub wakes it when the ring gets items.
         """
         is_plain = self._after is None and self._live_after is None and self._end_after is None
         write = self.driver.write if is_plain and self.driver is not None else None

@@ -2,13 +2,13 @@
 
 ASGI sends the head of the response. Then the stream takes the connection over from uvicorn, and the
 ASGI application returns. From then until the end of the response, the hub writes to the transport
-if the client is in sync. If not, a task writes. So an idle stream has no task, and takes 12 KB of
-memory. With a suspended ASGI call and two tasks, an idle stream took 24 KB. All bytes are HTTP
-chunks, which are made once for all clients.
+while the client is in sync. At all other times a task writes. So an idle stream has no task, and
+takes 12 KB of memory. With a suspended ASGI call and two tasks, an idle stream would take 24 KB.
+The hub makes the HTTP chunk of an item once for all clients in sync.
 
-This module uses objects of uvicorn that are not public. So the module is used only with the uvicorn
-versions in `TRIED`, and only with the server of `penstock.web`. In all other cases ASGI writes all
-bytes.
+This module uses objects of uvicorn that are not public. So the edge uses this module only with the
+uvicorn versions in `TRIED`, and only with the server of `penstock.web`. In all other cases ASGI
+writes all bytes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Direct(Driver):
     # The following methods are called by `HttpProtocol`.
 
     def paused(self) -> None:
-        """Let the client leave its group, because too many bytes wait in the transport."""
+        """Let the client leave the group in sync, because too many bytes wait in the transport."""
         self._client.paused()
 
     def resumed(self) -> None:

@@ -1,8 +1,10 @@
 """A hub reads and encodes one view, for example a run in a dialect, for all clients of this view.
 
-The hub keeps a ring of recent items, and each client only has a position in the ring. So a client
-needs no memory for pending items, and a thousand clients at the same position write the same bytes.
-A client whose position is before the ring reads the JetStream stream at its own pace.
+An item is one encoded message. The hub keeps the newest items in a ring, and each client only has a
+position in the ring. So a client needs no memory for pending items, and a thousand clients at the
+same position write the same bytes. A client whose position is before the ring reads the JetStream
+stream at its own pace. A client in sync has all items of the ring, and the hub writes further items
+to its connection (see `in_sync`).
 """
 
 from __future__ import annotations
@@ -101,9 +103,9 @@ class _Arrivals:
 class Hub:
     """Follows one view while the view has clients, and for a short time after the last client left.
 
-    While all messages can be encoded at once, the hub has no task, and `Flushes` calls `flush`.
-    `encode_now` returns None if something must be read from NATS before a message can be encoded.
-    In this case a task encodes this message, and the messages after it wait.
+    Most messages can be encoded without a read from NATS. For these messages the hub needs no task:
+    `Flushes` calls `flush`. If a message needs such a read, `encode_now` returns None. A task then
+    encodes this message, and the messages after it wait.
     """
 
     __slots__ = (
@@ -157,8 +159,8 @@ class Hub:
         # the clients that are not in sync, which each flush wakes
         self._not_in_sync: set[Member] = set()
         self._first: Stored | None = None
-        # The time at which the connector received the source frame of an event, while the added
-        # latency of this event is measured; None at all other times.
+        # Until the next flush measures the added latency of an event, this is the time at which the
+        # connector received the event's source frame. At all other times this is None.
         self._sampled: str | None = None
         self._encoding = view.encoding()
         self._arrivals = _Arrivals(self._on_arrival)
@@ -216,14 +218,18 @@ class Hub:
         await self._source.stop()
 
     def history(self, start: StreamSequence, turn: Turn) -> History:
-        """Return a reader, for one client, of the view's stored messages from `start` on."""
+        """Return a reader of the view's stored messages from `start` on, for one client's replay.
+
+        Each read of the reader runs within one `turn` of the client's user.
+        """
         return history_of(self._bus, self.view, self._source, start, turn)
 
     def can_join(self, last: Stored | None) -> bool:
         """Return whether no message is missing between `last` and the ring's oldest item.
 
-        The result is False if the client has read from a replica that lags behind. `last` is None
-        if the client has read no message; the result is then True.
+        `last` is the last stored message that the client has read. A message can be missing if the
+        client has read from a replica that lags behind. `last` is None if the client has read no
+        message; the result is then True.
         """
         if last is None:
             return True
@@ -289,9 +295,10 @@ class Hub:
         if writes:
             self._flushes.delivered(self.view.dialect, writes * group.events)
             if len(group.written) > SLICE and not group.unwritten:
-                # `join_s` is counted from the end of the fan-out. A fan-out to 1,000 clients takes
-                # 8 ms. If `join_s` were counted from the beginning, events would be joined for 12
-                # instead of 20 ms, and the benchmark W1 would cost 9.2 µs an event instead of 5.1.
+                # The hub waits `join_s` between two fan-outs, so that several events are written
+                # together. The wait begins at the end of the fan-out. A fan-out to 1,000 clients
+                # takes 8 ms. If the wait began with the fan-out, the hub would wait for 12 instead
+                # of 20 ms, and the benchmark W1 would cost 9.2 µs an event instead of 5.1.
                 self.flush_at = self._flushes.time() + self._flushes.join_s
         if self._sampled is not None and not group.unwritten:
             self._measure(self._sampled, writes)

@@ -87,11 +87,11 @@ class Hubs:
     def on_loss(self, loss: Loss) -> None:
         """End the client streams that cannot continue after NATS has lost the end of a stream.
 
-        The clients of these streams reconnect, and the next response names the loss. Client streams
-        of one run's events continue, because each event has a number, by which clients recognize an
-        event that is published again. Client streams of source frames or of many runs end. If the
-        ring of a run has evicted items, the run's client streams end, too: the clients may have to
-        read the JetStream stream again.
+        The clients of these streams reconnect, and a client whose cursor is of a lost message gets
+        410. Client streams of source frames or of many runs end. Client streams of one run's events
+        continue: each event has a number, by which `Follow` recognizes an event that is published
+        again. But if the ring of a run has evicted items, the run's client streams end, too,
+        because the clients may have to read the JetStream stream again.
         """
         for key, hub in tuple(self._hubs.items()):
             view = hub.view

@@ -2,6 +2,7 @@
 
 All these clients get the same bytes next. So a write to a thousand clients is a loop over a
 thousand bound methods `transport.write`. Each client costs two function calls and the system call.
+A fan-out is one such loop. The loop is divided into slices, between which other work can run.
 
 All clients of the group have the same position in the ring. A client leaves the group in three
 cases: its connection is paused, its stream is about to end, or it is about to get a notice.

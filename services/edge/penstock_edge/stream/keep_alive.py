@@ -1,8 +1,9 @@
 """Decides when an idle stream gets a keep-alive. Pure.
 
-Proxies close a connection on which no bytes are sent for some time. So each stream gets some bytes
-at least every `keep_alive_s` seconds. The bytes are a comment of the framing
-(`Framing.keep_alive`). WebSockets have pings in place of keep-alives (`EdgeService.ws_ping_s`).
+Proxies close a connection on which no bytes are sent for some time. So the edge writes keep-alives
+to an idle stream, so that the stream gets bytes at least once in `keep_alive_s` seconds. In SSE, a
+keep-alive is a comment (`Framing.keep_alive`). WebSockets have pings in place of keep-alives
+(`EdgeService.ws_ping_s`).
 
 Each stream is checked several times in `keep_alive_s`. `Hubs.maintain` checks the streams of a
 hub's clients. A stream that waits for its run to begin is checked by its response

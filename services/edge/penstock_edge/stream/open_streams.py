@@ -1,9 +1,9 @@
 """Limits the number of open streams of this process, and asks clients to reconnect.
 
-A stream is closed in two cases: when the stream is old, so that clients spread over all edges, and
-when this edge drains. The client of a closed stream reconnects, perhaps to another edge, and
-continues at its cursor. If a client cannot continue at a cursor, its stream stays open until the
-stream's own end or the end of the process.
+This module closes a stream in two cases: when the stream is old, so that clients spread over all
+edges, and when this edge drains. The client of a closed stream reconnects, perhaps to another edge,
+and continues at its cursor. If a client has no cursor to continue at, its stream stays open until
+the stream is complete or the process ends.
 """
 
 from __future__ import annotations

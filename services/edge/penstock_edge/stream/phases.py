@@ -1,4 +1,4 @@
-"""Defines the phases of a client, and why its stream ends."""
+"""Defines the phases of a client (see `client`), and the reasons why a client's stream ends."""
 
 from __future__ import annotations
 

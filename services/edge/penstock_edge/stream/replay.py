@@ -1,4 +1,7 @@
-"""The replay of a client reads the JetStream stream from the client's position up to the ring."""
+"""A replay reads stored messages from JetStream for one client, up to the ring of the client's hub.
+
+A client needs a replay when its position is before the oldest item of the ring.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class RingBudget:
 
     The first ring to be emptied is the one that has had no new items for the longest time. The
     frames of this ring were written long ago, so only a client that reconnects may still need them.
-    A ring that was emptied is not emptied again before it has new items.
+    After a ring was emptied, it is not emptied again until it has new items.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -141,7 +141,10 @@ class SavedCursors:
 
 
 class SavedCursor:
-    """The cursor of one connection. `found` is the saved position; None if the cursor is new."""
+    """A named cursor, as one connection uses it.
+
+    `found` is the position that was saved before this connection; None if the cursor is new.
+    """
 
     def __init__(
         self, cursors: SavedCursors, key: str, found: Position | None, revision: int
@@ -174,8 +177,9 @@ class SavedCursor:
             self._revision = entry.revision if entry is not None else 0
 
     def follow(self, clients: Sequence[Client], cursor: Callable[[], str | None]) -> None:
-        """Save the positions of a stream until its first client leaves.
+        """Save the positions of a stream until the stream ends.
 
+        `clients` are the stream's clients: one, or one for each shard, which all leave together.
         `cursor` returns the newest position that was written to the connection.
         """
         clients[0].when_left(self._left.set)

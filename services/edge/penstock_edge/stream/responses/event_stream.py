@@ -20,8 +20,8 @@ class EventStream:
     """The response for one client. The response ends when the client's stream ends.
 
     `ended` means that the run has ended. If the client already has all events of an ended run, the
-    status is 204, so that an EventSource does not reconnect. So for an ended run, the first bytes
-    are taken before the head is sent.
+    status is 204, so that an EventSource does not reconnect. So for an ended run, the response
+    takes the client's first bytes before it sends the head with the status.
     """
 
     def __init__(self, client: Client, *, ended: bool = False) -> None:

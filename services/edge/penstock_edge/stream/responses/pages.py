@@ -1,9 +1,9 @@
 """Reads events as JSON pages, for clients that do not stream.
 
-A page is read in batches, within an allowance. If the allowance is spent before the page is full,
-the page has the events that were found until then. `next` is the position that the reading has
-reached. So a client that continues with `next` reaches the end, even if few events are for this
-client.
+The edge reads the events of a page in batches, within an allowance. If the allowance is spent
+before the page is full, the page has the events that were found until then. `next` is the cursor up
+to which the edge has read. So a client that continues with `next` reaches the end of the stream,
+even if only few of the events that were read are for this client.
 """
 
 from __future__ import annotations

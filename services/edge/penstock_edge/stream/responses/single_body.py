@@ -53,7 +53,7 @@ class Json:
 class SingleBody:
     """The response for one client: one body, sent when the view has ended.
 
-    `shape` turns a Problem into a response in the form of the surface.
+    `shape` turns a Problem into an error response in the form that the surface's clients expect.
     """
 
     def __init__(

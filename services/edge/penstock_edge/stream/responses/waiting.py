@@ -37,7 +37,8 @@ class WaitEnd(Enum):
 class WaitingStream:
     """Sends the head at once, then keep-alives until `begun` returns a stream, then this stream.
 
-    Each message on the core subject `notices` causes a call of `begun`. Messages may be lost, so
+    `begun` returns None while there is no run. A message on the core subject `notices` tells that a
+    run may have begun, so each such message causes a call of `begun`. Core messages may be lost, so
     `begun` is also called every `CHECK_AGAIN_S`.
     """
 
