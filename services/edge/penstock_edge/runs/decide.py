@@ -25,7 +25,11 @@ LOOKUP_RETRY_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The pause of a run. `shown` maps the agent server's ids of requirements to item ids."""
+    """The pause of a run, with the record of its approval.
+
+    An Agno server calls each item of a pause a requirement. `shown` maps the ids of requirements to
+    item ids; it is empty for other agent servers.
+    """
 
     approval: ApprovalRecord
     shown: Mapping[str, str]

@@ -58,8 +58,8 @@ class OpenApproval:
 def approval_of(approvals: Sequence[OpenApproval], ids: Sequence[str]) -> OpenApproval | None:
     """Return the approval that one of these ids names.
 
-    Two runs may use the same item id. So the first id that names exactly one approval decides. The
-    result is None if there is no such id.
+    Two runs may use the same item id. So the result is the approval of the first id that only one
+    approval has. The result is None if there is no such id.
     """
     for id in ids:
         found = [each for each in approvals if each.find(id) is not None]
@@ -89,10 +89,10 @@ async def open_approvals(
 
 
 async def decide_each(bus: Bus, decisions: Sequence[tuple[ApprovalRecord, DecideRequest]]) -> None:
-    """Send the decisions on several approvals, one after another.
+    """Send the decisions on several approvals to the approvals service, one after another.
 
     Raises:
-        Problem: a decision was refused. The decisions before it were accepted.
+        Problem: the approvals service refused a decision. It has accepted all decisions before.
         BusError: a decision was not sent.
     """
     for approval, decision in decisions:

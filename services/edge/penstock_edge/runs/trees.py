@@ -26,8 +26,8 @@ def is_workflow(record: RunRecord) -> bool:
 async def unfinished_descendants(runs: RunList, root: RunRecord) -> tuple[Child, ...]:
     """Return the unfinished runs below a workflow's run, parents first.
 
-    A reader of events cannot find such a run if the event that added the run to the tree has
-    expired. So this function reads the list of runs.
+    A reader of events cannot find such a run if the event `workflow.step_started` that names the
+    run has expired. So this function reads the list of runs.
 
     Raises:
         BusError: the list of runs cannot be read now.
@@ -55,9 +55,9 @@ class NextLeg:
     """The leg of a workflow's run that a decision begins.
 
     `position` is the position of the run's first event. The leg has the events after the stream
-    sequence `after`. `number` counts the legs from 1. `known` has the open runs below the
-    workflow's run if the events that added these runs to the tree may have expired. If none of
-    these events has expired, `known` is empty.
+    sequence `after`. `number` counts the legs from 1. If the first events of the workflow's run
+    have expired, `known` has the unfinished runs below the workflow's run; `known` is otherwise
+    empty.
     """
 
     position: StartPosition

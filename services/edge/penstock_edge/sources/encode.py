@@ -29,8 +29,8 @@ FOLD_RETRY_S: Final = 0.05
 def encode_now(view: View, encoding: Encoding, stored: Stored) -> Item | None:
     """Encode one message as an item; None if `encode` must first read something from NATS.
 
-    Nearly all messages can be encoded at once. For these messages, this function saves the cost of
-    a coroutine.
+    Nearly all messages can be encoded without such a read. For these messages, this function saves
+    the cost of a coroutine.
     """
     if is_reference(stored.payload) and not is_raw(stored):
         return None

@@ -1,4 +1,4 @@
-"""The feed follows all events of all runs, once for all client streams over many runs.
+"""The feed follows all events of a shard, once for all client streams over many runs.
 
 A filtered subscription has gaps in its sequences, because the filter leaves out messages. So a gap
 does not show that a message was lost. The sequences of the whole stream have no gaps. So if a
@@ -24,10 +24,10 @@ from penstock.bus.streams import EVENTS, events_of, kind_and_shard
 from penstock_edge.views.items import type_of
 from penstock_edge.views.positions import StreamSequence
 
-# The number of the stream's newest messages that the feed reads when it opens. The feed keeps these
-# messages for new listeners. A replica may lack the newest messages. The feed notices that messages
-# are missing, but a replay does not. So a replay reads only messages that are older than the
-# messages of the feed.
+# The number of the stream's newest messages that the feed reads when it opens, and keeps for new
+# listeners. A replica of the stream may lack the newest messages. The feed notices a missing
+# message by the gap in the sequences. A replay reads only some subjects, so it cannot notice this.
+# Therefore a replay reads only messages that are older than the messages of the feed.
 RECENT: Final = 500
 RECENT_BYTES: Final = 4 * 1024 * 1024
 # Within `Feed.keep`, the feed remembers up to this number of messages and up to this number of
@@ -142,9 +142,9 @@ class Feed:
 
     @contextmanager
     def keep(self) -> Iterator[None]:
-        """Remember more messages within the block, so that `oldest` increases later.
+        """Remember more messages within the block.
 
-        So a reader of stored messages has time to reach the messages that the feed remembers.
+        So a reader of stored messages has time to reach the oldest message that the feed remembers.
         """
         self._keepers += 1
         try:

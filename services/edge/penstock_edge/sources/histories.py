@@ -18,9 +18,9 @@ def history_of(
 ) -> History:
     """Return a reader of the view's stored messages from the stream sequence `start` on.
 
-    `source` selects the messages of a view over many runs. The source need not be started. For a
-    run tree, `start` must be the sequence of the root's first event: only the events before a
-    position show which runs belong to the tree at this position.
+    `source` selects the messages of a view over many runs; None for any other view. The source need
+    not be started. For a run tree, `start` must be the sequence of the root's first event: only the
+    events before a position show which runs belong to the tree at this position.
     """
     if isinstance(view.reads, RunTree):
         members = Members(view.reads.run_id, view.reads.known)

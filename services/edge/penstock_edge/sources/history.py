@@ -17,7 +17,8 @@ BATCH = 100
 # The greatest number of bytes that one read returns. Because of this limit, the messages that wait
 # for a slow client need little memory.
 MAX_READ_BYTES = 256 * 1024
-LEAST = 4  # the least number of messages to read of each pattern, even if there are many patterns
+# Each read asks for at least this number of messages of a pattern, even if there are many patterns.
+LEAST = 4
 AT_ONCE = 16  # the number of patterns that are read at the same time
 
 LEAST_READ_BYTES = 16 * 1024
@@ -165,7 +166,7 @@ class History:
         if found:
             lane.next = found[-1].sequence + 1
         lane.known = lane.next if found and pending else max(lane.next, end)
-        # A message before `_next` was returned already, under another pattern.
+        # A message before `_next` matches another pattern, too, and was returned already.
         lane.held.extend(stored for stored in found if stored.sequence >= self._next)
 
     def _merge(self, end: int, limit: int) -> list[Stored]:

@@ -62,7 +62,7 @@ async def start_of_new_run(bus: Bus, shard: int, *, frames: bool = False) -> Sta
 async def with_live_marker(
     bus: Bus, stream: str, patterns: Collection[str], start: StartPosition
 ) -> StartPosition:
-    """Return the same position, with the newest stored message as `live_after`.
+    """Return the position with `live_after`, the sequence of the newest message of these patterns.
 
     Raises:
         BusError: the stream cannot be read now.
@@ -85,7 +85,9 @@ async def start_after(
     keep: Callable[[Stored], Awaitable[bool]] | None = None,
     shard: int = 0,
 ) -> StartPosition:
-    """Return the position in EVENTS from which a client of many runs continues.
+    """Return the position in EVENTS from which a client of many runs continues after its cursor.
+
+    `keep` returns whether a message belongs to the client's stream.
 
     Raises:
         Problem: 410 if NATS has lost the cursor's message, or has no message with this sequence
@@ -121,8 +123,8 @@ async def start_since(bus: Bus, since: datetime, shard: int = 0) -> StartPositio
 
 
 def _start_from(sequence: int) -> StartPosition:
-    # The hub's ring may still get messages before this sequence. Because of the cursor `after`,
-    # such messages are not written to this client.
+    # The hub may deliver messages before this sequence, for other clients. Because of the cursor
+    # `after`, the edge does not write such messages to this client.
     after = Cursor(sequence - 1, LAST_FRAME) if sequence > 1 else None
     return StartPosition(sequence, sequence, after)
 
@@ -202,8 +204,8 @@ async def locate(
         position = await _begun(bus, view, lifecycle)
     if after is None:
         return position
-    # The run's record is kept for longer than the run's events. So the sequence of the first event
-    # is known even after this event has expired.
+    # NATS keeps the run's record for longer than the run's events. So the record has the sequence
+    # of the first event even after this event has expired.
     begun = record.first_event or position.events_start
     truncated = await _check(bus, view, begun, after)
     start = position.start if view.reads_from is ReadFrom.START or truncated else after.sequence

@@ -25,8 +25,8 @@ from penstock_edge.views.items import Encoding, Item, Render, UnchangedEncoding,
 from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.view import Deliver, ManyRuns, ReadFrom, Source, View
 
-# The number of runs whose encoders are kept. If another run has an event, a new encoder is made for
-# the run, and the run's earlier events are folded into it.
+# The number of runs whose encoders are kept. If a run without an encoder has an event, it gets a
+# new encoder, and the run's earlier events are folded into this encoder.
 OPEN_RUNS: Final = 1000
 
 
@@ -144,7 +144,7 @@ class FilteredSource(Source, ABC):
         self._feed.leave(self)
         if self._working:
             self._working.cancel()
-            # the exception of a failed task refers to this object, and would keep it in memory
+            # the exception of a failed task refers to this source, and would keep it in memory
             self._working = None
 
     def receive(self, batch: list[Stored]) -> None:

@@ -26,9 +26,9 @@ from penstock_edge.views.view import (
     View,
 )
 
-# The most seconds that a terminal event waits for the end of its leg. A leg may stay open: if no
-# connector cancels a run in time, the edge ends the run, and an agent server may keep its
-# connection open after the run.
+# After the run's terminal event, the source waits at most this number of seconds for the end of the
+# leg. A leg may stay open longer in two cases: the edge has ended the run because no connector
+# cancelled it in time, or the agent server keeps its connection open after the run.
 END_WAIT_S: Final = 5.0
 END_CHECK_S: Final = 0.1  # seconds between two checks whether the leg has ended
 # the kinds of frames with which a connector closes a leg

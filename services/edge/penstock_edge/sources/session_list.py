@@ -129,10 +129,11 @@ class SessionRows(IndexRows):
         return int(self.rows(sql, (number_of(owner), *map(number_of, agents)))[0][0] or 0)
 
     def assign(self, user_id: str, after: int) -> int | None:
-        """Compare some rows without an owner with this user; return the number of the last row.
+        """Set the owner of those rows without an owner whose session belongs to this user.
 
-        `after` is the result of the last call, at first 0. The result is None if there are no more
-        rows.
+        One call compares at most `COMPARED` rows, whose numbers are greater than `after`. The
+        result is the number of the last compared row, which is `after` for the next call, or None
+        if there are no more rows.
         """
         some = self.rows(
             "SELECT n, key, agent_id, session_id FROM sessions INDEXED BY sessions_without_owner"
@@ -248,10 +249,10 @@ class SessionList:
         first: int,
         limit: int,
     ) -> tuple[list[ListedSession], int]:
-        """Return the same as `page`, but only for sessions whose first message contains `name`.
+        """Return a page, as `page` does, of the sessions whose first message contains `name`.
 
-        This method takes longer than `page`, because it reads the first run of each session of the
-        owner.
+        `name` must be casefolded. This method takes longer than `page`, because it reads the record
+        of the first run of each session of the owner.
 
         Raises:
             BusError: the sessions cannot be read now.

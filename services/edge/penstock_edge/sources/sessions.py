@@ -37,7 +37,10 @@ _AT_REST: Final = TERMINAL | {"lifecycle.paused"}
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session of one owner. `agents` has the id of one agent, or the ids of all agents."""
+    """A session of one owner. `agents` has the id of one agent, or the ids of all agents.
+
+    `any_agent` is True if `agents` has the ids of all agents.
+    """
 
     owner: str
     session_id: str
@@ -147,8 +150,9 @@ async def idle_since(bus: Bus, session: Session) -> int | None:
     """Return the stream sequence of the last event that ended or paused a run of the session.
 
     The result is None while a leg of the session is active or queued. The result is 0 if the
-    session is idle but has no such event. A client that has read up to this event has all events
-    until the next start or decision. A paused run counts as idle, because it waits for a person.
+    session is idle but has no such event. A client that has read this event gets no further event
+    before the next start or decision. A paused run waits for a person, so it counts as idle until
+    its approval is decided.
 
     Raises:
         BusError: KV or the stream cannot be read now.

@@ -1,8 +1,8 @@
 """Delivers the events of a run tree: first the stored events, then the live events.
 
 The live events come from the feed, which follows the whole stream without gaps. So when an event is
-delivered, all earlier events of the tree have been delivered. No event is held back until another
-run of the tree has an event.
+delivered, all earlier events of the tree have been delivered. Therefore the source delivers an
+event of one run at once, and need not wait for events of the tree's other runs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TreeSource(Source, Watcher):
         feed, self._feed = self._feed, None
         if self._catching_up is not None:
             self._catching_up.cancel()
-            # the exception of a failed task refers to this object, and would keep it in memory
+            # the exception of a failed task refers to this source, and would keep it in memory
             self._catching_up = None
         if feed is not None:
             for run_id in self._members.runs():

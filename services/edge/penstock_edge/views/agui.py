@@ -1,4 +1,7 @@
 """Views for AG-UI clients: one leg, a whole run, or the runs of a thread one after another.
+
+A profile is the set of fields with which a dialect writes AG-UI events (`PROFILES`). For AG-UI
+clients, each leg is a run of its own with its own runId.
 Pure."""
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _SUBJECTS_THAT_BEGIN_A_LEG: Final = tuple(f"{type}." for type in _BEGIN_A_LEG)
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """The clients of one profile that declare the same version of the AG-UI protocol."""
+    """The clients that read one profile and declare the same version of the AG-UI protocol."""
 
     profile: Profile = STRICT
     protocol_version: str | None = None
@@ -48,8 +51,8 @@ class Audience:
     def key(self) -> tuple[str, str]:
         """The audience's part of a view's key.
 
-        Two versions of the protocol have the same key if `is_modern` returns the same for both,
-        because their frames are then equal.
+        The key has the result of `is_modern` instead of the protocol's version, because the frames
+        depend only on this result.
         """
         return self.profile.name, f"modern={is_modern(self.protocol_version)}"
 
@@ -74,9 +77,9 @@ def default_agui_run_id(run_id: str, leg: int) -> str:
     return run_id if leg == 1 else f"{run_id}-{leg}"
 
 
-# The number of ended runs whose ids a `RunEncoders` remembers. For some seconds after its end, a
-# run may have further events. Because the run's id is remembered, these events do not get a new
-# encoder.
+# The number of ended runs whose ids a `RunEncoders` remembers. For some seconds after its terminal
+# event, a run may have further events. `RunEncoders` makes no new encoder for a run whose id it
+# remembers, so these events have no frames.
 ENDED_RUNS: Final = 10_000
 
 
@@ -84,7 +87,7 @@ ENDED_RUNS: Final = 10_000
 class RunEncoders:
     """Holds the encoders of one stream or page, one for each run.
 
-    `forget` drops the encoder of an ended run, because the run has no more frames.
+    `forget` drops the encoder of a run that has ended, because no further frame of the run follows.
     """
 
     leg_ids: LegIds

@@ -98,10 +98,10 @@ def _raw_view(run_id: str) -> View:
 
 
 def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str, ...] = ()) -> View:
-    """Make the view of one leg's body, byte for byte.
+    """Make the view of the bytes that an ADK server sends for one leg.
 
-    If the leg fails, an error frame is added. This frame names the timeout `timeout_s`, and must
-    not name the agent server's `hosts`.
+    If the leg fails, the view adds an error frame. After a timeout, the error frame names
+    `timeout_s`. The error frame must not name the agent server's `hosts`.
     """
     return View(
         (run_id, "leg", str(leg)),

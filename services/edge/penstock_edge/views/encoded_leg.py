@@ -21,7 +21,8 @@ class EncodedLeg(Encoding):
     """Encodes the canonical events of one leg, up to the leg's pause or the run's end.
 
     Events of earlier legs change only the encoder's state; their frames are not written. If a
-    policy decides at once, the run does not pause, so the stream continues with the next leg.
+    policy decides an approval at once, the run does not pause. The stream then continues with the
+    events of the next leg.
 
     `interrupted` returns the frames for a stream that ends before its leg does. The clients of such
     streams do not reconnect. If these frames were missing, a client would conclude that the run has

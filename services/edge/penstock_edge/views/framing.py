@@ -108,7 +108,7 @@ class Sse(Framing):
 
 
 NAMED_SSE: Final = Sse()
-# The framing for a body in another protocol's own bytes: the edge adds no bytes, not even
+# The framing for a response that may have only the bytes of another protocol, so the edge adds no
 # keep-alives.
 VERBATIM_SSE: Final = Sse(keep_alive=b"")
 

@@ -42,13 +42,17 @@ class Item:
 
 
 class Encoding(Protocol):
-    """Encodes the messages of one stream or page, in order."""
+    """Encodes the messages of one stream or page, in order.
+
+    Some encodings have state. To fold a message into the state means to encode the message without
+    writing its frames.
+    """
 
     def is_ready(self, stored: Stored) -> bool:
-        """Return whether `feed` can encode this message at once.
+        """Return whether `feed` can encode this message without a read from NATS.
 
-        If the result is False, the caller first folds the messages from `missing_from` on, and
-        awaits `prepare`.
+        If the result is False, the caller first folds the messages that begin at `missing_from`,
+        and then awaits `prepare`.
         """
         return True
 
@@ -94,8 +98,9 @@ Render = Callable[[Frame, str], bytes]
 def selected(frame: Frame, id: str, *, render: Render, types: frozenset[str]) -> bytes:
     """Return the bytes of a frame if its type is in `types`; no bytes for any other frame.
 
-    The index of each frame counts the frames of all types, and the index is part of the frame's
-    cursor. So the cursors of a stream do not depend on the types that the client selects.
+    A frame's cursor has the frame's index among the frames of its message. Frames that are not
+    written count, too. So the cursors of a stream do not depend on the types that the client
+    selects.
     """
     return render(frame, id) if frame.event in types else b""
 

@@ -20,8 +20,8 @@ class ShardCursor:
     """The position of a client in each shard, shard 0 first.
 
     The text of the cursor is the shards' cursors, separated by dots. With one shard, the text is
-    this shard's cursor. A cursor that is older than a shard has no position in this shard, because
-    the client has received none of the shard's frames.
+    this shard's cursor. If a shard was added after the client had received its cursor, the cursor
+    has no position in this shard. The client then begins at the shard's first message.
     """
 
     positions: list[Cursor] = field(default_factory=list)

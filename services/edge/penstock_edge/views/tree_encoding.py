@@ -84,7 +84,7 @@ class TreeLeg(Encoding):
 
 
 def folded(tree: TreeFold, encoder: Encoder, run_id: str, payload: bytes) -> list[Frame]:
-    """Return the frames of one event of the tree."""
+    """Fold one event into the tree; return the frames of the events that the tree then shows."""
     return [
         frame for event in tree.feed(run_id, orjson.loads(payload)) for frame in encoder.feed(event)
     ]

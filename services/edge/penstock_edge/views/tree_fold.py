@@ -45,8 +45,8 @@ _IDS: Final = (
     *("step_id", "parent_step_id"),
 )
 _INNER_RUNS: Final = ("subrun_id", "parent_subrun_id")
-# The fields of `value` whose values are such ids. In an event that comes from an AG-UI server,
-# `data` may have the field `value`.
+# The fields of `data.value` whose values are ids that are unique only within the event's run. Only
+# events that come from an AG-UI server have `data.value`.
 _AGUI_IDS: Final = ("messageId", "entityId")
 
 
@@ -119,7 +119,7 @@ class _Member:
 
 @dataclass(slots=True)
 class TreeFold:
-    """Folds the events of one tree, which must come in the order of their stream.
+    """Turns the events of one tree into events of one run; they must come in the stream's order.
 
     If `one_state` is True, the clients of the dialect know only the root's state. Then the fold
     renames the `state.*` events of the other runs to `state.child_*`. `known_children` are runs
@@ -276,7 +276,10 @@ class TreeFold:
         return shown
 
     def _learn(self, member: _Member, type: str, event: Event) -> Iterator[Event]:
-        """Add or remove the runs that the event names; yield a warning if the tree is full."""
+        """Add the run that the event adds to the tree, or remove the runs that the event removes.
+
+        If a run is left out because the tree is full, yield one warning for the client.
+        """
         data = event["data"]
         if type == STEP_STARTED and (child := child_of(member.run_id, data)) is not None:
             if self._family.add(child, member.run_id):

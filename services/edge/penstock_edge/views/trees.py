@@ -22,10 +22,10 @@ from penstock_edge.views.view import Deliver, Delivery, ReadFrom, RunTree, Sourc
 
 # The dialects of agent protocols, whose clients know only one state (see `TreeFold.one_state`).
 AGENT_PROTOCOLS: Final = frozenset({"agno", "adk", *PROFILES})
-# The dialects that show a workflow's run with the runs of its steps, unless the request has
-# `include`. The dialect `canonical` is not in this set, because it shows the stored events. The
-# dialect `raw` is not in this set, because it shows an agent server's bytes, and a workflow has no
-# agent server.
+# The dialects that show a workflow's run with the runs of its steps if the request does not have
+# the parameter `include`. `canonical` is not in this set, because it shows the stored events of the
+# workflow's run. `raw` is not in this set, because it shows an agent server's bytes, and a workflow
+# has no agent server.
 BY_DEFAULT: Final = frozenset({"executions", "unified", "legacy", *AGENT_PROTOCOLS})
 
 OpenTree = Callable[[int, Deliver], Source]
@@ -146,8 +146,8 @@ class TreeViews:
             RunTree(self.root, self.open, self.known),
             encoding,
             notice,
-            # Each shown event has a number and a source that depend on all earlier events of the
-            # tree.
+            # The number and the source of each shown event depend on all earlier events of the
+            # tree, so the tree is read from its start.
             ReadFrom.START,
             framing,
             delivery,
@@ -155,8 +155,9 @@ class TreeViews:
 
 
 def _is_ready(tree: TreeFold, encoders: RunEncoders, stored: Stored) -> bool:
-    # While the tree is paused, and at the root's `lifecycle.started`, this event may begin a leg of
-    # the root. The root's encoder needs the AG-UI id of this leg, which `_prepare` looks up.
+    # Two events may begin a leg of the root: the root's `lifecycle.started`, and any event that
+    # comes while the tree is paused. The root's encoder needs the AG-UI id of this leg, which
+    # `_prepare` looks up.
     return encoders.has(tree.root) and not tree.is_paused and not _begins(tree, stored)
 
 

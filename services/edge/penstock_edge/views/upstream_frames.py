@@ -134,8 +134,8 @@ class LegEncoding(Encoding):
         return []
 
     def _ended(self, stored: Stored) -> Item:
-        """Return the last item of a leg whose end is not among the source frames, because the run
-        ended."""
+        """Return the last item of a leg that has no closing frame; the run's terminal event
+        `stored` ends the leg."""
         event = orjson.loads(stored.payload)
         error = {
             "lifecycle.failed": event["data"].get("error", "The run failed"),

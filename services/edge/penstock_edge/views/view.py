@@ -22,8 +22,8 @@ Deliver = Callable[[list[Stored]], None]
 class Source(Protocol):
     """Delivers messages in order, each once, until it is stopped."""
 
-    # The source calls this function once if an error ends the delivery. If the source did not call
-    # the function, clients would wait for ever for further messages.
+    # The source calls this function once if an error ends the delivery. The hub then ends its
+    # clients' streams, which would otherwise wait for ever for further messages.
     on_failure: Callable[[BaseException], None]
 
     async def start(self) -> int:
