@@ -1,4 +1,4 @@
-"""Wraps the edge's handlers: enters the trace context, and turns errors of the bus into
+"""Wraps the edge's handlers: continues the client's trace, and turns errors of the bus into
 responses."""
 
 from __future__ import annotations

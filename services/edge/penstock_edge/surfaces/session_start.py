@@ -29,8 +29,10 @@ class SessionStart:
 def ending(
     stream: ASGIApp, client: Client, bus: Bus, session: Session, start: SessionStart
 ) -> ASGIApp:
-    """Return the client's stream. If `start.until_idle` is True, the stream ends when no run is
-    active or queued."""
+    """Return the client's stream; with `start.until_idle`, as a stream that ends when idle.
+
+    Such a stream ends when no run of the session is active or queued.
+    """
     if not start.until_idle:
         return stream
     if start.last_event is not None:

@@ -1,5 +1,8 @@
-"""The base class of surfaces. A surface has the handlers of one contract; `EdgeService` mounts
-it."""
+"""The base class of surfaces.
+
+A surface has the handlers of the edge's routes for one kind of client. `EdgeService` adds the
+routes of all surfaces to its HTTP server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a workflow's input from a request whose contract has no field for it. Pure."""
+"""Reads a workflow's input from requests of protocols that define no field for it. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock_edge.surfaces.errors import InvalidBody, body_error
 def workflow_input(value: Any, *where: str) -> dict[str, Any] | None:
     """Return the workflow's input from the value at the path `where`; None if there is no input.
 
-    In a form, the input is a JSON object as text.
+    If the request body is a form, the value is the text of a JSON object.
 
     Raises:
         InvalidBody: the value is not an object.

@@ -47,8 +47,8 @@ class Confirmation(BaseModel):
 def answers_of(request: RunAgentRequest) -> list[Answer]:
     """Return every functionResponse in the message, in camelCase or in snake_case.
 
-    No functionResponse may be overlooked. An overlooked answer would reach the ADK server although
-    nobody has decided the request that it answers.
+    Every functionResponse must be found. The edge would relay an overlooked functionResponse to the
+    ADK server, which could then run a tool call that nobody has approved.
 
     Raises:
         InvalidBody: a functionResponse is not an object.
@@ -71,9 +71,10 @@ def decided(response: Any, item_id: str, asked: dict[str, Any], *, for_adk_serve
     `asked` is the item with the id `item_id` in the approval.
 
     ADK requires an object as the response, so ADK's clients send any other value as `{"result":
-    …}`. An ADK server unwraps this object itself. So for an ADK server, this function unwraps the
-    value only if the item's schema excludes objects, because the wrapped value would not fit such a
-    schema. For any other agent server, this function always unwraps the value.
+    …}`. An ADK server takes the value out of this object itself. So for an ADK server, this
+    function takes the value out only if the item's schema excludes objects, because the object
+    would not fit such a schema. For any other agent server, this function always takes the value
+    out.
 
     Raises:
         InvalidBody: a confirmation has no `confirmed`, or has unknown keys.

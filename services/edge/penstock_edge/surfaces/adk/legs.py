@@ -58,8 +58,10 @@ from penstock_edge.views.view import View
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A request that waits for a decision: its entry in KV `aliases`, found by a function call's
-    id."""
+    """A pending request: a function call of an ADK client that waits for a decision.
+
+    The fields come from the entry in KV `aliases` for the id of the function call.
+    """
 
     approval_id: str
     run_id: str
@@ -179,10 +181,9 @@ class Legs:
         asked: RunAgentRequest,
         answers: Sequence[Answer],
     ) -> list[Alias]:
-        """Return one pending request for each answer; an empty list if there are no answers.
+        """Return the pending request of each answer; an empty list if there are no answers.
 
-        A pending request is found only by the id of the function call, whatever the function's name
-        is.
+        Only the id of the function call counts, not the name of the function.
 
         Raises:
             Problem: 404 if an answer has no pending request, because an ADK server that got such an
@@ -214,7 +215,8 @@ class Legs:
     ) -> list[Alias | None]:
         """Return the pending request of each answer, in the order of the answers.
 
-        An element is None if the request is unknown or belongs to another user.
+        An element is None if no pending request has the answer's id, or if the pending request
+        belongs to a run that the caller may not see.
         """
 
         async def alias_of(answer: Answer) -> Alias | None:
@@ -251,8 +253,8 @@ class Legs:
             )
             for answer, alias in zip(answers, aliases, strict=True)
         ]
-        # If the agent is no ADK agent, its clients get an invocation id from Penstock. The agent
-        # server does not know this id, so it is not sent.
+        # For an agent that is no ADK agent, Penstock makes the invocation ids that clients see. The
+        # agent server does not know these ids, so the decision has none.
         invocation_id = asked.invocation_id if native else None
         if invocation_id is not None:
             await self._check_invocation(run_id, approval_id, invocation_id)
@@ -335,7 +337,7 @@ class Legs:
         return found
 
     async def _check_invocation(self, run_id: str, approval_id: str, invocation_id: str) -> None:
-        """Raise Problem 422 if the request belongs to another invocation than the paused run."""
+        """Raise Problem 422 if the invocation of the paused run has another id."""
         pause = await kept_pause(self._edge.bus, run_id)
         if pause is None or pause.approval_id != approval_id:
             # another request has decided the pause, so the approvals service refuses the answer

@@ -17,7 +17,7 @@ NOT_ENABLED: Final = (
 )
 
 
-# The statuses of ADK servers' errors that the edge relays.
+# The statuses of errors with which the edge answers if it has asked an ADK server.
 UPSTREAM: Final = (404, 409, 502, 504)
 RAW: Final = "where the agent is an ADK agent, because its server's bytes are relayed"
 operation = partial(Operation, tag="adk", errors=DETAIL, sometimes={"raw": RAW})

@@ -19,7 +19,7 @@ PORTABLE: Final = frozenset({"text", *FUNCTION_RESPONSE})
 
 
 class Content(BaseModel):
-    """An ADK Content object; its parts are not changed."""
+    """The user's message as an ADK Content object; the edge does not change the parts."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -28,7 +28,11 @@ class Content(BaseModel):
 
 
 class RunAgentRequest(BaseModel):
-    """What is checked of the body, camelCase or snake_case; unknown keys are forwarded."""
+    """The body of `/run_sse` and `/run`; names of fields are in camelCase or in snake_case.
+
+    To start a run, an ADK server gets the whole body. The edge refuses a body with fields that the
+    agent does not accept.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True, populate_by_name=True)
 
@@ -42,7 +46,11 @@ class RunAgentRequest(BaseModel):
 
 
 class CreateRequest(BaseModel):
-    """The body of a session's create; other fields are forwarded to an ADK server."""
+    """The body of a request that creates a session.
+
+    An ADK server also gets fields that this model does not declare. The edge refuses those of them
+    that the agent does not accept.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True, populate_by_name=True)
 
@@ -54,7 +62,10 @@ class CreateRequest(BaseModel):
 
 
 class ChangeRequest(BaseModel):
-    """The body of a session's change, for the API's description; `starts` checks what it holds."""
+    """The body of a request that changes a session's state.
+
+    The agent must accept each key of `stateDelta`.
+    """
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -62,7 +73,7 @@ class ChangeRequest(BaseModel):
 
 
 class QueryRequest(BaseModel):
-    """The body that starts a run of the legacy pair."""
+    """The body of a POST that starts a run, in the legacy pattern of adk-streaming.md."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -95,15 +106,15 @@ def parse(body: bytes) -> RunAgentRequest:
 
 
 def text_of(request: RunAgentRequest) -> str:
-    """Return the text of the message. Lists of runs show this text."""
+    """Return the text of the message, which lists of runs show."""
     texts = (part.get("text") for part in request.new_message.parts)
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def require_portable(request: RunAgentRequest, *, takes_state: bool) -> None:
-    """Refuse message parts and a state that only an ADK agent would get.
+    """Refuse message parts and a state that only an ADK server could use.
 
-    `takes_state` is True if this agent gets the state in another form, as a workflow does.
+    `takes_state` is True for a workflow, which gets `stateDelta` as its input.
 
     Raises:
         InvalidBody: the request has such parts or a state; the errors name each of them.

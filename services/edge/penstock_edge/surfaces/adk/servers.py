@@ -146,10 +146,11 @@ class AdkServers:
     ) -> ServerAnswer:
         """Create a session, and return the server's answer; `given` is the body without the id.
 
-        If the id comes in the path, ADK 1.16 refuses to replace an existing session, but accepts no
-        field besides a state. If the id comes in the body, ADK 1.16 replaces an existing session.
-        So the id goes into the path if `given` has at most a state. If `given` has more, the id
-        goes into the body, and this method first checks that there is no such session.
+        ADK 1.16 accepts the session's id in the path or in the body. With the id in the path, ADK
+        refuses to replace an existing session, but accepts no field besides a state. With the id in
+        the body, ADK replaces an existing session. So this method sends the id in the path if
+        `given` has at most a state. If `given` has other fields, this method first checks that the
+        session does not exist, and then sends the id in the body.
 
         Raises:
             Problem: 409 if the session exists, 422 if an id cannot be part of a path of the server,

@@ -120,7 +120,10 @@ class SessionStore:
         ]
 
     async def add_run(self, named: NamedSession, run_id: str) -> None:
-        """Add a new run to the session's record, and wake the clients that wait for a run."""
+        """Add a new run to the session's record, and publish a notice to waiting clients.
+
+        The notice wakes each `WaitingStream` that waits for a run of this session, on every edge.
+        """
         while True:
             entry = await self._bucket.get(named.key)
             record = (

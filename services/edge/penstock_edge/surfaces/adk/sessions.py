@@ -150,8 +150,8 @@ class Sessions:
         reads the state in both cases.
 
         Raises:
-            Problem: 409 if a run of the session is active or paused. If the state could change
-                during a pause, an approved tool could run with another state than the state that
+            Problem: 409 if a run of the session is active, queued or paused. If a client could
+                change the state during a pause, an approved tool could run with another state than
                 the person saw.
         """
         named = session_named_by(self._edge, request)

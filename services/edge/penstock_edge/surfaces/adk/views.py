@@ -1,6 +1,7 @@
 """Makes the views for ADK's clients: one leg in ADK's events, or a whole run in the legacy events.
 
-The agent may have any protocol.
+The legacy events are those of the "Legacy Pattern" of adk-streaming.md. The agent may have any
+protocol.
 """
 
 from __future__ import annotations

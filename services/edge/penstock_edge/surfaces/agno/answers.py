@@ -1,7 +1,8 @@
 """Reads the decisions from the objects that an Agno client sends back after a pause. Pure.
 
 A client sends the objects of the pause back, with the answers filled in. Only the tool calls of the
-pause may run. So an object is refused if its tool call differs from the tool call of the pause.
+pause may run. So the edge refuses an object if its tool call differs from the tool call of the
+pause. An item is one question of the pause, as the event `approval.requested` has it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Where = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The fields that a client may fill in, whatever the kind of the object is."""
+    """The answer's fields that tools and steps have in common."""
 
     confirmed: Json
     note: str | None
@@ -33,9 +34,10 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """A tool with a client's answer; the tool may be inside a requirement.
+    """A tool call with a client's answer; the tool call may be inside a requirement.
 
-    Each of `ids` may name the item that the client answers. The most specific id comes first.
+    Each of `ids` may be the id of the item that the client answers. The most specific id comes
+    first.
     """
 
     where: Where

@@ -1,5 +1,7 @@
-"""Models of the request bodies in agno-events.md: a start and a continue. Errors have FastAPI's
-form. Pure."""
+"""Models of the request bodies in agno-events.md: to start a run, and to continue a paused run.
+
+Errors have FastAPI's form. Pure.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,11 @@ Name = Annotated[
 
 
 class RunRequest(BaseModel):
-    """The body of a start. Other fields are forwarded to an Agno upstream."""
+    """The body of a request that starts a run.
+
+    An Agno server also gets fields that this model does not declare. The edge refuses those of them
+    that the agent does not accept.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -88,7 +94,10 @@ class RunRequest(BaseModel):
 
 
 class ContinueRequest(BaseModel):
-    """The body of a continue; `answers_of` reads its list of answers."""
+    """The body of a request that answers a pause, and so continues the run.
+
+    The answers are a list in a further field: `tools`, `requirements` or `step_requirements`.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -150,7 +159,9 @@ def require_portable(request: RunRequest) -> None:
 
 
 def answers_of(request: ContinueRequest, kind: str) -> AnswerList:
-    """Return the list of answers in the body of a continue, for an agent of this kind.
+    """Return the list of answers in the body of a request that continues a run.
+
+    `kind` is the kind of the agent: agent, team or workflow.
 
     Raises:
         InvalidBody: the body has no such list, or more than one.

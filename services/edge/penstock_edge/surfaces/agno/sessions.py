@@ -250,7 +250,7 @@ class Sessions:
         return json_response(run_shown(record, agent, outputs.get(run_id)))
 
     def _asked(self, request: Request) -> tuple[Identity, str, list[AgentConfig]]:
-        """Return the caller, the owner of the sessions, and the agents whose kind the query names.
+        """Return the caller, the sessions' owner, and the agents of the kind that the query names.
 
         Raises:
             Problem: 403 if the caller may not act for the owner, 422 if the kind is unknown, 404 if

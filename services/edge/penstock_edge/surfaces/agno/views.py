@@ -1,4 +1,4 @@
-"""Makes the views for Agno's clients: one leg as a stream, or the run so far as one object."""
+"""Makes the views for Agno's clients: one leg as a stream, or the run so far as one JSON object."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ class EdgeFrames:
         return AgnoEncoder(self.agent.kind, self.agent.name or "")
 
     def of(self, event: dict[str, Any]) -> list[bytes]:
-        """Return the frames of one event alone, as if it were the run's first event after the
-        start."""
+        """Return the frames of an event that the edge adds.
+
+        The encoder of these frames does not know the run's earlier events.
+        """
         encoder = self.encoder()
         started = {"category": "lifecycle", "action": "started"}
         encoder.feed({**event, "event": started, "data": {"agent": self.agent.id}})

@@ -19,8 +19,8 @@ from penstock_edge.surfaces.agui.request import (
 
 JsonObject = dict[str, Any]
 
-# The types of messages that only the user sees. An agent server does not count them as part of the
-# conversation.
+# The types of messages that only the user sees. They are not part of the conversation with the
+# agent.
 _SHOWN: Final = (ActivityMessage, ReasoningMessage)
 
 

@@ -44,9 +44,9 @@ Asked = dict[str, tuple[ApprovalRecord, JsonObject]]
 class Answer:
     """The decisions on the items of a pause.
 
-    `root` is the workflow's run if this run, or the run of one of its steps, has the pause. For any
-    other run, `root` is None. `others` are the answers to further open approvals of the same
-    workflow's run.
+    If the pause belongs to a workflow's run, or to the run of one of its steps, `root` is the
+    workflow's run. For any other run, `root` is None. `others` are the answers in the same request
+    to further open approvals of the workflow's run.
     """
 
     approval: ApprovalRecord
@@ -131,7 +131,8 @@ class AnsweredPauses:
     async def _of_tools(self, messages: Sequence[ToolMessage]) -> Answer | None:
         """Return the answer in these messages, which may also have results of other tools.
 
-        The result is None if no message answers a pause and the agent is an AG-UI agent.
+        The result is None if no message answers a pause and the agent is an AG-UI agent. The
+        request then starts a run, in which the AG-UI server gets the messages.
 
         Raises:
             Problem: 404 if no message answers a pause and the agent has another protocol; 422 if
@@ -202,9 +203,10 @@ class AnsweredPauses:
         Only the last messages decide a pause, but an AG-UI server gets all messages. So the AG-UI
         server would use this result although nobody has decided.
 
-        Clients see tool call ids that are qualified with the run, but the AG-UI server gets
-        unqualified ids. So this method also compares unqualified ids. If it compared only qualified
-        ids, the result for a call of another run would answer a waiting call with the same id.
+        Clients see tool call ids with the run as a qualifier, but the AG-UI server gets the ids
+        without it. So the AG-UI server could take the result of another run's call for the result
+        of a waiting call with the same id. Therefore this method also compares the ids without the
+        qualifier.
         """
         earlier = earlier_tool_messages(self.asked)
         if self.agent.protocol != AGUI or not earlier:
@@ -222,8 +224,8 @@ class AnsweredPauses:
     async def _asked_of_clients(self, messages: Sequence[ToolMessage]) -> Asked:
         """Return the items of this thread's pauses, by the tool call ids that clients see.
 
-        The result has the pauses of the newest runs. It also has each pause with an item whose id
-        one of `messages` contains. A pause that was found by an item's id may be answered already.
+        The result has the items of the newest runs' present pauses. The result also has the items
+        of each pause that one of `messages` answers; such a pause may be decided already.
         """
         asked: Asked = {}
         approvals = await asyncio.gather(
@@ -283,7 +285,7 @@ class AnsweredPauses:
         of the approval: clients may answer a pause before the approval's record is written.
         """
         if not is_run_id(approval_id):
-            # A client may send any text as the id, and some texts are not valid keys of the bucket.
+            # A client may send any text as the id, and some texts are not valid keys in KV.
             return None, None
         record = await approval_record(self.bus, approval_id, LOOKUP_S if awaited else 0)
         if record is None:

@@ -66,7 +66,7 @@ class AssistantMessage(_Described):
 
 
 class UserMessage(_Described):
-    """The user's text, or parts of it."""
+    """The user's message: a text, or a list of parts such as texts and images."""
 
     id: str
     role: Literal["user"]
@@ -130,7 +130,7 @@ class ResumeEntry(_Described):
 
 
 class RunAgentInput(_Described):
-    """The body. Clients before 1.0 send no `protocol_version`."""
+    """The body of POST /agui/{agent}. Clients of AG-UI before 1.0 send no `protocolVersion`."""
 
     thread_id: Id = Field(alias="threadId")
     run_id: Id = Field(alias="runId")
@@ -169,7 +169,7 @@ def text_of(asked: RunAgentInput) -> str:
 
 
 def require_portable(asked: RunAgentInput) -> None:
-    """Refuse content that only an AG-UI agent would get.
+    """Refuse content that only an AG-UI server could use.
 
     An agent of another protocol gets only the text of the request's last message, which must be a
     message of the user.

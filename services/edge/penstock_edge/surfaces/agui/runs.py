@@ -143,8 +143,8 @@ class Runs:
             if problem.status != 503:
                 await edge.agui_leg_ids.withdraw(run_id, leg, named)
             raise
-        # Another request may have written another runId since the first write, although the
-        # decision of that request came too late. So this request's runId is written again.
+        # A second request may have overwritten this request's runId before the approvals service
+        # refused the second request's decision. So this request writes its runId again.
         await self._call(run_id, leg, asked)
         return await edge.stream(view, place)
 

@@ -153,9 +153,10 @@ class Threads:
     async def reconnect(self, request: Request) -> ASGIApp:
         """Respond with the stream after the cursor.
 
-        With `?prelude=1` and without a cursor, the stream begins with frames that describe the
-        present state of the thread. A request with a cursor gets no such frames, because an
-        EventSource that reconnects repeats the `?prelude=1` of its first URL, and adds its cursor.
+        With `?prelude=1` and without a cursor, the stream begins with the prelude: frames that
+        describe the present state of the thread. A request with a cursor gets no prelude, because
+        an EventSource that reconnects repeats the `?prelude=1` of its first URL, and adds its
+        cursor.
         """
         session = await self._session(request, request.path_params["agent"])
         query = request.query_params
@@ -269,7 +270,7 @@ class Threads:
     ) -> Sequence[Frame]:
         """Return the frames that describe the thread's state before the stream sequence `end`.
 
-        A new client needs these frames before it reads the stream from `end` on. The result is
+        A client that reads the stream only from `end` on needs these frames first. The result is
         empty if the thread has no events before `end`.
         """
         bus, source = self._edge.bus, self._source(session)

@@ -8,7 +8,7 @@ from penstock_edge.surfaces.bodies import Message
 
 
 class TriggerRequest(BaseModel):
-    """The body of trigger: `topologyId` is a number, and nothing that could be read as one."""
+    """The body of a trigger. `topologyId` must be an integer in JSON, not a text with digits."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -17,7 +17,7 @@ class TriggerRequest(BaseModel):
 
 
 class CancelRequest(BaseModel):
-    """The body of cancel."""
+    """The body of a cancel."""
 
     model_config = ConfigDict(strict=True)
 

@@ -1,5 +1,8 @@
-"""Serves the contract executions-sse.md: triggers and cancels runs. Errors are `{code, message,
-data: null}`."""
+"""Serves the contract executions-sse.md: triggers and cancels runs.
+
+A topology is an agent that this contract names by a number (`topologyId`). Errors are `{code,
+message, data: null}`.
+"""
 
 from __future__ import annotations
 

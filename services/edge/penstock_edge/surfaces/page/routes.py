@@ -59,7 +59,10 @@ PATHS: Final = {
 
 
 class File:
-    """The handler for one file. The file is read once; a browser that has this version gets 304."""
+    """The handler for one file, which is read once.
+
+    A browser that already has this version of the file gets 304.
+    """
 
     def __init__(self, path: Path) -> None:
         self._body = path.read_bytes()

@@ -21,7 +21,7 @@ from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 
 TIMEOUT_S: Final = 2.0
-KNOWN_FOR_S: Final = 5.0  # seconds in which an agent server gets at most one request
+KNOWN_FOR_S: Final = 5.0  # seconds for which the edge uses an agent server's last answer
 AT_A_TIME: Final = 8
 _AGENT: Final = an_object(id=TEXT, name=TEXT, protocol=TEXT, kind=TEXT, answers=FLAG)
 

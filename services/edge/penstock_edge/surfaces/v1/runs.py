@@ -68,8 +68,8 @@ LISTED = 50  # the number of runs on a page if the client names no limit
 MAX_LISTED = 1000  # the greatest number of runs on a page
 KEY_HEADER = "idempotency-key"
 
-# The filters of `GET /v1/runs`. Each has the name of a field of the run's record; the column for it
-# is in `sources/run_list.py`.
+# The filters of `GET /v1/runs`. Each filter has the name of a field of the run's record.
+# `sources/run_list.py` maps the name to a column of the index.
 FILTERS = (
     by.AGENT,
     by.OF_SESSION,

@@ -1,4 +1,5 @@
-// The HTTP API, with the caller's own rights: the cookie of POST /v1/login, and a CSRF token.
+// Calls the HTTP API with the rights of the signed-in user. The browser sends the cookie that POST
+// /v1/login has set, and each POST has a CSRF token.
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -39,7 +40,7 @@ async function ask(path, options = {}) {
   try {
     body = text ? JSON.parse(text) : null;
   } catch {
-    // not JSON: the status says enough
+    // The body is not JSON. The status alone then describes the error.
   }
   if (!answer.ok) {
     throw new Refused(answer.status, body?.detail ?? body?.title ?? `HTTP ${answer.status}`);
@@ -47,12 +48,12 @@ async function ask(path, options = {}) {
   return body;
 }
 
-/** GET; JSON. Throws Refused. */
+/** Send a GET, and return the JSON of the answer. Throws Refused. */
 export function get(path) {
   return ask(path);
 }
 
-/** POST JSON; JSON. Throws Refused. */
+/** Send a POST with a JSON body, and return the JSON of the answer. Throws Refused. */
 export async function post(path, body) {
   const send = async () =>
     ask(path, {
@@ -64,19 +65,21 @@ export async function post(path, body) {
     return await send();
   } catch (error) {
     if (error.status !== 403) throw error;
-    csrf = null; // of another session, or of an edge that was replaced; nothing was done
+    // The CSRF token may belong to an earlier sign-in or to another edge process. A request with a
+    // wrong CSRF token changes nothing, so it is sent again with a new token.
+    csrf = null;
     return send();
   }
 }
 
-/** The token becomes the cookie; who that is. Throws Refused. */
+/** Exchange the token for a cookie, and return the user of the token. Throws Refused. */
 export async function signIn(token) {
   csrf = null;
   if (!/^[\x21-\x7e]+$/u.test(token)) throw new Refused(422, "A token has no spaces or accents.");
   return ask("/v1/login", { method: "POST", headers: { authorization: `Bearer ${token}` } });
 }
 
-/** The cookie is taken back. */
+/** Delete the cookie. Throws Refused. */
 export async function signOut() {
   csrf = null;
   await ask("/v1/logout", { method: "POST" });

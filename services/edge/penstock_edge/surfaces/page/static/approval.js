@@ -1,4 +1,5 @@
-// What waits for a person: what would run, with its arguments as text, and two buttons.
+// Shows an approval that waits for a person: the tool calls, their arguments as text, and two
+// buttons.
 
 import { post } from "./api.js";
 import { make, put } from "./text.js";
@@ -10,7 +11,7 @@ function args(item) {
   const entries = Object.entries(item.args ?? {});
   for (const [key, value] of entries) {
     list.append(make("dt", "", key, STRICT));
-    // as JSON: a string's quotes and line ends are seen
+    // JSON shows the quotes and the line ends of a string.
     list.append(make("dd", "", JSON.stringify(value, null, 2), STRICT));
   }
   if (!entries.length) list.append(make("dd", "", "no arguments"));
@@ -25,9 +26,10 @@ function shown(item) {
 }
 
 /**
- * Fill `box` with an approval (as `approval.requested` or GET /v1/approvals has it).
- * Returns `settle(text)`, which takes the buttons away and says how it ended.
- * What is decided is what is shown: the request's digest goes with the decision.
+ * Fill `box` with an approval in the form of `approval.requested` or of GET /v1/approvals.
+ * Return `settle(text)`, which removes the buttons and shows the outcome `text`.
+ * The decision has the digest of the approval. So if the approval has changed since it was shown,
+ * the approvals service refuses the decision.
  */
 export function ask(box, approval) {
   const outcome = make("p", "outcome");
@@ -76,6 +78,7 @@ export function ask(box, approval) {
     box.append(make("p", "said", "It needs an answer, which this page cannot give: use "));
     box.lastChild.append(make("code", "", `penstock approvals approve ${approval.approval_id}`));
   }
-  box.append(buttons, outcome); // below the arguments: who gets there has passed them
+  // The buttons are below the arguments, so that a person sees the arguments before deciding.
+  box.append(buttons, outcome);
   return settle;
 }

@@ -1,10 +1,10 @@
-// openapi.json as a page to read: each request, what it takes, what it answers; every schema.
+// Shows openapi.json as a page: each request with its parameters and answers, and every schema.
 
 import { make } from "./text.js";
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
 
-// Headings of tags that are no plain words.
+// The headings of tags that are abbreviations.
 const TITLES = { adk: "ADK", agui: "AG-UI" };
 
 const nameOf = (reference) => reference.split("/").at(-1);
@@ -17,7 +17,7 @@ function resolved(document, value) {
     .reduce((found, token) => found?.[token], document);
 }
 
-/** What a schema asks for, in words; references as links to the schema below. */
+/** Return an element that describes a schema; a reference becomes a link to the schema below. */
 function typeOf(schema) {
   const span = make("span");
   const words = (schemas, between) =>
@@ -91,7 +91,7 @@ function needs(operation) {
   return scopes.length ? `Needs the scope ${scopes.join(", ")}.` : "Needs any token.";
 }
 
-/** A path that breaks at its slashes, and within a name only where a line cannot hold it. */
+/** Return an element with a path. The browser may break the line after each slash. */
 function pathOf(path) {
   const span = make("span", "path");
   path.split(/(?<=\/)/).forEach((each) => span.append(each, make("wbr")));

@@ -1,4 +1,4 @@
-// The first page: what runs here, three things to try, and who is asking.
+// The first page: the agents, the recent runs and approvals, three trials, and the sign-in.
 
 import { get, signIn, signOut } from "./api.js";
 import { ask } from "./approval.js";
@@ -66,7 +66,7 @@ function showRuns(runs) {
   );
 }
 
-// Those that are there stay where they are, decided or not, so that no click hits another one.
+// A panel keeps its place after the decision. If panels moved, a click could hit another approval.
 function showApprovals(approvals) {
   const pending = new Set(approvals.map((approval) => approval.approval_id));
   for (const approval of approvals) {
@@ -161,7 +161,7 @@ byId("sign-in").addEventListener("submit", async (submitted) => {
 });
 byId("who").querySelector("button").addEventListener("click", async () => {
   await signOut();
-  location.reload(); // nothing of theirs stays on the page
+  location.reload(); // so that no data of the user stays on the page
 });
 
 look();

@@ -1,4 +1,5 @@
-// One thing to try: a run, its stream as it comes, the decision it waits for, leaving and cancel.
+// A trial: starts a run, shows its stream, and asks for the decision for which the run waits. The
+// user can leave the stream, come back to it, and cancel the run.
 
 import { post } from "./api.js";
 import { ask } from "./approval.js";
@@ -7,7 +8,8 @@ import { call, make, put, short } from "./text.js";
 const ENDS = new Set(["lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"]);
 const MOST_LINES = 500;
 
-// Lines of the log: event type to [class, text]; what is not here is not shown.
+// Maps an event type to a function that returns the class and the text of its line in the log. The
+// log does not show events of other types, except those in PIECES.
 const LINES = {
   "lifecycle.started": (data) => ["dim", `▶ ${data.agent}`],
   "lifecycle.resumed": () => ["dim", "▶ resumed"],
@@ -34,7 +36,7 @@ const PIECES = {
   "llm.reasoning": (data) => ["dim", data.reasoning_id, data.thought],
 };
 
-/** `changed` is called whenever lists of runs or approvals may have changed. */
+/** Make a trial. It calls `changed` whenever the lists of runs or approvals may have changed. */
 export function trial({ title, about, message, leaves }, changed) {
   const card = document.getElementById("trial").content.firstElementChild.cloneNode(true);
   const part = (selector) => card.querySelector(selector);
@@ -54,7 +56,7 @@ export function trial({ title, about, message, leaves }, changed) {
   let cursor = null;
   let last = 0; // the sequence of the last event
   let ended = true;
-  let speaking = null; // [id, paragraph] of the text under way
+  let speaking = null; // [id, paragraph] of the text to which the next piece may be added
   let settle = null;
 
   const say = (text) => {
@@ -129,7 +131,7 @@ export function trial({ title, about, message, leaves }, changed) {
       if (opened.readyState === EventSource.CLOSED) {
         close();
         say(`the stream was refused after event ${last}; come back, or look at the run below`);
-        ended = !leaves; // without the button to come back, another run can be started
+        ended = !leaves; // without a button to come back, the user can start another run
       } else {
         say(`connection lost after event ${last}; the browser comes back by itself`);
       }
@@ -179,7 +181,7 @@ export function trial({ title, about, message, leaves }, changed) {
     cancel.disabled = true;
     try {
       await post(`/v1/runs/${encodeURIComponent(runId)}/cancel`, {});
-      if (source === null && !ended) follow(); // to see its end
+      if (source === null && !ended) follow(); // so that the log shows the end of the run
     } catch (error) {
       say(error.message);
       buttons();
@@ -189,7 +191,7 @@ export function trial({ title, about, message, leaves }, changed) {
 
   return {
     card,
-    /** Offer these agents; the one that was chosen stays chosen. */
+    /** Offer these agents. The chosen agent stays chosen if it is still offered. */
     offer(agents) {
       const select = part("select");
       const chosen = select.value;
