@@ -60,7 +60,8 @@ class EdgeService(Service):
         """
         if not is_tried():
             log.warning(
-                "uvicorn: an untried version; events are written by ASGI, at twice the cost"
+                "uvicorn: this version is not one of the tried ones, so ASGI writes all events, at "
+                "twice the CPU time"
             )
         self._edge.streams.fit(raise_file_limit())
         self.bus.continuity.on_loss(self._on_loss)

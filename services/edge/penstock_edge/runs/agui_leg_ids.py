@@ -46,7 +46,10 @@ class AguiLegIds(LegIds):
             try:
                 entry = await self.bus.bucket("aliases").get(_key(run_id, leg))
             except BusError as error:
-                log.warning("the name of leg %d of run %s: %s", leg, run_id, error)
+                log.warning(
+                    "the AG-UI runId of leg %d of run %s cannot be read now; trying again: %s",
+                    *(leg, run_id, error),
+                )
                 await asyncio.sleep(RETRY_S)
                 continue
             if entry is None:

@@ -55,7 +55,8 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
         return encoding.feed(stored)
     except (BusError, ObjectGone) as error:
         extra = run_of(stored.subject)
-        log.warning("%s %d: %s", stored.subject, stored.sequence, error, extra=extra)
+        text = "the payload of %s %d cannot be read, so clients get a notice: %s"
+        log.warning(text, stored.subject, stored.sequence, error, extra=extra)
         return Item(stored.sequence, [view.notice("payload_lost", str(error))])
     except Exception as error:
         return _unreadable(view, stored, error)
@@ -95,7 +96,7 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
         # the event has expired.
         await asyncio.sleep(FOLD_RETRY_S)
     log.warning(
-        "run %s: some events before %d are no longer stored; frames may lack what depends on them",
+        "run %s: some events before %d are no longer stored, so later frames may be incomplete",
         run_id,
         upto.sequence,
     )

@@ -108,7 +108,10 @@ class TreeSource(Source, Watcher):
             try:
                 batch = await self._history.before(live_from)
             except BusError as error:
-                log.warning("reading the tree of run %s: %s", self._members.root, error)
+                log.warning(
+                    "the events of the tree of run %s cannot be read now; trying again: %s",
+                    *(self._members.root, error),
+                )
                 await asyncio.sleep(RETRY_S)
                 continue
             if not batch:

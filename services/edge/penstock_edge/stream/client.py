@@ -322,7 +322,7 @@ class Client:
                 write(http_chunk(keep_alive))
             except Exception:
                 extra = run_of(self.hub.view.run_id)
-                log.exception("a connection takes no bytes; its client's stream ends", extra=extra)
+                log.exception("a client's stream ends, because a write has failed", extra=extra)
                 self.fail()
         else:
             self._is_keep_alive_due = True

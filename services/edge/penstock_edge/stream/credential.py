@@ -99,7 +99,7 @@ def _watch_token(
             # No other task ends the stream when the credential expires, and this task has failed.
             # So the stream ends now.
             extra = run_of(scope.get("path", ""))
-            log.exception("a stream is ended: its credential cannot be watched", extra=extra)
+            log.exception("a stream ends: its credential cannot be watched", extra=extra)
         end()
 
     watching = asyncio.create_task(until_over())

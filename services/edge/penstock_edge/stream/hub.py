@@ -371,7 +371,7 @@ class Hub:
 
     def _fail(self) -> None:
         key, extra = " ".join(self.view.key), run_of(self.view.run_id)
-        log.exception("%s: the hub stops following", key, extra=extra)
+        log.exception("%s: the hub fails, so its clients' streams end", key, extra=extra)
         self._close(State.FAILED)
         self._budget.forget(self)
         self._release_source()

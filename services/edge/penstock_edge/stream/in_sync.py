@@ -148,5 +148,5 @@ class InSyncGroup:
     def _fail(self, member: Member) -> None:
         """End the stream of a member whose `write` is raising an exception."""
         extra = run_of(self.run_id)
-        log.exception("a connection takes no bytes; its client's stream ends", extra=extra)
+        log.exception("a client's stream ends, because a write has failed", extra=extra)
         member.fail()

@@ -95,7 +95,7 @@ class OpenStreams:
         """
         if self._grace_s is not None:
             STREAMS_REFUSED.labels("draining").inc()
-            raise Problem(503, "this edge is about to stop; try again, and another one answers")
+            raise Problem(503, "this edge is about to stop; try again to reach another edge")
         if len(self) >= self.max_streams:
             STREAMS_REFUSED.labels("full").inc()
             raise Problem(503, f"this edge has {len(self)} streams open and takes no more")

@@ -85,7 +85,8 @@ class Replay:
             step = await self._history.step(self._hub.first_sequence)
         except BusError as error:
             view = self._hub.view
-            log.warning("reading %s: %s", " ".join(view.key), error, extra=run_of(view.run_id))
+            text, extra = "%s cannot be read now; trying again: %s", run_of(view.run_id)
+            log.warning(text, " ".join(view.key), error, extra=extra)
             await asyncio.sleep(UNAVAILABLE_RETRY_S)
             return False
         self._unencoded = step.kept[::-1]

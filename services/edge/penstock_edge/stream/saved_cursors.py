@@ -125,7 +125,8 @@ class SavedCursors:
             try:
                 found = Position.parse(entry.value)
             except (ValueError, KeyError, TypeError):
-                log.error("the cursor %s of %s cannot be read; it begins anew", name, who.user_id)
+                text = "the saved cursor %s of user %s cannot be read, so it counts as new"
+                log.error(text, name, who.user_id)
         return SavedCursor(self, f"{owner}.{name}", found, entry.revision if entry else 0)
 
     def follow(self, following: asyncio.Task[None]) -> None:
@@ -239,6 +240,6 @@ class SavedCursor:
                 log.info("a newer connection has the cursor %s", self._key)
                 return
         except BusError as error:
-            log.warning("a cursor is saved later: %s", error)
+            log.warning("a cursor cannot be saved now; trying again later: %s", error)
             return
         self._revision, self._saved, self._saved_at = revision, wanted, now

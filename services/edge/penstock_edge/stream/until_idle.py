@@ -47,7 +47,7 @@ class UntilIdle:
                 # If the task ended with this error, the stream would stay open for ever.
                 name = self._session.session_id[:128]
                 log.warning(
-                    "whether session %r is idle is not known: %r; asking again", name, error
+                    "cannot find out whether session %r is idle; trying again: %r", name, error
                 )
                 last = None
             if last is not None:

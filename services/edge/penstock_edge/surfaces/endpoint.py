@@ -44,7 +44,7 @@ def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
                 raise Problem(503, str(error)) from error
             except BusError as error:
                 path = request.url.path
-                log.warning("%s: %s", path, error, extra=run_of(path))
+                log.warning("%s: the bus does not answer: %s", path, error, extra=run_of(path))
                 raise Problem(503, f"the bus does not answer; try again: {error}") from error
 
         return handle

@@ -260,7 +260,7 @@ class RunsInTurn:
             except (ValueError, KeyError, TypeError) as error:
                 if not frames:
                     raise
-                log.warning("an event that was held until run %s cannot be read: %r", run_id, error)
+                log.warning("an event that waited for run %s cannot be read: %r", run_id, error)
         return frames
 
     def _next(self) -> int | None:

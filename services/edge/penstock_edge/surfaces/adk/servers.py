@@ -138,8 +138,8 @@ class AdkServers:
             raise Problem(504, f"the ADK server has not answered within {timeout_s:g} s") from error
         except httpx.HTTPError as error:
             cause = redacted(repr(error), agent.hosts)
-            log.warning("the server of agent %s cannot be asked: %r", agent.id, error)
-            raise Problem(502, f"the ADK server cannot be asked: {cause}") from error
+            log.warning("the server of agent %s cannot be reached: %r", agent.id, error)
+            raise Problem(502, f"the ADK server cannot be reached: {cause}") from error
 
     async def create(
         self, agent: AdkAgent, user_id: str, session_id: str, given: dict[str, Any]

@@ -308,7 +308,9 @@ async def _resumed(bus: Bus, saved: Position, shard: int) -> StartPosition:
     except Problem as problem:
         if problem.status != HTTPStatus.GONE:
             raise
-        log.warning("a saved cursor names events that NATS has lost; the client goes on by time")
+        log.warning(
+            "NATS has lost the events of a saved cursor; its client continues at the saved time"
+        )
         return await start_since(bus, time, shard)
     if position.truncated and saved.time is not None:
         return await start_since(bus, time, shard)
