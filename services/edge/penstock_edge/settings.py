@@ -33,8 +33,8 @@ class EdgeSettings(StartSettings):
     keep_alive_s: float = Field(
         15.0,
         gt=0,
-        description="Seconds after which a silent stream gets a keep-alive (`/run_sse` and `/run`"
-        " apart).",
+        description="Seconds after which a silent stream gets a keep-alive (not `/run_sse` and"
+        " `/run`).",
     )
     max_body_bytes: int = Field(
         10 * 1024 * 1024,
@@ -55,8 +55,8 @@ class EdgeSettings(StartSettings):
     max_ring_bytes: int = Field(
         256 * 1024 * 1024,
         gt=0,
-        description="Bytes of all these frames in the process. The edge empties those of the runs"
-        " that have been silent for longest.",
+        description="Bytes of all these frames in the process. Beyond it, the edge drops frames of"
+        " the longest silent runs first.",
     )
     write_timeout_s: float = Field(
         120.0,

@@ -142,7 +142,7 @@ async def test_an_exception_in_the_write_to_the_only_client_ends_its_stream(
     await until(lambda: broken.client.end is End.LEFT)
     assert not world.hubs.streams
     assert "a write has failed" in caplog.text
-    assert "stops following" not in caplog.text
+    assert "the hub fails" not in caplog.text
 
 
 async def test_a_client_that_leaves_during_a_fan_out_does_not_stop_it(world: World) -> None:

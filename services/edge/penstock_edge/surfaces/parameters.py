@@ -29,23 +29,23 @@ APP_SESSION_ID: Final = in_path("session", "The session's id")
 AGENT_ID: Final = in_path("agent", "The agent's id in the configuration")
 LAST_EVENT_ID: Final = Parameter(
     "Last-Event-ID",
-    "The id of the last frame that was read; the answer goes on after it",
+    "The id of the last frame that the client has read; the answer continues after this frame",
     location="header",
 )
 CURSOR: Final = (LAST_EVENT_ID, Parameter("after", "The same as Last-Event-ID, for pages and URLs"))
 SAVED_CURSOR: Final = Parameter(
     "cursor",
-    "The name of a cursor that the edge keeps: without Last-Event-ID, the stream goes on there",
+    "The name of a cursor that the edge saves: without Last-Event-ID, the stream continues there",
     {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
 )
 SINCE: Final = Parameter(
     "since", "The answer begins at this time (RFC 3339)", {"type": "string", "format": "date-time"}
 )
 NAMES: Final = Parameter("names", "Whether frames have an `event` line", SWITCH)
-MARKERS: Final = Parameter("markers", "Whether a frame marks the end of what is replayed", SWITCH)
+MARKERS: Final = Parameter("markers", "Whether a frame marks the end of the stored events", SWITCH)
 CURSORS: Final = Parameter("cursors", "Whether each message is followed by its cursor", SWITCH)
-AGENT: Final = Parameter("agent", "Only what belongs to this agent")
-USER: Final = Parameter("user_id", "Another user's; needs the scope act-as")
+AGENT: Final = Parameter("agent", "Only runs of this agent")
+USER: Final = Parameter("user_id", "The user, if not the caller; needs the scope act-as")
 DIALECT: Final = Parameter("dialect", "In which dialect the events are written", one_of(DIALECTS))
 ENCODED: Final = Parameter("dialect", DIALECT.description, one_of(CLIENT_DIALECTS))
 TYPES: Final = (
@@ -66,7 +66,7 @@ INCLUDE: Final = Parameter(
     "order. Without it, all dialects but `canonical` and `raw` have them",
     one_of(INCLUDES),
 )
-OF_SESSION: Final = Parameter("session_id", "Only what belongs to this session")
+OF_SESSION: Final = Parameter("session_id", "Only runs of this session")
 UNTIL: Final = Parameter(
     "until", "The stream ends when no run is active or queued", one_of((IDLE,))
 )
@@ -77,8 +77,8 @@ IDEMPOTENCY_KEY: Final = Parameter(
 )
 DEPTH: Final = Parameter(
     "Penstock-Depth",
-    "The header of the Penstock webhook that led to this request, if a webhook did. So a circle of "
-    "rules and other systems ends",
+    "The same header of the Penstock webhook that caused this request, if there is one. With it, "
+    "Penstock ends a loop in which rules start runs through other systems",
     location="header",
 )
 SESSION: Final = (AGENT, USER, ENCODED, *TYPES, *CURSOR, SINCE, MARKERS, UNTIL)

@@ -56,7 +56,8 @@ log = logging.getLogger(__name__)
 
 SUBJECTS: Final = Parameter(
     "subjects",
-    "Only events of these subjects `category.action`, where `*` is any, separated by commas",
+    "Only events of these types `category.action`, separated by commas; `*` stands for any "
+    "category or action",
 )
 EVERYTHING: Final = "*.*"
 
