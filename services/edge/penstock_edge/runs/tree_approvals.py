@@ -92,7 +92,7 @@ async def decide_each(bus: Bus, decisions: Sequence[tuple[ApprovalRecord, Decide
     """Send the decisions on several approvals to the approvals service, one after another.
 
     Raises:
-        Problem: the approvals service refused a decision. It has accepted all decisions before.
+        Problem: the approvals service refused a decision. It has accepted each earlier decision.
         BusError: a decision was not sent.
     """
     for approval, decision in decisions:

@@ -1,10 +1,10 @@
 """Lists the sessions of a user from an index in memory.
 
 Since release 0.2, a session's record names its owner. The key of an older record is a hash that
-includes the owner, but the record does not name the owner. For an older record, the owner is taken
-from the session's runs. If the runs have expired, the edge computes the key that the record would
-have if the user who lists sessions were the owner, and compares the two keys. Each process makes
-this comparison once for each user.
+includes the owner, but the record does not name the owner. For an older record, the edge takes the
+owner from the session's runs. If the runs have expired, the edge computes the key of a session of
+the user who lists sessions. If the computed key is the record's key, this user is the owner. Each
+process makes this comparison once for each user.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class ByTask(Driver):
         self._task = asyncio.current_task()
 
     async def wait(self) -> None:
-        """Wait for the next `wake`, or return at once if one came since the last call."""
+        """Wait for a call of `wake`; return at once if `wake` was called since the last wait."""
         await self._wake.wait()
         self._wake.clear()
 

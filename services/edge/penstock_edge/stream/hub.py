@@ -381,7 +381,7 @@ class Hub:
         self._stopping = asyncio.create_task(self._source.stop())
 
     def _begin_fan_out(self) -> None:
-        """Begin to write the new items to the group, and wake the other clients."""
+        """Begin to write the new items to the clients in sync, and wake all other clients."""
         ring, group, now = self.ring, self.in_sync, self._flushes.time()
         self.flush_at = now + self._flushes.join_s
         end = ring.end
