@@ -286,7 +286,9 @@ class Wire(asyncio.Protocol, Transport):
 
     def close(self) -> None:
         """End the connection once everything is sent, or after CLOSE_S at the latest."""
-        if self._transport is not None and not self.is_lost:
+        # In Python 3.11.0 to 3.11.3, a TLS transport that is closed while it is closing can no
+        # longer be aborted: `abort` raises AttributeError, and the client never reconnects.
+        if self._transport is not None and not (self.is_lost or self._transport.is_closing()):
             self._send()
             self._transport.close()
             self._aborting = self._loop.call_later(CLOSE_S, self.abort)
