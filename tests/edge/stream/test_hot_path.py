@@ -77,14 +77,14 @@ async def calls_per_event(clients: int, monkeypatch: pytest.MonkeyPatch) -> floa
     return count / EVENTS
 
 
-async def test_an_event_for_one_client_is_at_most_55_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_for_one_client_is_at_most_50_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     count = await calls_per_event(1, monkeypatch)
-    assert count <= 55
+    assert count <= 50
 
 
 async def test_each_further_client_is_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = await calls_per_event(1, monkeypatch), await calls_per_event(51, monkeypatch)
-    assert many - few <= 50 * 2 + 1
+    assert many - few <= 50 * 2 + 2  # the path for a single client needs two calls less
 
 
 def test_an_agui_event_is_at_most_27_calls() -> None:

@@ -203,7 +203,7 @@ class Feed:
         self._next = StreamSequence(max(state["last_seq"] + 1 - RECENT, state["first_seq"], 1))
         self._recent.clear()
         self._recent_bytes = 0
-        whole = Followed(self._stream, ">", "live.>", _is_next)
+        whole = Followed(self._stream, ">", "live.>", _numbers)
         follow = Follow(self._bus, whole, self._next, self._deliver, self._probe_s)
         await follow.start()
         return follow
@@ -302,5 +302,6 @@ class Feeds:
         await asyncio.gather(*(feed.close() for feed in self._feeds.values()))
 
 
-def _is_next(before: Stored, after: Stored) -> bool:
-    return after.sequence == before.sequence + 1
+def _numbers(stored: Stored) -> tuple[int, int]:
+    """Return the message's stream sequence, and the sequence before it."""
+    return stored.sequence, stored.sequence - 1

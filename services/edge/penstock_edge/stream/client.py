@@ -42,7 +42,7 @@ from penstock_edge.stream.ring import http_chunk
 from penstock_edge.stream.tcp_progress import acknowledged, written
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import Item
-from penstock_edge.views.positions import ByteOffset, StreamSequence
+from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.view import Delivery, ReadFrom
 
 log = logging.getLogger(__name__)
@@ -434,7 +434,7 @@ class Client:
         elif (chunk := ring.chunk(phase.at)) is not None:
             newest = chunk.items[-1]
             phase.at = chunk.end
-            phase.taken_bytes = ByteOffset(newest.offset)
+            phase.taken_bytes = chunk.end_bytes
             self._next = StreamSequence(newest.sequence + 1)
             return self._own_part(chunk.items, chunk.body)
         elif self.hub.is_closed:

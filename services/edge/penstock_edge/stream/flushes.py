@@ -56,6 +56,9 @@ class Flushes:
         self._report = report
         self._loop = asyncio.get_running_loop()
         self.time: Callable[[], float] = self._loop.time
+        # The time at the beginning of the present turn. It is kept, because each call of `time`
+        # takes 0.06 µs.
+        self.now = self.time()
         self._due: deque[Flushable] = deque()
         # a heap, ordered by the time of the flush
         self._waiting: list[tuple[float, int, Flushable]] = []
@@ -123,6 +126,7 @@ class Flushes:
 
     def _flush(self) -> None:
         due, writes = self._due, 0
+        self.now = self.time()
         for _ in range(len(due)):
             writes += due.popleft().flush()
             if writes >= SLICE:

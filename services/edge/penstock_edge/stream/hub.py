@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from penstock.bus import Bus, Stored
@@ -57,35 +58,36 @@ class SourceFailed(Exception):
 class _Arrivals:
     """Holds the messages that a source has delivered and that the hub has not encoded yet.
 
-    `on_some` is called when there are new messages. `close` drops the reference to the hub. If the
+    `queue` lets `Flushes` flush the hub soon. `close` drops the reference to the hub. If the
     reference stayed, the hub and its source would form a cycle. The ring of a finished hub would
     then stay in memory until the garbage collector runs.
     """
 
-    __slots__ = ("_on_some", "batch", "failure")
+    __slots__ = ("_queue", "batch", "failure", "is_queued")
 
-    def __init__(self, on_some: Callable[[], None]) -> None:
+    def __init__(self, queue: Callable[[], None]) -> None:
         self.batch: list[Stored] = []
         # the cause of the `SourceFailed` that `take` raises once `batch` is empty
         self.failure: BaseException | None = None
-        self._on_some: Callable[[], None] | None = on_some
+        self.is_queued = False  # whether `Flushes` will call `Hub.flush`
+        self._queue: Callable[[], None] | None = queue
 
     def add(self, batch: list[Stored]) -> None:
         self.batch += batch
-        if self._on_some is not None:
-            self._on_some()
+        if not self.is_queued and self._queue is not None:
+            self.is_queued = True
+            self._queue()
 
     def fail(self, error: BaseException) -> None:
         self.failure = error
-        if self._on_some is not None:
-            self._on_some()
+        self.add([])
 
     def give_back(self, batch: list[Stored]) -> None:
         """Put messages back, so that `take` returns them before all other messages."""
         self.batch[:0] = batch
 
     def close(self) -> None:
-        self._on_some = self.failure = None
+        self._queue = self.failure = None
         self.batch = []
 
     def take(self) -> list[Stored]:
@@ -116,7 +118,6 @@ class Hub:
         "_encoding",
         "_first",
         "_flushes",
-        "_is_queued",
         "_not_in_sync",
         "_ring_bytes",
         "_sampled",
@@ -155,7 +156,6 @@ class Hub:
         self._ring_bytes = ring_bytes
         self._budget = budget
         self._flushes = flushes
-        self._is_queued = False  # whether `Flushes` will call `flush`
         # the clients that are not in sync, which each flush wakes
         self._not_in_sync: set[Member] = set()
         self._first: Stored | None = None
@@ -163,7 +163,7 @@ class Hub:
         # connector received the event's source frame. At all other times this is None.
         self._sampled: str | None = None
         self._encoding = view.encoding()
-        self._arrivals = _Arrivals(self._on_arrival)
+        self._arrivals = _Arrivals(partial(flushes.add, self))
         self._source = source_of(bus, view, start, self._arrivals.add)
         self._source.on_failure = self._arrivals.fail
         # encodes a message that needs a read from NATS
@@ -281,14 +281,15 @@ class Hub:
         `Flushes` calls this method. If there are more clients than `SLICE`, the next call continues
         the fan-out.
         """
-        self._is_queued = False
         group, arrivals = self.in_sync, self._arrivals
+        arrivals.is_queued = False
         try:
-            if not group.unwritten:
+            if group.unwritten:
+                writes = group.write(SLICE)
+            else:
                 if self._working is None:
                     self._take_arrivals()
-                self._begin_fan_out()
-            writes = group.write(SLICE) if group.unwritten else 0
+                writes = self._begin_fan_out()
         except Exception:  # If the hub did not fail here, its clients would wait for ever.
             self._fail()
             return SLICE
@@ -304,8 +305,8 @@ class Hub:
             self._measure(self._sampled, writes)
         if group.unwritten or group.at != self.ring.end:
             self._flush_again()
-        elif arrivals.batch or arrivals.failure is not None:
-            self._on_arrival()
+        elif (arrivals.batch or arrivals.failure is not None) and self._working is None:
+            arrivals.add([])
         return writes
 
     def _measure(self, received: str, writes: int) -> None:
@@ -319,21 +320,18 @@ class Hub:
             received_s = datetime.fromisoformat(received).timestamp()
             self._flushes.sampled(self._bus.clock.time() - received_s)
 
-    def _on_arrival(self) -> None:
-        if not self._is_queued and self._working is None:
-            self._is_queued = True
-            self._flushes.add(self)
-
     def _flush_again(self) -> None:
-        if not self._is_queued:
-            self._is_queued = True
+        if not self._arrivals.is_queued:
+            self._arrivals.is_queued = True
             self._flushes.flush_soon(self)
 
     def _take_arrivals(self) -> None:
         batch = self._arrivals.take()
-        if self._first is None and batch:
+        if not batch:
+            return
+        if self._first is None:
             self._first = replace(batch[0], payload=b"")
-        if self._flushes.is_sample_due and batch:
+        if self._flushes.is_sample_due:
             self._flushes.is_sample_due = False
             self._sampled = batch[0].headers.get("ce-time")
         view, encoding, append = self.view, self._encoding, self.ring.append
@@ -380,15 +378,19 @@ class Hub:
         self._arrivals.close()
         self._stopping = asyncio.create_task(self._source.stop())
 
-    def _begin_fan_out(self) -> None:
-        """Begin to write the new items to the clients in sync, and wake all other clients."""
-        ring, group, now = self.ring, self.in_sync, self._flushes.time()
+    def _begin_fan_out(self) -> int:
+        """Begin to write the new items to the group, and wake the other clients.
+
+        Returns:
+            The number of writes.
+        """
+        ring, group, now = self.ring, self.in_sync, self._flushes.now
         self.flush_at = now + self._flushes.join_s
-        end = ring.end
+        end, writes = ring.end, 0
         if group.at == end:
-            return
+            return 0
         if group.written:
-            self._give_to_group(end, now)
+            writes = self._give_to_group(end, now)
         if not (group.written or group.unwritten):
             newest = ring.newest
             group.move(end, StreamSequence(newest.sequence + 1) if newest else group.next)
@@ -400,27 +402,29 @@ class Hub:
         if self._not_in_sync:
             for client in tuple(self._not_in_sync):
                 client.wake()
+        return writes
 
-    def _give_to_group(self, end: RingPosition, now: float) -> None:
-        """Begin a fan-out of the group's next chunk.
+    def _give_to_group(self, end: RingPosition, now: float) -> int:
+        """Begin a fan-out of the group's next chunk; return the number of writes.
 
         There is no fan-out if the streams end with this chunk, if the chunk is large, or if the
         ring has evicted the chunk. In these cases each client takes its next items on its own.
         """
         ring, group = self.ring, self.in_sync
-        if group.at < ring.base:
-            self._dissolve()
-            return
         begun = group.at
+        if begun < ring.base:
+            self._dissolve()
+            return 0
         body, at, next_ = ring.joined(begun)
         if len(body) > CHUNK_BYTES or (
             at == end and self._state is not _FOLLOWING and self.is_closed
         ):
             self._dissolve()
-        elif body:
-            group.begin(http_chunk(body), at, next_, at - begun, now)
-        else:
+            return 0
+        if not body:
             group.move(at, next_)
+            return 0
+        return group.begin(http_chunk(body), at, next_, at - begun, now, SLICE)
 
     def _dissolve(self) -> None:
         for client in self.in_sync.members:

@@ -18,10 +18,12 @@ ITEM_BYTES: Final = 200  # the memory of an item without its frames, in bytes
 
 @dataclass(slots=True)
 class Chunk:
-    """Items that are written together. `end` is the position in the ring after the last item."""
+    """Items that are written together. `end` is the position in the ring after the last item, and
+    `end_bytes` is the number of bytes of all items before `end`."""
 
     body: bytes
     end: RingPosition
+    end_bytes: ByteOffset
     items: tuple[Item, ...]
 
 
@@ -38,11 +40,10 @@ class Ring:
     __slots__ = (
         "_bodies",
         "_chunks",
+        "_evicted_bytes",
         "_frames",
-        "_offsets",
         "_sequences",
         "base",
-        "delivered_bytes",
         "end",
         "evicted",
         "held_bytes",
@@ -53,13 +54,11 @@ class Ring:
         self.base = RingPosition(0)  # the position of the oldest item in the ring
         self.end = RingPosition(0)  # the position after the newest item
         self.held_bytes = 0  # the memory of all items in the ring, in bytes
-        # the number of bytes of all items that were ever appended
-        self.delivered_bytes = ByteOffset(0)
         self.evicted: StreamSequence | None = None  # the sequence of the newest evicted item
         self.newest: Item | None = None  # the item that was appended last; None in an empty ring
         self._sequences: list[int] = []
         self._bodies: list[bytes] = []
-        self._offsets: list[int] = []  # the value of `delivered_bytes` after each item
+        self._evicted_bytes = 0  # the number of bytes of all evicted items
         # maps a position to the frames of its item, for items whose number of frames is not one
         self._frames: dict[int, list[bytes]] = {}
         self._chunks: dict[RingPosition, Chunk] = {}
@@ -67,17 +66,12 @@ class Ring:
     def append(self, item: Item) -> None:
         """Add an item after the newest item."""
         body = item.body
-        size_bytes = len(body)
-        self.held_bytes += size_bytes + ITEM_BYTES
-        # A call of a NewType takes 0.1 µs, and a live event would need four such calls. So the
-        # types are ignored here.
-        offset: ByteOffset = self.delivered_bytes + size_bytes  # type: ignore[assignment]
-        item.offset = self.delivered_bytes = offset
+        self.held_bytes += len(body) + ITEM_BYTES
         self._sequences.append(item.sequence)
         self._bodies.append(body)
-        self._offsets.append(offset)
         if len(item.frames) != 1:
             self._frames[self.end] = item.frames
+        # A call of a NewType takes 0.1 µs, so the type is ignored here.
         self.end += 1  # type: ignore[assignment]
         self.newest = item
         if self._chunks:
@@ -91,7 +85,9 @@ class Ring:
         """
         count, most = 0, len(self._bodies) - least
         while self.held_bytes > limit_bytes and count < most:
-            self.held_bytes -= len(self._bodies[count]) + ITEM_BYTES
+            size_bytes = len(self._bodies[count])
+            self.held_bytes -= size_bytes + ITEM_BYTES
+            self._evicted_bytes += size_bytes
             count += 1
         if not count:
             return False
@@ -100,7 +96,7 @@ class Ring:
             for position in range(self.base, self.base + count):
                 self._frames.pop(position, None)
         self.base = RingPosition(self.base + count)
-        del self._sequences[:count], self._bodies[:count], self._offsets[:count]
+        del self._sequences[:count], self._bodies[:count]
         if not self._bodies:
             self.newest = None
         self._chunks.clear()
@@ -122,12 +118,20 @@ class Ring:
         """Return the position of the first item at or after this stream sequence."""
         return RingPosition(self.base + bisect_left(self._sequences, int(sequence)))
 
+    @property
+    def delivered_bytes(self) -> ByteOffset:
+        """The number of bytes of all items that were ever appended."""
+        present_bytes = self.held_bytes - ITEM_BYTES * len(self._bodies)
+        return ByteOffset(self._evicted_bytes + present_bytes)
+
     def offset_before(self, at: RingPosition) -> ByteOffset:
-        """Return the number of bytes of all items before `at`, including evicted items."""
-        index = max(at - self.base, 0)
-        if index >= len(self._bodies):
-            return self.delivered_bytes
-        return ByteOffset(self._offsets[index] - len(self._bodies[index]))
+        """Return the number of bytes of all items before `at`.
+
+        For a position before the ring's oldest item, this is the number of bytes of all evicted
+        items.
+        """
+        after = self._bodies[max(at - self.base, 0) :]
+        return ByteOffset(self.delivered_bytes - sum(map(len, after)))
 
     def joined(self, at: RingPosition) -> tuple[bytes, RingPosition, StreamSequence]:
         """Return the bytes of a chunk, its end, and one more than the sequence of its last item.
@@ -155,17 +159,16 @@ class Ring:
     def _make_chunk(self, first: int) -> Chunk:
         """Return the chunk whose first item has this index in the ring's lists."""
         body, stop = self._join(first)
+        end = RingPosition(self.base + stop)
         items = tuple(map(self._item, range(first, stop)))
-        return Chunk(body, RingPosition(self.base + stop), items)
+        return Chunk(body, end, self.offset_before(end), items)
 
     def _item(self, index: int) -> Item:
         position = self.base + index
         if position == self.end - 1 and self.newest is not None:
             return self.newest
         frames = self._frames.get(position)
-        item = Item(self._sequences[index], [self._bodies[index]] if frames is None else frames)
-        item.offset = self._offsets[index]
-        return item
+        return Item(self._sequences[index], [self._bodies[index]] if frames is None else frames)
 
 
 def http_chunk(body: bytes) -> bytes:

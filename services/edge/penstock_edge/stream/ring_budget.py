@@ -10,45 +10,52 @@ from penstock.telemetry import RING_BYTES
 class EvictableHub(Protocol):
     """A hub whose ring can be emptied, because clients can replay the evicted items."""
 
+    flush_at: float  # grows with each flush, so it is greatest for the hub with the newest items
+
     def evict_all(self) -> int:
         """Evict as many items as possible; return the number of bytes that the ring still has."""
         ...
 
 
 class RingBudget:
-    """Empties rings while all rings together have more bytes than the limit.
+    """Empties rings if all rings together have more bytes than the limit.
 
-    The first ring to be emptied is the one that has had no new items for the longest time. The
-    frames of this ring were written long ago, so only a client that reconnects may still need them.
-    After a ring was emptied, it is not emptied again until it has new items.
+    The rings that have had no new items for the longest time are emptied first. The frames of such
+    a ring were written long ago, so only a client that reconnects may still need them.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        # maps each hub to the bytes of its ring; the hub that added an item most recently is last
-        self._held: dict[EvictableHub, int] = {}
-        # maps each hub whose ring was emptied to the bytes that its ring still has
-        self._emptied: dict[EvictableHub, int] = {}
+        self._held: dict[EvictableHub, int] = {}  # maps each hub to the bytes of its ring
         self.held_bytes = 0
+        self._most_bytes = limit_bytes  # rings are emptied when `held_bytes` exceeds this number
 
     def hold(self, hub: EvictableHub, held_bytes: int) -> None:
         """Record that the hub has added items to its ring, which now has `held_bytes`."""
-        self.held_bytes += held_bytes - self._held.pop(hub, 0)
-        if self._emptied:
-            self.held_bytes -= self._emptied.pop(hub, 0)
+        self.held_bytes += held_bytes - self._held.get(hub, 0)
         self._held[hub] = held_bytes
-        while self.held_bytes > self._limit_bytes and self._held:
-            oldest = next(iter(self._held))
-            left = oldest.evict_all()
-            self.held_bytes += left - self._held.pop(oldest)
-            self._emptied[oldest] = left
+        if self.held_bytes > self._most_bytes:
+            self._empty_rings()
 
     def forget(self, hub: EvictableHub) -> None:
         """Stop counting the bytes of a hub."""
-        self.held_bytes -= self._held.pop(hub, 0) + self._emptied.pop(hub, 0)
+        self.held_bytes -= self._held.pop(hub, 0)
         self.report()
 
     def report(self) -> None:
         """Set the metric. `Flushes` calls this method at most once every `REPORT_S`, not for each
         event."""
         RING_BYTES.set(self.held_bytes)
+
+    def _empty_rings(self) -> None:
+        # An eighth of the limit is freed at once, because the hubs must be sorted each time.
+        slack_bytes = self._limit_bytes // 8
+        for hub in sorted(self._held, key=lambda hub: hub.flush_at):
+            if self.held_bytes <= self._limit_bytes - slack_bytes:
+                break
+            left_bytes = hub.evict_all()
+            self.held_bytes += left_bytes - self._held[hub]
+            self._held[hub] = left_bytes
+        # A ring may keep its last item. If these items alone exceed the limit, the next attempt is
+        # made only after the rings have grown by an eighth of the limit.
+        self._most_bytes = max(self._limit_bytes, self.held_bytes + slack_bytes)

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import orjson
 
 from penstock import sse
-from penstock.sse import Frame
+from penstock.sse import CR, LF, Frame
 
 LIVE: Final = b'{"marker":"live"}'
 LIVE_EVENT: Final = "penstock.live"
@@ -87,7 +87,7 @@ class Sse(Framing):
     def event(self, frame: Frame, id: str) -> bytes:
         """Return the lines `event`, `data` and `id`."""
         data, name = frame.data, frame.event if self.named else None
-        if name is None or self.id_first or b"\n" in data or b"\r" in data:
+        if name is None or self.id_first or LF in data or CR in data:
             return sse.encode(data, event=name, id=id, id_first=self.id_first)
         # A single format string, without a check of the cursor, saves 0.3 µs of 0.9 µs for each
         # frame.
@@ -98,7 +98,7 @@ class Sse(Framing):
 
         A single format string for all three lines saves 0.5 µs of 1.1 µs for each frame.
         """
-        if self.id_first or not self.named or b"\n" in data or b"\r" in data:
+        if self.id_first or not self.named or LF in data or CR in data:
             return self.event(Frame(data, event), f"{sequence}-0")
         return b"%bdata: %b\nid: %d-0\n\n" % (sse.event_line(event), data, sequence)
 

@@ -22,16 +22,14 @@ class Item:
 
     `frames` are written as they are. The index of a frame in `frames` is part of the frame's
     cursor. `body` are the bytes of all frames. If `last` is True, the stream ends with this item.
-    `offset` counts the bytes that the hub has encoded, up to the end of this item.
     """
 
-    __slots__ = ("body", "frames", "last", "offset", "sequence")
+    __slots__ = ("body", "frames", "last", "sequence")
 
     def __init__(self, sequence: int, frames: list[bytes], last: bool = False) -> None:
         self.sequence = sequence
         self.frames = frames
         self.last = last
-        self.offset = 0
         self.body = frames[0] if len(frames) == 1 else b"".join(frames)
 
     def after(self, cursor: Cursor) -> bytes:
@@ -155,7 +153,8 @@ class UnchangedEncoding(Encoding):
             ValueError: the body is not an event.
         """
         body = stored.payload
-        if not (body.startswith(b"{") and body.endswith(b"}")):
+        # In Python 3.11, `startswith` takes twice as long as a slice.
+        if not (body[:1] == b"{" and body[-1:] == b"}"):
             raise ValueError("the body is not a JSON object")
         type = type_of(stored)
         frame = b""

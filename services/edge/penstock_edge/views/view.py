@@ -19,6 +19,11 @@ UPSTREAM: Final = "upstream"  # the writer of a run's source frames in RAW
 Deliver = Callable[[list[Stored]], None]
 
 
+def _numbers(stored: Stored) -> tuple[int, None]:
+    """Return the numbers of a message before which the hub does not look for a gap."""
+    return stored.sequence, None
+
+
 class Source(Protocol):
     """Delivers messages in order, each once, until it is stopped."""
 
@@ -89,7 +94,7 @@ class ManyRuns:
     @property
     def followed(self) -> Followed:
         """The whole stream EVENTS. The feed finds gaps, so the hub does not look for gaps."""
-        return Followed(events_of(self.shard), ">", "live.>", lambda before, after: True)
+        return Followed(events_of(self.shard), ">", "live.>", _numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ class RunTree:
     def followed(self) -> Followed:
         """The root's events. The source finds gaps, so the hub does not look for gaps."""
         root = events(self.run_id)
-        return Followed(root.stream, root.pattern, root.live, lambda before, after: True)
+        return Followed(root.stream, root.pattern, root.live, _numbers)
 
 
 class ReadFrom(Enum):

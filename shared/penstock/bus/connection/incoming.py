@@ -19,16 +19,26 @@ _PATTERNS: Final[dict[str, bytes]] = {}
 
 
 class Incoming:
-    """A message that a listener gets."""
+    """A message that a listener gets. Its parts are decoded only when they are read."""
 
-    __slots__ = ("_headers", "block", "data", "reply", "subject")
+    __slots__ = ("_headers", "_reply", "_subject", "block", "data")
 
-    def __init__(self, subject: str, reply: str, block: bytes, data: bytes) -> None:
-        self.subject = subject
-        self.reply = reply
+    def __init__(self, subject: bytes, reply: bytes, block: bytes, data: bytes) -> None:
+        self._subject = subject
+        self._reply = reply
         self.data = data
         self.block = block
         self._headers: dict[str, str] | None = None
+
+    @property
+    def subject(self) -> str:
+        """The subject of the message."""
+        return self._subject.decode()
+
+    @property
+    def reply(self) -> str:
+        """The subject for a reply; empty without any."""
+        return self._reply.decode()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -58,8 +68,9 @@ class Incoming:
         Raises:
             KeyError, ValueError: the message was not republished.
         """
-        headers = Headers(self.block)
-        found = _REPUBLISHED.match(self.block, self.block.rfind(b"\r\nNats-Stream:"))
+        block = self.block
+        headers = Headers(block)
+        found = _REPUBLISHED.match(block, block.rfind(b"\r\nNats-Stream:"))
         if found is None:  # the server has written these headers in another form
             sequence = int(headers["Nats-Sequence"])
             return headers["Nats-Stream"], Stored(
@@ -85,29 +96,23 @@ class Headers(Mapping[str, str]):
     parsing took 19 % of the edge's time.
     """
 
-    __slots__ = ("_all", "_block", "_name", "_value")
+    __slots__ = ("_all", "_block")
 
     def __init__(self, block: bytes) -> None:
         self._block = block
         self._all: dict[str, str] | None = None
-        # The header that was read last. A follower reads one header of each message twice: when the
-        # message arrives, and when the next message arrives.
-        self._name = self._value = ""
 
     def __getitem__(self, name: str) -> str:
-        if name == self._name:
-            return self._value
-        pattern = _PATTERNS.get(name)
-        if pattern is None:
+        try:
+            pattern = _PATTERNS[name]
+        except KeyError:
             pattern = _PATTERNS[name] = b"\r\n%b:" % name.encode()
         block = self._block
         begin = block.rfind(pattern)
         if begin < 0:
             return self._parsed()[name]
         begin += len(pattern)
-        found = block[begin : block.find(b"\r\n", begin)].strip().decode("utf-8", "replace")
-        self._name, self._value = name, found
-        return found
+        return block[begin : block.find(b"\r\n", begin)].strip().decode("utf-8", "replace")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parsed())

@@ -366,8 +366,7 @@ class Connection(Client):
         if isinstance(taker, Listener):
             self._pace.messages += taker.is_patient
             try:
-                answer_to = reply.decode() if reply else ""
-                taker.deliver(Incoming(subject.decode(), answer_to, block, data))
+                taker.deliver(Incoming(subject, reply, block, data))
             except Exception as error:
                 self._do_later(partial(self._error_cb, error))
         elif taker is not None:

@@ -17,8 +17,7 @@ from nats.errors import ProtocolError
 MAX_LINE_BYTES = 1024 * 1024
 CLOCK_EVERY = 16  # the number of messages between two looks at the clock
 _END = b"\r\n"
-# by kind: how many words of the line give the size of the headers
-_HEAD_WORDS = {b"MSG": 0, b"HMSG": 1}
+_MESSAGES = frozenset((b"MSG", b"HMSG"))
 
 # Called with a message's subscription, subject, reply subject, header block and payload.
 OnMessage = Callable[[int, bytes, bytes, bytes, bytes], None]
@@ -56,42 +55,42 @@ class Parser:
         if self._held_bytes < self._needed_bytes:
             return False
         data = self._joined()
-        at, end, looks = 0, len(data), CLOCK_EVERY
+        at, end, looks = 0, len(data), CLOCK_EVERY + 1
         on_message = self._on_message
         try:
             while at < end:
-                stop = data.find(_END, at)
-                if stop < 0:
-                    self._needed_bytes = _more_than(end - at)
-                    return False
-                words = data[at:stop].split()
-                kind = words[0] if words else b""
-                if kind not in _HEAD_WORDS:
-                    line, at = data[at:stop], stop + 2
-                    self._on_line(line)
-                else:
-                    # The line is `HMSG subject number [reply] head size` or `MSG subject number
-                    # [reply] size`.
-                    count = _HEAD_WORDS[kind]
-                    size = int(words[-1])
-                    head = int(words[-2]) if count else 0
-                    body = stop + 2
-                    after = body + size + 2
-                    if not 0 <= head <= size:
-                        raise ProtocolError
-                    if after > end:
-                        self._needed_bytes = after - at
-                        return False
-                    at = after
-                    reply = words[3] if len(words) == 5 + count else b""
-                    block, payload = data[body : body + head], data[body + head : after - 2]
-                    on_message(int(words[2]), words[1], reply, block, payload)
                 looks -= 1
-                if not looks and at < end:
+                if not looks:
                     if time.monotonic() > until:
                         self._needed_bytes = 1
                         return True
                     looks = CLOCK_EVERY
+                stop = data.find(_END, at)
+                if stop < 0:
+                    self._needed_bytes = _more_than(end - at)
+                    return False
+                line = data[at:stop]
+                words = line.split()
+                if len(words) == 5 and words[0] == b"HMSG":  # nearly all messages of a stream
+                    _, subject, number, head_bytes, size_bytes = words
+                    reply = b""
+                elif words and words[0] in _MESSAGES:
+                    subject, number, reply, head_bytes, size_bytes = _parts(words)
+                else:
+                    at = stop + 2
+                    self._on_line(line)
+                    continue
+                block_at = stop + 2
+                payload_at = block_at + int(head_bytes)
+                after = block_at + int(size_bytes)
+                if not block_at <= payload_at <= after:
+                    raise ProtocolError
+                if after + 2 > end:
+                    self._needed_bytes = after + 2 - at
+                    return False
+                at = after + 2
+                block, payload = data[block_at:payload_at], data[payload_at:after]
+                on_message(int(number), subject, reply, block, payload)
             self._needed_bytes = 1
             return False
         except (ValueError, IndexError) as error:
@@ -106,6 +105,17 @@ class Parser:
         joined = b"".join((self._rest, *self._pieces))
         self._pieces.clear()
         return joined
+
+
+def _parts(words: list[bytes]) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+    """Return the subject, the subscription, the reply subject, the size of the headers, and the
+    whole size, from `MSG subject number [reply] size` or `HMSG subject number [reply] head size`.
+    """
+    kind, subject, number, *optional, size_bytes = words
+    head_bytes = optional.pop() if kind == b"HMSG" else b"0"
+    if len(optional) > 1:
+        raise ProtocolError
+    return subject, number, optional[0] if optional else b"", head_bytes, size_bytes
 
 
 def _more_than(held_bytes: int) -> int:

@@ -10,7 +10,6 @@ reads become less frequent during a longer silence, so 10,000 idle runs cost nex
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -40,45 +39,45 @@ MAX_EARLY_BYTES = 4 * 1024 * 1024
 class Followed:
     """Describes what to follow: the pattern in the stream, the republished subject, and the order.
 
-    `follows` returns whether the second message is the direct successor of the first message.
-    `repeats` returns whether the second message repeats the first message or an earlier message.
+    `numbers` returns a message's number, and the number of the message directly before it. The
+    second number is None if it is unknown; then no gap is found before this message.
+
+    If `can_repeat` is True, a message that NATS has lost may be published again with its number.
     """
 
     stream: str
     pattern: str
     live: str
-    follows: Callable[[Stored, Stored], bool]
-    repeats: Callable[[Stored, Stored], bool] = lambda before, after: False
+    numbers: Callable[[Stored], tuple[int, int | None]]
+    can_repeat: bool = False
+
+    def follows(self, before: Stored, after: Stored) -> bool:
+        """Return whether no message is missing between the two messages, as far as is known."""
+        number_before = self.numbers(after)[1]
+        return number_before is None or number_before == self.numbers(before)[0]
 
 
 def _ignore(batch: list[Stored]) -> None:
     pass
 
 
-def _next_sequence(before: Stored, after: Stored) -> bool:
-    return int(after.headers[messages.SEQUENCE]) == int(before.headers[messages.SEQUENCE]) + 1
+def _event_numbers(stored: Stored) -> tuple[int, int]:
+    number = int(stored.headers[messages.SEQUENCE])
+    return number, number - 1
 
 
-def _repeats_event(before: Stored, after: Stored) -> bool:
-    """Return whether `after` repeats a delivered event that NATS lost.
-
-    The normalizer makes a lost event again from the same source frames, with the same number. If
-    the source frames are lost, too, the run gets a new last event, and this event may have a number
-    that was delivered before. So a run's last event never counts as a repetition.
-    """
-    known = int(before.headers[messages.SEQUENCE])
-    ends = after.headers.get("ce-type") in _ENDS and before.headers.get("ce-type") not in _ENDS
-    return int(after.headers[messages.SEQUENCE]) <= known and not ends
+def _frame_numbers(stored: Stored) -> tuple[int, int | None]:
+    # The header has the sequence of the previous message. In a republished message, this is the
+    # previous message on the same subject. In the answer to a direct get, this is the previous
+    # message of the same answer, so the first message of an answer has the sequence 0.
+    return stored.sequence, int(stored.headers.get("Nats-Last-Sequence", 0)) or None
 
 
 _ENDS = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"})
 
 
-def _next_on_subject(before: Stored, after: Stored) -> bool:
-    # The header has the sequence of the previous message. In a republished message, this is the
-    # previous message on the same subject. In the answer to a direct get, this is the previous
-    # message of the same answer, so the first message of an answer has the sequence 0.
-    return int(after.headers.get("Nats-Last-Sequence", 0)) in (before.sequence, 0)
+def _ends_run(subject: str) -> bool:
+    return subject.rpartition(".")[0] in _ENDS
 
 
 def events(run_id: str) -> Followed:
@@ -87,8 +86,8 @@ def events(run_id: str) -> Followed:
         streams.events_for(run_id),
         subjects.events_of_run(run_id),
         subjects.live_of_run(run_id),
-        _next_sequence,
-        _repeats_event,
+        _event_numbers,
+        can_repeat=True,
     )
 
 
@@ -98,7 +97,7 @@ def raw(run_id: str, writer: str) -> Followed:
         streams.raw_for(run_id),
         subjects.raw_stored(run_id, writer),
         subjects.frames(run_id, writer),
-        _next_on_subject,
+        _frame_numbers,
     )
 
 
@@ -118,7 +117,8 @@ class Follow:
         "_early_bytes",
         "_first_probe_s",
         "_followed",
-        "_last",
+        "_last_number",
+        "_last_subject",
         "_left_out",
         "_listener",
         "_loop",
@@ -145,7 +145,11 @@ class Follow:
         self._next = max(start, 1)
         self._deliver = deliver
         self._probe_s = self._first_probe_s = probe_s
-        self._last: Stored | None = None
+        # The number and the subject of the message that was delivered last; None before the first
+        # one. The message itself is not kept: it would be freed when the next message comes, and
+        # by then its memory is no longer in the processor's cache.
+        self._last_number: int | None = None
+        self._last_subject = ""
         self._early: list[Stored] = []  # live messages that wait for the end of the repair
         self._early_bytes = 0
         self._left_out = False  # whether live messages were dropped, which the repair must read
@@ -196,12 +200,12 @@ class Follow:
         stream, stored = msg.republished()
         if stream != self._followed.stream:
             return  # `live.>` and `frames.>` have the messages of all shards
-        if self._repair is None and self._is_next(stored):
-            self._accept([stored])
-        elif stored.sequence >= self._next:
+        if self._repair is None and self._accept_next(stored):
+            return
+        if stored.sequence >= self._next:
             self._buffer_early(stored)
             # The first message after an empty history is no gap: nothing before it is missing.
-            self._bus.jetstream.gaps += self._repair is None and self._last is not None
+            self._bus.jetstream.gaps += self._repair is None and self._last_number is not None
             self._begin_repair()
 
     def _buffer_early(self, stored: Stored) -> None:
@@ -211,14 +215,20 @@ class Follow:
             self._early.append(stored)
             self._early_bytes += counted_bytes(stored.payload)
 
-    def _is_next(self, stored: Stored) -> bool:
-        if stored.sequence < self._next:
+    def _accept_next(self, stored: Stored) -> bool:
+        """Deliver the message and return True if it is the next one; else return False."""
+        if stored.sequence < self._next or self._last_number is None:
             return False
-        return self._last is not None and self._followed.follows(self._last, stored)
+        number, number_before = self._followed.numbers(stored)
+        if number_before is not None and number_before != self._last_number:
+            return False
+        self._accept([stored], number)
+        return True
 
-    def _accept(self, batch: list[Stored]) -> None:
-        self._last = batch[-1]
-        self._next = self._last.sequence + 1
+    def _accept(self, batch: list[Stored], last_number: int) -> None:
+        last = batch[-1]
+        self._last_number, self._last_subject = last_number, last.subject
+        self._next = last.sequence + 1
         self._probe_s = self._first_probe_s
         self._set_timer()
         self._deliver(batch)
@@ -319,29 +329,39 @@ class Follow:
         )
 
     def _accept_found(self, found: list[Stored]) -> None:
-        last, repeats = self._last, self._followed.repeats
-        if last is not None and repeats(last, found[0]):
+        if self._repeats(found[0]):
             self._next = found[-1].sequence + 1
-            found = [stored for stored in found if not repeats(last, stored)]
+            found = [stored for stored in found if not self._repeats(stored)]
             if not found:
                 return
         # A lagging replica returns fewer messages but skips none, so a gap in the answer is a gap
         # in the stream itself.
-        whole = found if self._last is None else [self._last, *found]
-        for before, after in itertools.pairwise(whole):
-            if not self._followed.follows(before, after):
+        sequence, last_number = self._next - 1, self._last_number
+        for stored in found:
+            number, number_before = self._followed.numbers(stored)
+            if None not in (last_number, number_before) and number_before != last_number:
                 log.warning(
                     "%s: no message is left between %d and %d of %s",
-                    *(self._followed.pattern, before.sequence, after.sequence),
-                    self._followed.stream,
+                    *(self._followed.pattern, sequence, stored.sequence, self._followed.stream),
+                    extra=run_of(self._followed.pattern),
                 )
-        self._accept(found)
+            sequence, last_number = stored.sequence, number
+        self._accept(found, number)
+
+    def _repeats(self, stored: Stored) -> bool:
+        """Return whether a message repeats a delivered event that NATS lost.
+
+        The normalizer makes a lost event again from the same source frames, with the same number.
+        If the source frames are lost, too, the run gets a new last event, and this event may have a
+        number that was delivered before. So a run's last event never counts as a repetition.
+        """
+        if self._last_number is None or not self._followed.can_repeat:
+            return False
+        ends = _ends_run(stored.subject) and not _ends_run(self._last_subject)
+        return self._followed.numbers(stored)[0] <= self._last_number and not ends
 
     def _accept_early(self) -> None:
         early, self._early, self._early_bytes = self._early, [], 0
         for stored in early:
-            if self._early or not self._is_next(stored):
-                if stored.sequence >= self._next:
-                    self._buffer_early(stored)
-            else:
-                self._accept([stored])
+            if (self._early or not self._accept_next(stored)) and stored.sequence >= self._next:
+                self._buffer_early(stored)

@@ -126,7 +126,7 @@ def test_bytes_of_another_protocol_are_refused(garbage: bytes) -> None:
 )
 def test_headers_and_status_lines_are_read(block: bytes, headers: dict[str, str]) -> None:
     assert fields(block) == headers
-    assert Incoming("a", "", block, b"").headers == headers
+    assert Incoming(b"a", b"", block, b"").headers == headers
     assert Headers(block) == headers
     assert {name: Headers(block)[name] for name in headers} == headers
     assert Headers(block).get("none") is None
@@ -140,7 +140,7 @@ REPUBLISHED = (
 
 
 def test_a_republished_message_is_the_stored_message() -> None:
-    stream, stored = Incoming("live.llm.stream.r", "", REPUBLISHED, b"{}").republished()
+    stream, stored = Incoming(b"live.llm.stream.r", b"", REPUBLISHED, b"{}").republished()
     assert (stream, stored.subject, stored.sequence) == ("EVENTS", "llm.stream.r", 41)
     assert stored.payload == b"{}"
     assert stored.headers == fields(REPUBLISHED)
@@ -149,16 +149,16 @@ def test_a_republished_message_is_the_stored_message() -> None:
 def test_a_republished_message_may_have_its_headers_in_any_order() -> None:
     first, *lines = REPUBLISHED.removesuffix(b"\r\n\r\n").split(b"\r\n")
     block = b"\r\n".join([first, *sorted(lines), b"", b""])
-    usual = Incoming("live.llm.stream.r", "", REPUBLISHED, b"{}").republished()
-    assert Incoming("live.llm.stream.r", "", block, b"{}").republished() == usual
+    usual = Incoming(b"live.llm.stream.r", b"", REPUBLISHED, b"{}").republished()
+    assert Incoming(b"live.llm.stream.r", b"", block, b"{}").republished() == usual
 
 
 def test_a_publisher_cannot_change_the_position_of_a_republished_message() -> None:
     """The server appends its own headers after those of the publisher."""
     forged = b"Nats-Stream: RAW\r\nNats-Subject: a.b.c\r\nNats-Sequence: 1\r\n"
     block = REPUBLISHED.replace(b"NATS/1.0\r\n", b"NATS/1.0\r\n" + forged)
-    usual = Incoming("live.llm.stream.r", "", REPUBLISHED, b"{}").republished()
-    found = Incoming("live.llm.stream.r", "", block, b"{}").republished()
+    usual = Incoming(b"live.llm.stream.r", b"", REPUBLISHED, b"{}").republished()
+    found = Incoming(b"live.llm.stream.r", b"", block, b"{}").republished()
     assert found[0] == usual[0]
     assert (found[1].subject, found[1].sequence) == ("llm.stream.r", 41)
 
@@ -166,4 +166,4 @@ def test_a_publisher_cannot_change_the_position_of_a_republished_message() -> No
 @pytest.mark.parametrize("block", [b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\na: b\r\n\r\n"])
 def test_a_message_that_was_not_republished_is_refused(block: bytes) -> None:
     with pytest.raises(KeyError):
-        Incoming("live.llm.stream.r", "", block, b"{}").republished()
+        Incoming(b"live.llm.stream.r", b"", block, b"{}").republished()

@@ -40,7 +40,7 @@ async def test_a_live_message_is_at_most_33_calls() -> None:
     delivered: list[Stored] = []
     follow = Follow(cast(Bus, SimpleNamespace()), events(RUN_ID), 1, delivered.extend)
     follow._loop = asyncio.get_running_loop()
-    follow._accept([Stored(f"llm.stream.{RUN_ID}", 1, {"Penstock-Sequence": "1"}, b"")])
+    follow._accept([Stored(f"llm.stream.{RUN_ID}", 1, {"Penstock-Sequence": "1"}, b"")], 1)
     connection = Connection()
     listener = Listener(1, "live.>", "", follow._on_live, lambda number: None)
     cast(dict[int, Any], connection._subs)[1] = listener
