@@ -63,10 +63,10 @@ async def test_deliveries_without_room_come_back_one_after_another(clock: Clock)
     endpoint = Endpoint()
     endpoint.concurrency = 2
     await used(endpoint, 1)
-    waits = [endpoint.reserve_retry_delay_s(clock.now) for _ in range(10)]
+    waits = [endpoint.reserve_wait_s(clock.now) for _ in range(10)]
     assert waits == pytest.approx([1.5 + n * 0.5 for n in range(10)], rel=0.01)
     clock.advance(60)
-    assert endpoint.reserve_retry_delay_s(clock.now) == pytest.approx(1.5, rel=0.01), (
+    assert endpoint.reserve_wait_s(clock.now) == pytest.approx(1.5, rel=0.01), (
         "those before have had theirs"
     )
 

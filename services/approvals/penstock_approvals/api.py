@@ -49,7 +49,7 @@ from penstock_approvals import live
 from penstock_approvals.answering import is_key, or_problem
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
-from penstock_approvals.hiding import shown
+from penstock_approvals.hiding import without_credentials
 from penstock_approvals.last_lines import last_lines
 from penstock_approvals.listing import ListPosition, Page
 from penstock_approvals.policy import may_decide
@@ -205,7 +205,9 @@ class Api:
         page = await while_connected(request.receive, self._page(who, query))
         if page is None:
             return None
-        records = [shown(record).model_dump(exclude_none=True) for record in page.approvals]
+        records = [
+            without_credentials(record).model_dump(exclude_none=True) for record in page.approvals
+        ]
         return _json({"approvals": records, "next": page.next})
 
     @serves(
@@ -274,7 +276,7 @@ class Api:
         ip = request.client.host if request.client is not None else None
         seen_by = decider_of(who, _channel(request, who), who.user_id)
         await or_problem(self._approvals.audit.viewed(record, seen_by, ip))
-        return _json(shown(record))
+        return _json(without_credentials(record))
 
     @serves(
         _operation(
@@ -356,7 +358,7 @@ class Api:
         reply = await or_problem(self._decide(record.approval_id, body.request(record, decider)))
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
-        return _json(shown(reply.approval))
+        return _json(without_credentials(reply.approval))
 
     async def _page(self, who: Identity, query: Query) -> Page:
         """Read a page. Raises Problem 422 if the cursor cannot be read."""

@@ -15,23 +15,23 @@ from penstock.bus.records import ApprovalRecord, Decided
 SECRET_KINDS: Final = frozenset({"credential"})
 
 
-def shown(record: ApprovalRecord) -> ApprovalRecord:
+def without_credentials(record: ApprovalRecord) -> ApprovalRecord:
     """Return the record as people and clients may see it."""
     if not _secret(record.items):
         return record
     update: dict[str, Any] = {
         "votes": [
-            vote.model_copy(update={"items": shown_items(record, vote.items)})
+            vote.model_copy(update={"items": items_without_credentials(record, vote.items)})
             for vote in record.votes
         ]
     }
     if record.decision is not None:
-        items = shown_items(record, record.decision.items)
+        items = items_without_credentials(record, record.decision.items)
         update["decision"] = record.decision.model_copy(update={"items": items})
     return record.model_copy(update=update)
 
 
-def shown_items(record: ApprovalRecord, items: Sequence[Decided]) -> list[Decided]:
+def items_without_credentials(record: ApprovalRecord, items: Sequence[Decided]) -> list[Decided]:
     """Return the decisions of items without the values of credentials."""
     secret = _secret(record.items)
     return [

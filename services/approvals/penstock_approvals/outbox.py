@@ -19,7 +19,7 @@ from penstock.bus.write import objects
 from penstock.tracing import spans
 from penstock_approvals.audit.approval import ApprovalAudit
 from penstock_approvals.deadlines import Deadlines
-from penstock_approvals.hiding import shown_items
+from penstock_approvals.hiding import items_without_credentials
 from penstock_approvals.outcomes.automatic import (
     CANCEL_REASON,
     POLICY,
@@ -217,7 +217,8 @@ def _decided(record: ApprovalRecord, decision: Decision) -> dict[str, object]:
         "deciders": approvers if several and not decision.automatic else None,
         "policy": f"{policy.rule_id}@{policy.version}" if policy and policy.version else None,
         "items": [
-            item.model_dump(exclude_none=True) for item in shown_items(record, decision.items)
+            item.model_dump(exclude_none=True)
+            for item in items_without_credentials(record, decision.items)
         ],
     }
     return {name: value for name, value in known.items() if value is not None}

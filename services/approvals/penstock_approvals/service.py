@@ -27,7 +27,7 @@ from penstock_approvals.audit.losses import AuditLosses
 from penstock_approvals.deadlines import DUE, approval_of
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.feed import Feed
-from penstock_approvals.hiding import shown
+from penstock_approvals.hiding import without_credentials
 from penstock_approvals.links.requests import LinkRequests
 from penstock_approvals.links.routes import LinkMaking, LinkPages
 from penstock_approvals.policies import Policies
@@ -216,7 +216,7 @@ class ApprovalsService(Service):
             log.warning("approval %s: %s", approval_id, error)
             return
         if reply.approval is not None:
-            reply = reply.model_copy(update={"approval": shown(reply.approval)})
+            reply = reply.model_copy(update={"approval": without_credentials(reply.approval)})
         answer = reply.dump()
         if len(answer) > MAX_MESSAGE_BYTES:
             answer = reply.model_copy(update={"approval": None}).dump()

@@ -10,7 +10,7 @@ from penstock.bus.subjects import session_key
 
 # The greatest number of runs in a session's record. When there are more, the oldest runs are
 # dropped.
-LISTED: Final = 1000
+MAX_SESSION_RUNS: Final = 1000
 
 
 async def list_run(bus: Bus, command: StartCommand) -> None:
@@ -33,7 +33,7 @@ async def list_run(bus: Bus, command: StartCommand) -> None:
         if command.run_id in record.runs:
             return
         record.user_id = user_id
-        record.runs = [*record.runs, command.run_id][-LISTED:]
+        record.runs = [*record.runs, command.run_id][-MAX_SESSION_RUNS:]
         revision = entry.revision if entry is not None else 0
         if await bucket.update(key, record.dump(), revision) is not None:
             return

@@ -40,8 +40,8 @@ from penstock.web.problems import Problem
 from penstock.web.service_token_routes import ServiceTokenRoutes
 
 MAX_BODY_BYTES: Final = 64 * 1024
-LISTED: Final = 100  # the number of tokens on a page; a user cannot have more tokens
-MAX_LISTED: Final = 1000
+DEFAULT_LIMIT: Final = 100  # the number of tokens on a page; a user cannot have more tokens
+MAX_LIMIT: Final = 1000
 
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 Subject = Annotated[str, Field(pattern=r"^(\*|[a-z_]{1,64})\.(\*|[a-z_]{1,64})$")]
@@ -206,7 +206,12 @@ class Tokens:
                 Parameter(
                     "limit",
                     "How many tokens a page has at most",
-                    {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": LISTED},
+                    {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": MAX_LIMIT,
+                        "default": DEFAULT_LIMIT,
+                    },
                 ),
                 Parameter("after", "`next` of the page before"),
             ),
@@ -279,9 +284,9 @@ def auth_routes(auth: Auth) -> list[Route]:
 
 def _limit(text: str | None) -> int:
     if text is None:
-        return LISTED
-    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_LISTED):
-        raise Problem(422, f"limit: must be a number from 1 to {MAX_LISTED}")
+        return DEFAULT_LIMIT
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_LIMIT):
+        raise Problem(422, f"limit: must be a number from 1 to {MAX_LIMIT}")
     return int(text)
 
 

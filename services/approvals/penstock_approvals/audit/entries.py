@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision
 from penstock_approvals.audit.chain import Entry, canonical, digest
-from penstock_approvals.hiding import SECRET_KINDS, shown_items
+from penstock_approvals.hiding import SECRET_KINDS, items_without_credentials
 
 MAX_DETAILS_BYTES: Final = 64 * 1024  # larger details are replaced by their digest
 HIDDEN: Final = "(hidden)"
@@ -43,7 +43,12 @@ def sent(record: ApprovalRecord, at: str) -> Entry | None:
         approval_id=record.approval_id,
         event="sent",
         at=at,
-        digest=digest([item.model_dump(exclude_none=True) for item in shown_items(record, items)]),
+        digest=digest(
+            [
+                item.model_dump(exclude_none=True)
+                for item in items_without_credentials(record, items)
+            ]
+        ),
         items={item.item_id: item.decision for item in items},
     )
 
@@ -147,7 +152,7 @@ def _decided(record: ApprovalRecord, decision: Decision, with_details: bool) -> 
 def _answers(record: ApprovalRecord, note: str | None, items: Sequence[Decided]) -> Any:
     said = {
         item.item_id: item.model_dump(include={"note", "value", "args"}, exclude_none=True)
-        for item in shown_items(record, items)
+        for item in items_without_credentials(record, items)
     }
     return _limited({"note": note, "items": said})
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock_automations.rules.hidden import shown
+from penstock_automations.rules.hidden import with_hidden_secrets
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.records import RuleRecord
 from penstock_automations.rules.secrets import WRITE_ONLY
@@ -77,7 +77,7 @@ class RotateBody(BaseModel):
 def shown_rule(record: RuleRecord) -> dict[str, Any]:
     """Return the rule as clients see it, without its secrets."""
     fields = {"owner", "version", "source", "all_users", "paused", "created_at", "updated_at"}
-    return shown(record.rule) | record.model_dump(mode="json", include=fields)
+    return with_hidden_secrets(record.rule) | record.model_dump(mode="json", include=fields)
 
 
 def without_read_only(value: Any) -> Any:

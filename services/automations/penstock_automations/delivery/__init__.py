@@ -1,1 +1,1 @@
-"""Carries out jobs: signed requests, retries, outcomes, dead letters."""
+"""Carries out jobs: makes attempts with the executors of `actions`, retries, records outcomes."""

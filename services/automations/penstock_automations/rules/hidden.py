@@ -18,7 +18,7 @@ from penstock_automations.rules.model import Rule
 from penstock_automations.rules.secrets import HIDDEN, WRITE_ONLY
 
 
-def shown(model: BaseModel) -> dict[str, Any]:
+def with_hidden_secrets(model: BaseModel) -> dict[str, Any]:
     """Return the model as JSON, with `(hidden)` in place of each secret."""
     fields: dict[str, Any] = model.model_dump(mode="json", exclude_none=True)
     for path, _ in secrets_of(model):

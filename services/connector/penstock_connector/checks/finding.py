@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 Verdict = Literal["ok", "unproven", "unreachable", "refused", "wrong_protocol", "wrong_agent"]
 
-MAX_LISTED: Final = 8
+MAX_NAMES: Final = 8
 MAX_SHOWN_CHARACTERS: Final = 120
 
 
@@ -30,7 +30,7 @@ class Finding:
         return self.verdict in {"ok", "unproven"}
 
 
-def shown(text: str) -> str:
+def one_line(text: str) -> str:
     """Return a server's text on one line, without control characters, cut to 120 characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= MAX_SHOWN_CHARACTERS else line[: MAX_SHOWN_CHARACTERS - 1] + "…"
@@ -38,6 +38,6 @@ def shown(text: str) -> str:
 
 def listed(names: Iterable[str]) -> str:
     """Return the first eight names, and the number of further names."""
-    known = [shown(name) for name in names]
-    more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
-    return ", ".join(known[:MAX_LISTED]) + more if known else "none"
+    known = [one_line(name) for name in names]
+    more = f" and {len(known) - MAX_NAMES} more" if len(known) > MAX_NAMES else ""
+    return ", ".join(known[:MAX_NAMES]) + more if known else "none"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 import orjson
 
-from penstock_connector.checks.finding import shown
+from penstock_connector.checks.finding import one_line
 
 # The most bytes that are read of a response. A large AgentOS describes itself in some 100 KiB.
 MAX_BYTES: Final = 4 * 1024 * 1024
@@ -45,7 +45,7 @@ class Answer:
         return self.status in {401, 403, 407}
 
     def __str__(self) -> str:
-        text = shown(self.text)
+        text = one_line(self.text)
         return f"{self.url} answered {self.status}{f': {text}' if text else ''}"
 
 
@@ -109,7 +109,7 @@ class Probe:
             raise NotReached(f"{url} did not answer within {self._timeout_s:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise NotReached(
-                f"cannot reach {url} ({shown(str(error) or type(error).__name__)}): "
+                f"cannot reach {url} ({one_line(str(error) or type(error).__name__)}): "
                 "is the server running there, and is `url` its address as seen from here?"
             ) from error
         try:

@@ -15,7 +15,7 @@ import httpx
 
 from penstock.settings import ServerAgent
 from penstock_connector.checks import check
-from penstock_connector.checks.finding import shown
+from penstock_connector.checks.finding import one_line
 from penstock_connector.legs.outcome import Outcome
 from penstock_connector.secrets import without_secrets
 
@@ -75,7 +75,7 @@ class Diagnosis:
         facts = without_secrets(agent, {"url": url, "error": error})
         log.warning(
             "run %s: agent %s was called at %s: %s. What to change: %s",
-            *(run_id, agent.id, facts["url"], shown(facts["error"]), advice),
+            *(run_id, agent.id, facts["url"], one_line(facts["error"]), advice),
         )
 
 

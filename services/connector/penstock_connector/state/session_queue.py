@@ -24,7 +24,7 @@ from penstock_connector.state.run_state import WRITER, is_over
 log = logging.getLogger(__name__)
 
 CHECK_AGAIN_S = 2.0  # seconds between two checks of the first leg in the queue, if no notice comes
-MAX_RUNS_LISTED: Final = 1000  # the most runs that the record of a session lists
+MAX_SESSION_RUNS: Final = 1000  # the most runs that the record of a session lists
 # The number of a session's last runs that count as open in a record of an earlier release, because
 # such a record does not show which runs are open.
 MAX_OPEN_OF_BEFORE: Final = 50
@@ -85,7 +85,7 @@ class SessionQueue:
                 record.open = [*(each for each in before if each != mine.run_id), mine.run_id]
             if mine.run_id not in record.runs:
                 insort(record.runs, mine.run_id)  # run ids are ordered by their time of creation
-                del record.runs[:-MAX_RUNS_LISTED]
+                del record.runs[:-MAX_SESSION_RUNS]
 
         new = SessionRecord(agent=agent, session_id=session_id, thread_id=thread_id)
         record = await self._change(key, change, new)

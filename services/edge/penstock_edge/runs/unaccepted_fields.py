@@ -14,7 +14,7 @@ from penstock.web.problems import Problem
 
 
 @contextmanager
-def named_in_422(*prefix: str) -> Iterator[None]:
+def unaccepted_as_422(*prefix: str) -> Iterator[None]:
     """Turn a `NotAccepted` that the block raises into a Problem.
 
     `prefix` is the path in the body under which the fields are.

@@ -22,7 +22,7 @@ class Allowance:
     time_s: float
     _begun: float = field(default_factory=time.monotonic)
 
-    def take(self, events: int, size_bytes: int) -> None:
+    def spend(self, events: int, size_bytes: int) -> None:
         """Subtract the events and bytes that were read."""
         self.events -= events
         self.size_bytes -= size_bytes

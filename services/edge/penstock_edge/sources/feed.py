@@ -30,8 +30,8 @@ from penstock_edge.views.positions import StreamSequence
 # Therefore a replay reads only messages that are older than the messages of the feed.
 RECENT: Final = 500
 RECENT_BYTES: Final = 4 * 1024 * 1024
-# Within `Feed.keep`, the feed remembers up to this number of messages and up to this number of
-# bytes. A source uses `Feed.keep` while it catches up with the feed.
+# Within `Feed.remember_more`, the feed remembers up to this number of messages, and up to this
+# number of bytes. A source uses `Feed.remember_more` while it catches up with the feed.
 KEPT: Final = 20_000
 KEPT_BYTES: Final = 32 * 1024 * 1024
 KNOWN_RUNS: Final = 20_000
@@ -80,7 +80,7 @@ class Feed:
         self._next = StreamSequence(1)
         self._recent: deque[Stored] = deque()
         self._recent_bytes = 0
-        self._keepers = 0  # the number of blocks of `keep` that are active
+        self._keepers = 0  # the number of blocks of `remember_more` that are active
         self._watchers: dict[str, set[Watcher]] = {}  # by run id
         self._by_type: set[Listener] = set()
         self._by_session: dict[str, set[Listener]] = {}
@@ -96,7 +96,7 @@ class Feed:
         Raises:
             BusError: the stream cannot be followed now. The listener is not added.
         """
-        await self.use()
+        await self.acquire()
         # If there were an `await` between the following lines, the listener could receive a message
         # twice or in the wrong order.
         self._add(listener)
@@ -120,7 +120,7 @@ class Feed:
             return
         self.release()
 
-    async def use(self) -> None:
+    async def acquire(self) -> None:
         """Follow the stream until `release` is called.
 
         Raises:
@@ -141,7 +141,7 @@ class Feed:
         return StreamSequence(self._recent[0].sequence) if self._recent else self._next
 
     @contextmanager
-    def keep(self) -> Iterator[None]:
+    def remember_more(self) -> Iterator[None]:
         """Remember more messages within the block.
 
         So a reader of stored messages has time to reach the oldest message that the feed remembers.
@@ -165,7 +165,7 @@ class Feed:
             if not watchers:
                 del self._watchers[run_id]
 
-    def remembered(self) -> list[Stored]:
+    def recent_messages(self) -> list[Stored]:
         """Return the newest messages of the stream in order and without gaps, beginning at
         `oldest`."""
         return list(self._recent)
@@ -190,7 +190,7 @@ class Feed:
             self._by_session.setdefault(listener.session_id, set()).add(listener)
 
     def release(self) -> None:
-        """End one `use` of the feed. The end of the last `use` ends the subscription."""
+        """End one `acquire` of the feed. The end of the last `acquire` ends the subscription."""
         self._users -= 1
         if self._users == 0 and self._opening is not None:
             task = asyncio.create_task(self._end(self._opening))

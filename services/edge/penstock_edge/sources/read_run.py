@@ -42,7 +42,7 @@ async def read_run(
             found, pending = await read(bus, stream, pattern, start, BATCH, MAX_READ_BYTES)
             for stored in found:
                 body = await unwrap(bus, stored.payload)
-                allowance.take(1, len(body))
+                allowance.spend(1, len(body))
                 event = orjson.loads(body)
                 if take is None:
                     events.append(event)

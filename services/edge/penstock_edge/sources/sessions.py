@@ -30,7 +30,7 @@ RETRY_S: Final = 0.5
 NEWEST: Final = 20
 KNOWN_OWNERS: Final = 20_000
 # The number of runs in a session's record. If there are more, the connector drops the oldest.
-LISTED: Final = 1000
+MAX_SESSION_RUNS: Final = 1000
 
 _AT_REST: Final = TERMINAL | {"lifecycle.paused"}
 
@@ -123,7 +123,9 @@ async def has_expired_events(bus: Bus, records: Sequence[SessionRecord]) -> bool
         BusError: KV or the stream cannot be read now.
     """
     for record in records:
-        if len(record.runs) >= LISTED or (record.runs and await _is_run_cut(bus, record.runs[0])):
+        if len(record.runs) >= MAX_SESSION_RUNS or (
+            record.runs and await _is_run_cut(bus, record.runs[0])
+        ):
             return True
     return False
 

@@ -52,7 +52,7 @@ class TreeSource(Source, Watcher):
         Raises:
             BusError: the messages cannot be followed now.
         """
-        await self._opened.use()
+        await self._opened.acquire()
         self._feed = self._opened
         self._catching_up = asyncio.create_task(self._catch_up())
         self._catching_up.add_done_callback(self._on_caught_up)
@@ -95,7 +95,7 @@ class TreeSource(Source, Watcher):
         assert feed is not None
         await self._read(feed.oldest)
         while True:
-            with feed.keep():
+            with feed.remember_more():
                 live_from = feed.oldest
                 await self._read(live_from)
                 if feed.oldest <= live_from:
@@ -127,7 +127,7 @@ class TreeSource(Source, Watcher):
         self._next = max(self._next, live_from)
         for run_id in self._members.runs():
             feed.watch(run_id, self)
-        for stored in feed.remembered():
+        for stored in feed.recent_messages():
             if subjects.run_id_of(stored.subject) in self._members:
                 self.take(stored)
 

@@ -17,7 +17,7 @@ from penstock_edge.views.trees import BY_DEFAULT
 
 T = TypeVar("T")
 
-MAX_LISTED: Final = 100
+MAX_VALUES: Final = 100
 IDLE: Final = "idle"
 CHILDREN: Final = "children"
 INCLUDES: Final = (CHILDREN, "none")
@@ -160,11 +160,11 @@ def listed(request: HTTPConnection, name: str) -> list[str]:
     Each repetition may have several values, separated by commas.
 
     Raises:
-        Problem: 422 for more than `MAX_LISTED` values.
+        Problem: 422 for more than `MAX_VALUES` values.
     """
     given = request.query_params.getlist(name)
     values = (value.strip() for text in given for value in text.split(","))
     listed = list(dict.fromkeys(value for value in values if value))
-    if len(listed) > MAX_LISTED:
-        raise Problem(422, f"{name}: must have {MAX_LISTED} values at most")
+    if len(listed) > MAX_VALUES:
+        raise Problem(422, f"{name}: must have {MAX_VALUES} values at most")
     return listed

@@ -1,1 +1,1 @@
-"""Sends signed webhooks."""
+"""Sends signed webhooks, one request at a time; `delivery` makes the retries."""

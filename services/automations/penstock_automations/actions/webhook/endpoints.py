@@ -57,7 +57,7 @@ class Endpoint:
         limit = MAX_AHEAD if self._usual_s is not None else MAX_UNKNOWN
         return self.concurrency + min(int(self._per_s * AHEAD_S), limit)
 
-    def reserve_retry_delay_s(self, now: float) -> float:
+    def reserve_wait_s(self, now: float) -> float:
         """Return the seconds after which a delivery that finds no room should be tried again.
 
         Each call returns a later time than the last call. The distance between two times is the

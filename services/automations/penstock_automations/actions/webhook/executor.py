@@ -45,7 +45,7 @@ class WebhookExecutor:
         be free."""
         endpoint = self.endpoints.of(_webhook_of(rule))
         if endpoint.busy >= endpoint.max_deliveries:
-            yield endpoint.reserve_retry_delay_s(time.monotonic())
+            yield endpoint.reserve_wait_s(time.monotonic())
             return
         endpoint.busy += 1
         try:

@@ -59,7 +59,7 @@ class _Page:
                 self.events.append(orjson.loads(data))
                 self.cursor = here
                 self.advanced = True
-            self.allowance.take(1, len(stored.payload) + len(item.body))
+            self.allowance.spend(1, len(stored.payload) + len(item.body))
             if item.last:
                 self.ended = True
                 return False
@@ -119,7 +119,7 @@ async def page(
             step = await history.step(end)
             if step.is_last or not await filled.add(step.kept):
                 return filled.body()
-            allowance.take(step.read - len(step.kept), 0)
+            allowance.spend(step.read - len(step.kept), 0)
             if not filled.reach(step.upto):
                 return filled.body()
 

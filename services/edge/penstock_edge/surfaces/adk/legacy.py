@@ -28,7 +28,7 @@ from penstock.web.operation import FLAG, TEXT, Operation, an_object, json, serve
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.trees import is_workflow
-from penstock_edge.runs.unaccepted_fields import named_in_422
+from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
 from penstock_edge.sources.locate import (
     ancestors_of,
     lifecycle_of,
@@ -85,7 +85,7 @@ class Legacy:
             asked = QueryRequest.model_validate(body)
         except ValidationError as error:
             raise invalid_body(error) from error
-        with named_in_422():
+        with unaccepted_as_422():
             start_fields.refuse_answers(asked.model_extra)
         roles = identity_of(request).roles_of(named.user_id)
         started = await edge.starter.start(

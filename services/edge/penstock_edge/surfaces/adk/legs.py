@@ -35,7 +35,7 @@ from penstock_edge.runs.decide import (
 )
 from penstock_edge.runs.tree_approvals import approval_of, decide_each, open_approvals
 from penstock_edge.runs.trees import is_workflow, next_leg_of
-from penstock_edge.runs.unaccepted_fields import named_in_422
+from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
 from penstock_edge.sources.locate import (
     StartPosition,
     lifecycle_of,
@@ -143,7 +143,7 @@ class Legs:
             require(who, "decide")
             return asked, await self._decide(who, agent, asked, answers, aliases)
         require(who, "start")
-        with named_in_422():
+        with unaccepted_as_422():
             if agent.protocol == ADK:
                 start_fields.check_body(ADK, agent.accepts, body)
             else:

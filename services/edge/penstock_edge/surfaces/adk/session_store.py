@@ -26,7 +26,7 @@ from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.read_run import read_run
 from penstock_edge.sources.session_list import SessionList
-from penstock_edge.sources.sessions import LISTED, Session, idle_since
+from penstock_edge.sources.sessions import MAX_SESSION_RUNS, Session, idle_since
 from penstock_edge.views.items import type_of
 
 # The limits of the response that shows a session. ADK's API has no pages for a session. So only the
@@ -134,7 +134,7 @@ class SessionStore:
             )
             record.user_id = named.user_id
             if run_id not in record.runs:
-                record.runs = [*record.runs, run_id][-LISTED:]
+                record.runs = [*record.runs, run_id][-MAX_SESSION_RUNS:]
                 revision = entry.revision if entry is not None else 0
                 if await self._bucket.update(named.key, record.dump(), revision) is None:
                     continue

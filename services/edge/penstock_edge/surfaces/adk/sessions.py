@@ -18,7 +18,7 @@ from penstock.web.bodies import ignore_body, read_body, require_json
 from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.runs.unaccepted_fields import named_in_422
+from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, operation
 from penstock_edge.surfaces.adk.request import ChangeRequest, CreateRequest
@@ -160,7 +160,7 @@ class Sessions:
         document = await self._document(request)
         if named.agent.protocol != ADK:
             raise Problem(422, "only the sessions of ADK agents have a state")
-        with named_in_422():
+        with unaccepted_as_422():
             given = start_fields.accepted_input(ADK, named.agent.accepts, document)
         await self._sessions.check_at_rest(named)
         changed = await self._servers.ask("PATCH", named.agent, named.user_id, named.id, given)
@@ -193,7 +193,7 @@ class Sessions:
 
     async def _create(self, named: NamedSession, session_id: str, given: dict[str, Any]) -> ASGIApp:
         if named.agent.protocol == ADK:
-            with named_in_422():
+            with unaccepted_as_422():
                 start_fields.accepted_session(named.agent.accepts, given)
             created = await self._servers.create(named.agent, named.user_id, session_id, given)
             return relayed(created)

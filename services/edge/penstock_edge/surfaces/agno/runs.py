@@ -37,7 +37,7 @@ from penstock_edge.runs.decide import pause_of, start_of_next_leg
 from penstock_edge.runs.run_access import run_of
 from penstock_edge.runs.tree_approvals import decide_each, open_approvals
 from penstock_edge.runs.trees import NextLeg, is_workflow, next_leg_of
-from penstock_edge.runs.unaccepted_fields import named_in_422
+from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
 from penstock_edge.sources.locate import StartPosition, start_of_new_run
 from penstock_edge.stream.responses.single_body import SingleBody
 from penstock_edge.surfaces import parameters as by
@@ -152,7 +152,7 @@ class Runs:
         user_id = acting_user(who, asked.user_id)
         native = is_native(agent)
         given: dict[str, Any] = {}
-        with named_in_422():
+        with unaccepted_as_422():
             if native:
                 given = start_fields.accepted_input("agno", agent.accepts, asked.forwarded())
             else:

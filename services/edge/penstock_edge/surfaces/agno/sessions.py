@@ -56,8 +56,8 @@ READ_ONLY: Final = (
     "sessions are read only here: a run begins one, and Penstock keeps no names and no state"
 )
 SORTED_BY: Final[Mapping[str, SortedBy]] = {"created_at": "created", "updated_at": "updated"}
-LISTED: Final = 20
-MAX_LISTED: Final = 1000
+DEFAULT_LIMIT: Final = 20
+MAX_LIMIT: Final = 1000
 MAX_PAGE: Final = 1_000_000
 # The limits of one request, which reads the events of a session's last runs until one of these
 # limits is reached.
@@ -79,7 +79,7 @@ _CHOSEN: Final = (
 _PAGED: Final = (
     Parameter("component_id", "Only the sessions of this agent, team or workflow"),
     Parameter("session_name", "Only sessions whose first message contains this text"),
-    by.limit(MAX_LISTED),
+    by.limit(MAX_LIMIT),
     Parameter("page", "The number of the page, from 1", {"type": "integer", "minimum": 0}),
     Parameter("sort_by", "The time by which sessions are sorted", one_of(tuple(SORTED_BY))),
     Parameter("sort_order", "The direction of the order", one_of(("asc", "desc"))),
@@ -147,7 +147,7 @@ class Sessions:
         if who.grant is not None:
             who.grant.check_subjects([])
         query = request.query_params
-        limit = number(query.get("limit"), "limit", LISTED, MAX_LISTED)
+        limit = number(query.get("limit"), "limit", DEFAULT_LIMIT, MAX_LIMIT)
         page = 0 if query.get("page") == "0" else number(query.get("page"), "page", 1, MAX_PAGE)
         sort_by = query.get("sort_by", "created_at")
         order = query.get("sort_order", "desc")

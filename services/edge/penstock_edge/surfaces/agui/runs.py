@@ -25,7 +25,7 @@ from penstock_edge.runs.agui_leg_ids import AGUI
 from penstock_edge.runs.decide import start_of_next_leg
 from penstock_edge.runs.tree_approvals import decide_each
 from penstock_edge.runs.trees import is_workflow, next_leg_of
-from penstock_edge.runs.unaccepted_fields import named_in_422
+from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
 from penstock_edge.sources.locate import locate, start_of_new_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
@@ -83,7 +83,7 @@ class Runs:
         require(who, "start")
         if agent.protocol != AGUI:
             agui_request.require_portable(asked)
-        with named_in_422():
+        with unaccepted_as_422():
             if agent.protocol == AGUI:
                 start_fields.check_body(AGUI, agent.accepts, body)
             else:

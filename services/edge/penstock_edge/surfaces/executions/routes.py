@@ -22,7 +22,7 @@ from penstock.web.operation import TEXT, Operation, an_object, json, serves
 from penstock.web.problems import ErrorShape, Problem, schema_of
 from penstock_edge.edge import Edge
 from penstock_edge.runs.trees import is_workflow
-from penstock_edge.runs.unaccepted_fields import named_in_422
+from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
 from penstock_edge.sources.locate import start_of_new_run
 from penstock_edge.surfaces.common_schemas import STREAMED
 from penstock_edge.surfaces.executions.request import CancelRequest, TriggerRequest
@@ -85,7 +85,7 @@ class TriggerAndCancel:
         agent = edge.config.by_topology(asked.topology_id)
         if agent is None:
             raise Problem(404, f"topologyId: there is no topology {asked.topology_id}")
-        with named_in_422():
+        with unaccepted_as_422():
             start_fields.refuse_answers(asked.model_extra)
         edge.streams.require_room(request.scope)
         shard = await edge.starter.shard_for(who.user_id, None)

@@ -39,7 +39,7 @@ from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
 from penstock_edge.runs.run_access import require_dialect, run_of
 from penstock_edge.runs.trees import unfinished_descendants
-from penstock_edge.runs.unaccepted_fields import named_in_422
+from penstock_edge.runs.unaccepted_fields import unaccepted_as_422
 from penstock_edge.sources.histories import newest_sequence_of
 from penstock_edge.sources.locate import (
     StartPosition,
@@ -64,8 +64,8 @@ from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
 from penstock_edge.views.view import View
 
-LISTED = 50  # the number of runs on a page if the client names no limit
-MAX_LISTED = 1000  # the greatest number of runs on a page
+DEFAULT_LIMIT = 50  # the number of runs on a page if the client names no limit
+MAX_LIMIT = 1000  # the greatest number of runs on a page
 KEY_HEADER = "idempotency-key"
 
 # The filters of `GET /v1/runs`. Each filter has the name of a field of the run's record.
@@ -129,7 +129,7 @@ class Runs:
         agent = edge.config.agent(asked.agent)
         if agent is None:
             raise Problem(404, edge.config.no_agent(asked.agent))
-        with named_in_422("input"):
+        with unaccepted_as_422("input"):
             start_fields.accepted_input(agent.protocol, agent.accepts, asked.input)
         depth = _depth(request)
         streams = "text/event-stream" in request.headers.get("accept", "")
@@ -172,7 +172,7 @@ class Runs:
             scopes=("read",),
             parameters=(
                 *FILTERS,
-                by.limit(MAX_LISTED),
+                by.limit(MAX_LIMIT),
                 Parameter("before", "`next` of the page before"),
             ),
         )
@@ -185,7 +185,7 @@ class Runs:
         """
         who = identity_of(request)
         query = request.query_params
-        limit = number(query.get("limit"), "limit", LISTED, MAX_LISTED)
+        limit = number(query.get("limit"), "limit", DEFAULT_LIMIT, MAX_LIMIT)
         before, status = query.get("before"), query.get("status")
         if before is not None and not is_run_id(before):
             raise Problem(422, "before: must be `next` of an earlier page, which is a run id")
