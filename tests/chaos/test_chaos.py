@@ -297,7 +297,7 @@ async def test_a_connector_that_dies_before_it_gives_up_its_turn_blocks_nobody(
         crashes={"connector": [f"{Step.LEAVE.name} before 4"]},  # only the first connector, once
         asking=1.0,
         # The interval lets the decision come before any connector looks for the ended one.
-        **BY_HAND | {"settings": HASTY | {"reap_s": 8}},
+        **BY_HAND | {"settings": HASTY | {"reap_s": 20}},
     )
     report = await play(round_, tmp_path, {"agno": agno_server, "adk": adk_server})
     if fixed:
