@@ -95,6 +95,43 @@ async def test_all_rings_together_stay_within_their_limit_and_nobody_misses_anyt
     assert metric("penstock_ring_bytes") == 0
 
 
+class Kept:
+    """A hub whose ring keeps its last item, which has `kept_bytes`."""
+
+    def __init__(self, flush_at: float, kept_bytes: int) -> None:
+        self.flush_at = flush_at
+        self.evictions = 0
+        self._kept_bytes = kept_bytes
+
+    def evict_all(self) -> int:
+        self.evictions += 1
+        return self._kept_bytes
+
+
+def test_the_rings_that_are_emptied_first_have_had_no_new_items_for_the_longest_time() -> None:
+    budget = RingBudget(100)
+    old, newer = Kept(1.0, 0), Kept(2.0, 0)
+    budget.hold(newer, 60)
+    budget.hold(old, 30)
+    budget.hold(newer, 80)
+    assert (old.evictions, newer.evictions, budget.held_bytes) == (1, 0, 80)
+
+
+def test_rings_that_cannot_be_emptied_are_not_tried_for_each_event_and_the_limit_holds_again() -> (
+    None
+):
+    budget = RingBudget(100)
+    large, small = Kept(1.0, 120), Kept(2.0, 0)
+    budget.hold(large, 130)
+    for held_bytes in range(1, 11):
+        budget.hold(small, held_bytes)
+    assert (large.evictions, small.evictions) == (1, 0)
+    budget.forget(large)
+    budget.hold(small, 101)
+    assert (small.evictions, budget.held_bytes) == (1, 0)
+    budget.forget(small)
+
+
 # clients that do not read ------------------------------------------------------------------------
 
 

@@ -73,6 +73,7 @@ class _Arrivals:
         self._queue: Callable[[], None] | None = queue
 
     def add(self, batch: list[Stored]) -> None:
+        """Add new messages, or none, and let the hub be flushed."""
         self.batch += batch
         if not self.is_queued and self._queue is not None:
             self.is_queued = True
@@ -379,7 +380,7 @@ class Hub:
         self._stopping = asyncio.create_task(self._source.stop())
 
     def _begin_fan_out(self) -> int:
-        """Begin to write the new items to the group, and wake the other clients.
+        """Begin to write the new items to the clients in sync, and wake all other clients.
 
         Returns:
             The number of writes.

@@ -126,7 +126,7 @@ class InSyncGroup:
             ((member, write),) = self.written.items()
             try:
                 write(body)
-            except Exception:
+            except Exception:  # as in `write`
                 self._fail(member)
             return 1
         self._at_before, self._next_before = self.at, self.next

@@ -40,6 +40,7 @@ class RingBudget:
     def forget(self, hub: EvictableHub) -> None:
         """Stop counting the bytes of a hub."""
         self.held_bytes -= self._held.pop(hub, 0)
+        self._most_bytes = self._limit_bytes
         self.report()
 
     def report(self) -> None:
@@ -57,5 +58,5 @@ class RingBudget:
             self.held_bytes += left_bytes - self._held[hub]
             self._held[hub] = left_bytes
         # A ring may keep its last item. If these items alone exceed the limit, the next attempt is
-        # made only after the rings have grown by an eighth of the limit.
+        # made only after the rings have grown by an eighth of the limit, or a hub has ended.
         self._most_bytes = max(self._limit_bytes, self.held_bytes + slack_bytes)

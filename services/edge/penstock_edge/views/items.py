@@ -153,7 +153,7 @@ class UnchangedEncoding(Encoding):
             ValueError: the body is not an event.
         """
         body = stored.payload
-        # In Python 3.11, `startswith` takes twice as long as a slice.
+        # In Python 3.11, `startswith` takes 41 ns, and a slice 25.
         if not (body[:1] == b"{" and body[-1:] == b"}"):
             raise ValueError("the body is not a JSON object")
         type = type_of(stored)

@@ -286,11 +286,14 @@ class Wire(asyncio.Protocol, Transport):
 
     def close(self) -> None:
         """End the connection once everything is sent, or after CLOSE_S at the latest."""
-        # In Python 3.11.0 to 3.11.3, a TLS transport that is closed while it is closing can no
-        # longer be aborted: `abort` raises AttributeError, and the client never reconnects.
-        if self._transport is not None and not (self.is_lost or self._transport.is_closing()):
+        if self._transport is None or self.is_lost:
+            return
+        # In Python 3.11.2, a TLS transport that is closed while it is closing can no longer be
+        # aborted: `abort` raises AttributeError, and the client never reconnects.
+        if not self._transport.is_closing():
             self._send()
             self._transport.close()
+        if self._aborting is None:
             self._aborting = self._loop.call_later(CLOSE_S, self.abort)
 
     async def wait_closed(self) -> None:

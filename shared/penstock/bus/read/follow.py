@@ -200,9 +200,9 @@ class Follow:
         stream, stored = msg.republished()
         if stream != self._followed.stream:
             return  # `live.>` and `frames.>` have the messages of all shards
-        if self._repair is None and self._accept_next(stored):
-            return
-        if stored.sequence >= self._next:
+        if self._repair is None and (number := self._number_if_next(stored)) is not None:
+            self._accept([stored], number)
+        elif stored.sequence >= self._next:
             self._buffer_early(stored)
             # The first message after an empty history is no gap: nothing before it is missing.
             self._bus.jetstream.gaps += self._repair is None and self._last_number is not None
@@ -215,15 +215,14 @@ class Follow:
             self._early.append(stored)
             self._early_bytes += counted_bytes(stored.payload)
 
-    def _accept_next(self, stored: Stored) -> bool:
-        """Deliver the message and return True if it is the next one; else return False."""
+    def _number_if_next(self, stored: Stored) -> int | None:
+        """Return the message's number; None if other messages must be delivered before it."""
         if stored.sequence < self._next or self._last_number is None:
-            return False
+            return None
         number, number_before = self._followed.numbers(stored)
         if number_before is not None and number_before != self._last_number:
-            return False
-        self._accept([stored], number)
-        return True
+            return None
+        return number
 
     def _accept(self, batch: list[Stored], last_number: int) -> None:
         last = batch[-1]
@@ -363,5 +362,8 @@ class Follow:
     def _accept_early(self) -> None:
         early, self._early, self._early_bytes = self._early, [], 0
         for stored in early:
-            if (self._early or not self._accept_next(stored)) and stored.sequence >= self._next:
+            number = None if self._early else self._number_if_next(stored)
+            if number is not None:
+                self._accept([stored], number)
+            elif stored.sequence >= self._next:
                 self._buffer_early(stored)

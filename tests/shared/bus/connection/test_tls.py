@@ -72,7 +72,7 @@ async def test_with_its_authority_and_a_certificate_of_its_own_the_bus_works(
 async def test_a_connection_that_is_closing_is_not_closed_again(
     server: NatsServer, ours: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In Python 3.11.0 to 3.11.3, a TLS transport that is closed twice cannot be aborted."""
+    """In Python 3.11.2, a TLS transport that is closed while it is closing cannot be aborted."""
     bus = await Bus.connect(BusSettings(url=server.url, tls=client(ours)), ensure=False)
     wire = bus.jetstream.connection._wire
     transport = wire._transport
