@@ -80,7 +80,11 @@ class AutomationsService(Service):
         )
         shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
         starter = Starter(
-            self.bus, self._open_runs, shards, callers_known=settings.auth.requires_credentials
+            self.bus,
+            self._open_runs,
+            shards,
+            callers_known=settings.auth.requires_credentials,
+            max_runs_per_root=settings.max_runs_per_root,
         )
         executors: dict[ActionKind, ActionExecutor] = {
             "webhook": webhooks,

@@ -72,7 +72,11 @@ class Edge:
             settings,
             hubs=Hubs(bus, settings, turns),
             starter=Starter(
-                bus, open_runs, shards, callers_known=settings.auth.requires_credentials
+                bus,
+                open_runs,
+                shards,
+                callers_known=settings.auth.requires_credentials,
+                max_runs_per_root=settings.max_runs_per_root,
             ),
             canceller=Canceller(bus, settings.cancel_wait_s),
             many=many,

@@ -61,7 +61,11 @@ class WorkflowsService(Service):
             self.bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
         )
         starter = Starter(
-            self.bus, self._open_runs, shards, callers_known=settings.auth.requires_credentials
+            self.bus,
+            self._open_runs,
+            shards,
+            callers_known=settings.auth.requires_credentials,
+            max_runs_per_root=settings.max_runs_per_root,
         )
         timers = Timers(self.bus, settings.journal_kept_s)
         children = Children(self.bus, context.config, starter)

@@ -56,6 +56,10 @@ class StartCommand(Record):
     workflow_depth: int | None = Field(
         None, description="How many workflows this run is inside of: 1 for a step of an outer one"
     )
+    root_run_id: str | None = Field(None, description="As in the run's record")
+    ancestors: list[str] | None = Field(
+        None, description="The workflows' runs that this run is inside of, the outermost one first"
+    )
     version: str | None = Field(
         None, description="For workflows: the version of the definition, which is checked already"
     )
@@ -174,6 +178,9 @@ class RunRecord(Record):
     step_id: str | None = Field(None, description="The parent's step that this run carries out")
     workflow_depth: int | None = Field(
         None, description="How many workflows this run is inside of: 1 for a step of an outer one"
+    )
+    root_run_id: str | None = Field(
+        None, description="The first run of those that led to this run; absent if no run led to it"
     )
     automations: list[str] | None = Field(
         None,

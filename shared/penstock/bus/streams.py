@@ -245,6 +245,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "deliveries": retention.runs_max_age_s,  # attempts and outcomes of automations
         "endpoints": 3600.0,  # the breakers of automations; each key has its own TTL
         "listens": forever,  # which events the steps of workflows wait for
+        "trees": retention.runs_max_age_s,  # the runs below a run, and which workflows stop
         "cursors": retention.runs_max_age_s,  # the positions of clients with a named cursor
         "tokens": forever,  # stream and service tokens, links, by hash; each key has its own TTL
         "checkpoints": forever,  # how far each partition is processed; how far streams reach

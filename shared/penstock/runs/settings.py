@@ -8,7 +8,7 @@ from penstock.settings import Settings
 
 
 class StartSettings(Settings):
-    """The limits of each user's open runs, which must be the same in all services."""
+    """The limits of starts, which must be the same in all services."""
 
     max_open_runs_per_user: int = Field(
         500,
@@ -20,4 +20,12 @@ class StartSettings(Settings):
         200,
         ge=0,
         description="The number of these runs that no connector has taken yet. 0 means no limit.",
+    )
+    max_runs_per_root: int = Field(
+        1000,
+        ge=1,
+        le=10_000,
+        description="The number of runs to which one run may lead: the runs of a workflow's steps, "
+        "the runs that rules start for its events, the runs below these, and so on. Each item of a "
+        "`for_each` counts. A further start fails with code `limit_exceeded`.",
     )

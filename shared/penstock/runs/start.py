@@ -27,6 +27,7 @@ from penstock.bus import (
 )
 from penstock.bus.records import RunRecord, StartCommand
 from penstock.bus.shards import new_run_id
+from penstock.bus.state.run_trees import RunTrees, Stopped
 from penstock.bus.write.objects import wrap
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_runs import list_run
@@ -50,7 +51,9 @@ class Origin:
     `depth` is greater than the length of `automations` if the ids of some rules are not known. The
     run of a workflow's step has a `step_id`. `workflow_depth` is the number of workflows around the
     run. `workflow_places` is the greatest number of runs that the run itself may have under way at
-    once.
+    once. `root_run_id` is the first of the runs that led to this run, and is set whenever
+    `parent_run_id` is set. `ancestors` are the workflows' runs around the run of a step, beginning
+    with the outermost one.
     """
 
     parent_run_id: str | None = None
@@ -59,6 +62,16 @@ class Origin:
     step_id: str | None = None
     workflow_depth: int | None = None
     workflow_places: int | None = None
+    root_run_id: str | None = None
+    ancestors: tuple[str, ...] = ()
+
+
+class AncestorStopped(Exception):
+    """A run was not started, because a workflow that it is inside of stops."""
+
+    def __init__(self, stopped: Stopped) -> None:
+        super().__init__(f"a workflow around the run was stopped by {stopped.by}")
+        self.stopped = stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +121,17 @@ class Starter:
     """Writes the records and commands of new runs."""
 
     def __init__(
-        self, bus: Bus, open_runs: OpenRuns, shards: SessionShards, *, callers_known: bool
+        self,
+        bus: Bus,
+        open_runs: OpenRuns,
+        shards: SessionShards,
+        *,
+        callers_known: bool,
+        max_runs_per_root: int,
     ) -> None:
         self._bus = bus
+        self._trees = RunTrees(bus)
+        self._max_runs_per_root = max_runs_per_root
         self._shards = shards
         self._callers_known = callers_known
         self._open_runs = open_runs
@@ -141,7 +162,9 @@ class Starter:
         Raises:
             Problem: 409 if the key was used with another request before; 422 if an id cannot be
                 part of a path of the agent server, or the input does not fit the workflow; 404 if
-                there is no such workflow; 429 if the user has too many runs.
+                there is no such workflow; 429 if the user has too many runs; 508 if the root of
+                the run has led to too many runs.
+            AncestorStopped: a workflow that the run is inside of stops.
             BusError: the run was not started.
             OutcomeUnknown: the run may have been started.
         """
@@ -160,6 +183,7 @@ class Starter:
             run_id = new_run_id(start.shard, self._bus.clock.time())
         else:
             run_id = await self.new_run_id(start.user_id, start.session_id)
+        await self._add_to_tree(start.origin, run_id)
         # The runs of a workflow's steps are never refused, because the workflow's definition
         # already limits their number.
         has_room = start.origin.step_id is not None or await self._open_runs.has_room(start.user_id)
@@ -176,6 +200,20 @@ class Starter:
         if started.record.run_id != run_id:
             self._open_runs.forget(run_id)  # the request was a repeat, and no new run was made
         return started
+
+    async def _add_to_tree(self, origin: Origin, run_id: str) -> None:
+        """Count the run below its root, unless the run may not begin."""
+        if (stopped := await self._trees.stopped_among(origin.ancestors)) is not None:
+            raise AncestorStopped(stopped)
+        root, limit = origin.root_run_id, self._max_runs_per_root
+        if root is not None and not await self._trees.add(root, run_id, limit):
+            raise Problem(
+                508,
+                f"run {root} has led to {limit} runs (steps of workflows and runs that rules "
+                "start), and may lead to no more: end the loop, start a new run for the rest, or "
+                "ask the operator to raise PENSTOCK_MAX_RUNS_PER_ROOT",
+                code="limit_exceeded",
+            )
 
     async def _start(self, start: Start, run_id: str) -> Started:
         new = True
@@ -274,6 +312,7 @@ class Starter:
             parent_run_id=start.origin.parent_run_id,
             step_id=start.origin.step_id,
             workflow_depth=start.origin.workflow_depth,
+            root_run_id=start.origin.root_run_id,
             automations=list(start.origin.automations) or None,
             depth=start.origin.depth or None,
         )
@@ -364,6 +403,8 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
         parent_run_id=start.origin.parent_run_id,
         step_id=start.origin.step_id,
         workflow_depth=start.origin.workflow_depth,
+        root_run_id=start.origin.root_run_id,
+        ancestors=list(start.origin.ancestors) or None,
         created_at=created_at,
         **(_for_workflow(start.agent, start) if isinstance(start.agent, WorkflowAgent) else {}),
     )

@@ -25,7 +25,11 @@ async def test_a_run_that_cannot_be_prepared_is_not_in_the_list(bus: Bus) -> Non
         raise BusUnavailable("KV does not answer")
 
     starter = Starter(
-        bus, OpenRuns(bus, 0, 0), SessionShards(bus, (AGENT.id,)), callers_known=False
+        bus,
+        OpenRuns(bus, 0, 0),
+        SessionShards(bus, (AGENT.id,)),
+        callers_known=False,
+        max_runs_per_root=1000,
     )
     with pytest.raises(BusUnavailable):
         await starter.start(Start(AGENT, "Hello", None, "alice", prepare=prepare))

@@ -32,7 +32,13 @@ ORIGIN = Origin("019aab00-0000-7000-8000-000000000001", ("first", "second"), 2, 
 
 
 def starter(bus: Bus) -> Starter:
-    return Starter(bus, OpenRuns(bus, 0, 0), SessionShards(bus, (AGENT.id,)), callers_known=True)
+    return Starter(
+        bus,
+        OpenRuns(bus, 0, 0),
+        SessionShards(bus, (AGENT.id,)),
+        callers_known=True,
+        max_runs_per_root=1000,
+    )
 
 
 async def commands_of(bus: Bus, run_id: str, target: str = "*") -> int:
@@ -204,7 +210,11 @@ async def test_the_runs_of_a_workflow_do_not_fail_at_the_limit_of_open_runs(
 ) -> None:
     async with connected(nats_server.url) as bus:
         limited = Starter(
-            bus, OpenRuns(bus, 1, 0), SessionShards(bus, (AGENT.id,)), callers_known=True
+            bus,
+            OpenRuns(bus, 1, 0),
+            SessionShards(bus, (AGENT.id,)),
+            callers_known=True,
+            max_runs_per_root=1000,
         )
         await limited.start(Start(AGENT, "Hello", None, "bob"))
         with pytest.raises(Problem, match="cancel some") as refused:

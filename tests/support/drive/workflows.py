@@ -41,7 +41,8 @@ class CountingServer:
     """An AG-UI server that answers each message with `done <message>`, and counts the messages.
 
     Words of the message say what it does: `fails` fails always, `fails-once` at the first call of
-    the same message, `slow-<seconds>` waits first, `never` waits until the client goes away.
+    the same message, `slow-<seconds>` waits first, `never` waits until the client goes away,
+    `deltas-<number>` cuts the answer into so many pieces.
     """
 
     def __init__(self, upstream: Misbehaving) -> None:
@@ -77,9 +78,11 @@ class CountingServer:
             events.append({"type": "RUN_ERROR", "message": "it fails", "code": "broken"})
         else:
             said = {"messageId": "m"}
+            pieces = [int(each[7:]) for each in words if each.startswith("deltas-")]
+            deltas = ["piece "] * (sum(pieces) - 1) + [f"done {text}"]
             events += [
                 {"type": "TEXT_MESSAGE_START", **said, "role": "assistant"},
-                {"type": "TEXT_MESSAGE_CONTENT", **said, "delta": f"done {text}"},
+                *({"type": "TEXT_MESSAGE_CONTENT", **said, "delta": each} for each in deltas),
                 {"type": "TEXT_MESSAGE_END", **said},
                 {"type": "RUN_FINISHED", **ids},
             ]

@@ -15,9 +15,12 @@ Codes = Mapping[int, tuple[Literal["failed", "final"], str]]
 
 
 def refused(problem: Problem, codes: Codes) -> Verdict:
-    """Return the result for a refusal. The outcome for an unknown status is "failed"."""
+    """Return the result for a refusal. The outcome for an unknown status is "failed".
+
+    A refusal that names a code of its own has this code.
+    """
     outcome, code = codes.get(problem.status, ("failed", f"refused_{problem.status}"))
-    return Verdict(outcome, code, problem.detail)
+    return Verdict(outcome, problem.more.get("code", code), problem.detail)
 
 
 def unfilled(error: ExpressionError) -> Verdict:

@@ -52,6 +52,7 @@ class Plan(Record):
     input: dict[str, Any] | None = None
     automations: list[str]
     depth: int
+    root_run_id: str | None = None
 
 
 class StartRunExecutor:
@@ -167,25 +168,27 @@ class StartRunExecutor:
         input = filled_input(action.input, event)
         start_fields.accepted_input(agent.protocol, agent.accepts, input)
         require_reachable(agent, record.owner.user_id, session_id)
+        parent = await self._parent(job)
         return Plan(
             run_id=await self._starter.new_run_id(record.owner.user_id, session_id),
             agent=agent.id,
             session_id=session_id,
             message=filled(action.message, event),
             input=input,
-            automations=[*await self._rules_before(job), rule.id],
+            automations=[*(parent.automations or () if parent else ()), rule.id],
             depth=job.depth + 1,
+            root_run_id=parent.root_run_id or parent.run_id if parent else job.run_id,
         )
 
-    async def _rules_before(self, job: Job) -> list[str]:
-        """Return the ids of the rules that led to the event's run."""
+    async def _parent(self, job: Job) -> RunRecord | None:
+        """Return the record of the event's run; None if there is none, or it is unreadable."""
         entry = await self._bus.bucket("runs").get(job.run_id) if job.run_id is not None else None
         if entry is None:
-            return []
+            return None
         try:
-            return RunRecord.model_validate_json(entry.value).automations or []
+            return RunRecord.model_validate_json(entry.value)
         except ValidationError:
-            return []
+            return None
 
     async def _start(
         self,
@@ -208,7 +211,12 @@ class StartRunExecutor:
                 input=plan.input,
                 key=job.webhook_id,
                 run_id=plan.run_id,
-                origin=Origin(job.run_id, tuple(plan.automations), plan.depth),
+                origin=Origin(
+                    job.run_id,
+                    tuple(plan.automations),
+                    plan.depth,
+                    root_run_id=plan.root_run_id or job.run_id,
+                ),
                 traceparent=traceparent,
             )
         )

@@ -108,9 +108,12 @@ class CancelHandler:
             BusError: the bus does not answer.
         """
         async with self._context.attempts.at("cancel", stored):
-            command = CancelCommand.model_validate_json(stored.payload)
-            seen = await self._read_facts(command)
-            await self._actions[choose_action(seen)](command, seen)
+            await self.carry_out(CancelCommand.model_validate_json(stored.payload))
+
+    async def carry_out(self, command: CancelCommand) -> None:
+        """Cancel the run of the command. Raises as `handle` does."""
+        seen = await self._read_facts(command)
+        await self._actions[choose_action(seen)](command, seen)
 
     async def _read_facts(self, command: CancelCommand) -> CancelFacts:
         run_id, runs = command.run_id, self._stores.runs

@@ -61,9 +61,10 @@ class Commands:
             lambda: self.registry.free_legs, self.registry.has_leg, OPEN_AT_ONCE
         )
         continues = ContinueHandler(context)
-        self.start = StartHandler(context, self.waiting).handle
+        canceller = CancelHandler(context)
+        self.start = StartHandler(context, self.waiting, canceller.carry_out).handle
         self.resume = continues.handle
-        self.cancel = CancelHandler(context).handle
+        self.cancel = canceller.handle
         self.dead_letters = DeadLetters(context)
         self.reaper = Reaper(stores, self.registry, takeover)
         self.handover = Handover(stores, self.registry, self.runner, takeover)

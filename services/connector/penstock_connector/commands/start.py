@@ -17,7 +17,7 @@ from typing import Final
 
 from penstock import log_fields
 from penstock.bus import BusError, Retry, Stored
-from penstock.bus.records import Claim, StartCommand
+from penstock.bus.records import CancelCommand, Claim, StartCommand
 from penstock.bus.subjects import run_id_of
 from penstock_connector.commands.fair_queue import FairQueue
 from penstock_connector.commands.session_order import EarlierStart, SessionOrder
@@ -91,8 +91,14 @@ _WITHOUT_OPEN: Final = {
 class StartHandler:
     """Carries out start commands; a start command may be delivered more than once."""
 
-    def __init__(self, context: CommandContext, queue: FairQueue) -> None:
+    def __init__(
+        self,
+        context: CommandContext,
+        queue: FairQueue,
+        cancel: Callable[[CancelCommand], Awaitable[None]],
+    ) -> None:
         self._context = context
+        self._cancel = cancel
         self._stores = context.stores
         self._queue = queue
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
@@ -156,6 +162,14 @@ class StartHandler:
             await self._begin(order or await orders.of_start(stored))
 
     async def _begin(self, order: Order) -> None:
+        assert isinstance(order.command, StartCommand)
+        # A cancelled workflow cancels its steps one after another. This start may be handled
+        # before its own cancel exists.
+        stopped = await self._stores.trees.stopped_among(order.command.ancestors or ())
+        if stopped is not None:
+            cancel = CancelCommand(run_id=order.run_id, by=stopped.by, reason=stopped.reason)
+            await self._cancel(cancel)
+            return
         with self._context.registry.exclusively(order.run_id):
             # The claim comes before the reads. If the reads came first, two connectors could read
             # the same state and both open the leg.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.bus import Bus, Peers
+from penstock.bus.state.run_trees import RunTrees
 from penstock_connector.state.claims import Claims
 from penstock_connector.state.connectors import Connectors
 from penstock_connector.state.leg_record import LegRecords
@@ -26,6 +27,7 @@ class Stores:
     sendings: Sendings
     sessions: SessionQueue
     runs: Runs
+    trees: RunTrees
 
 
 def open_stores(
@@ -46,4 +48,5 @@ def open_stores(
         sendings=Sendings(bus, pod),
         sessions=SessionQueue(bus, connectors, leg_records),
         runs=Runs(bus, pod),
+        trees=RunTrees(bus),
     )

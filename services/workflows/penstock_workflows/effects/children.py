@@ -6,17 +6,18 @@ Every call may be repeated.
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 from typing import Any, Final
 
 from penstock import start_fields
 from penstock.bus import Bus, Message, Retry, subjects
 from penstock.bus.records import CancelCommand, RunRecord, Target
-from penstock.runs.start import Origin, Start, Starter
+from penstock.runs.start import AncestorStopped, Origin, Start, Starter
 from penstock.settings import AgentConfig, Config, WorkflowAgent
 from penstock.web.problems import Problem
 from penstock_workflows.effects.step_span import context_of
 from penstock_workflows.engine.effects import CancelChild, StartChild
-from penstock_workflows.engine.inputs import ChildInput
+from penstock_workflows.engine.inputs import CancelInput, ChildInput, FailInput, Input
 from penstock_workflows.engine.state import State
 
 log = logging.getLogger(__name__)
@@ -34,9 +35,11 @@ class Children:
         self._config = config
         self._starter = starter
 
-    async def start(self, state: State, child: StartChild) -> ChildInput | None:
-        """Start a child. Return None, or the engine's input for the failure of a child that cannot
-        be started.
+    async def start(self, state: State, child: StartChild) -> Input | None:
+        """Start a child. Return None, or the engine's input if the child cannot be started.
+
+        The input is the failure of the child. If a workflow around the child stops, the input
+        cancels the run; if the run's root has led to too many runs, it fails the run.
 
         The run's id is in the journal, so a repeated call starts no second run.
 
@@ -64,16 +67,23 @@ class Children:
                         step_id=child.step_id,
                         workflow_depth=child.workflow_depth,
                         workflow_places=child.places,
+                        root_run_id=command.get("root_run_id") or state.run_id,
+                        ancestors=(*command.get("ancestors", ()), state.run_id),
                     ),
                     traceparent=context_of(state, child.child),
                 )
             )
         except start_fields.NotAccepted as error:
             return _failed(child, "not_accepted", f"the agent does not accept input: {error}")
+        except AncestorStopped as error:
+            return CancelInput(error.stopped.by, error.stopped.reason)
         except Problem as problem:
             if problem.status in _BUSY:
                 log.info("run %s: %s waits: %s", state.run_id, child.step_id, problem.detail)
                 raise Retry(BUSY_S) from problem
+            if problem.status == HTTPStatus.LOOP_DETECTED:
+                refused = {"code": "limit_exceeded", "message": problem.detail}
+                return FailInput(refused, (child.child, "lifecycle.failed"))
             return _failed(child, _CODES.get(problem.status, "not_started"), problem.detail)
         return None
 

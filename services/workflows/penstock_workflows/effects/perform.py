@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from penstock.bus import Bus
+from penstock.bus.state.run_trees import RunTrees
 from penstock.runs.calls import CallJob, publish_call
 from penstock.validation import reason_of
 from penstock_workflows.effects.children import Children
@@ -24,7 +25,8 @@ from penstock_workflows.engine.effects import (
     StartTimer,
     Unlisten,
 )
-from penstock_workflows.engine.inputs import CalledInput, ChildInput, EventInput, Input
+from penstock_workflows.engine.inputs import CalledInput, EventInput, Input
+from penstock_workflows.engine.records import Stop
 from penstock_workflows.engine.state import State
 
 
@@ -33,6 +35,7 @@ class Performer:
 
     def __init__(self, bus: Bus, children: Children, timers: Timers, listens: Listens) -> None:
         self._bus = bus
+        self._trees = RunTrees(bus)
         self._children = children
         self._timers = timers
         self._listens = listens
@@ -56,9 +59,14 @@ class Performer:
         """
         return await self._actions[type(effect)](state, effect)
 
-    async def start_child(self, state: State, child: StartChild) -> ChildInput | None:
+    async def start_child(self, state: State, child: StartChild) -> Input | None:
         """Start a step's run, as `Children.start` describes."""
         return await self._children.start(state, child)
+
+    async def mark_stopped(self, run_id: str, stop: Stop) -> None:
+        """Let no further run below a run that stops begin. Raises BusError."""
+        by, reason = stop.by or "workflow", stop.reason or "stopped"
+        await self._trees.mark_stopped(run_id, by, reason)
 
     async def schedule_removal(self, state: State) -> None:
         """Schedule the removal of an ended run's journal. Raises BusError."""

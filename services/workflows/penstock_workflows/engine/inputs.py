@@ -76,7 +76,8 @@ class CancelInput:
 
 @dataclass(frozen=True, slots=True)
 class FailInput:
-    """An input of the run could not be processed and is a dead letter.
+    """An input of the run could not be processed and is a dead letter, or a child of the run would
+    be one run too many below the run's root.
 
     `error` (`code`, `message`) is the error with which the run fails. If the input was the end of a
     child, `ended` has the child's run id and the type of the event. The run then does not wait for

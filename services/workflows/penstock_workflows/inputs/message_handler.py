@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from penstock import log_fields
 from penstock.bus import Bus, BusError, Retry, Stored, streams, subjects
 from penstock.bus.records import RunRecord, StartCommand
+from penstock.bus.state.run_trees import RunTrees
 from penstock.bus.streams import JOURNAL
 from penstock.bus.subjects import WORKFLOWS
 from penstock.bus.write import objects
@@ -47,6 +49,7 @@ class MessageHandler:
         listens: Listens,
     ) -> None:
         self._bus = bus
+        self._trees = RunTrees(bus)
         self._starts = starts
         self._decisions = decisions
         self._journals = journals
@@ -120,9 +123,15 @@ class MessageHandler:
                 await self._decisions.repeat(run_id)
                 return
             given = await self._starts.input_of(command)
+            stopped = await self._trees.stopped_among(command.ancestors or ())
+            if stopped is not None:
+                given = replace(given, cancelled=CancelInput(stopped.by, stopped.reason))
         else:
             given = input_of_command(kind, payload)
             if isinstance(given, CancelInput):
+                # Hundreds of inputs of the run may be handled before this one. The mark keeps them
+                # from starting runs.
+                await self._trees.mark_stopped(run_id, given.by, given.reason)
                 await self._end_unstarted(run_id, repeated=repeated, cancelled=given)
         await self._decisions.take(run_id, given, repeated=repeated)
 

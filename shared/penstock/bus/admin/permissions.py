@@ -174,7 +174,7 @@ USERS: Final = (
         _follows("KV_leases"),
         _reads(COMMANDS, RAW, EVENTS),
         _buckets("claims", "sent", "leases", "sessions", "threads", "runs"),
-        _buckets("pauses", "approvals", "aliases"),
+        _buckets("pauses", "approvals", "aliases", "trees"),
         _keys("claims.>", "sent.*", "sessions.*", "threads.>"),
         _keys("leases.pod.*", "leases.watchdog"),
         _KEEPS_OBJECTS,
@@ -264,7 +264,8 @@ USERS: Final = (
         [f"{_API}.STREAM.MSG.DELETE.{SCHEDULES}"],
         _reads(EVENTS, RAW, SCHEDULES, COMMANDS),
         _buckets("rules", "deliveries", "endpoints", "runs", "sessions", "aliases", "leases"),
-        _buckets("tokens", "workflows"),
+        _buckets("tokens", "workflows", "trees"),
+        _keys("trees.runs.*"),
         _keys("rules.*", "deliveries.>", "endpoints.>", "runs.*", "aliases.*", "sessions.*"),
         _keys("leases.automations.*"),
         # A delivery that is replayed over HTTP is marked as replayed among the dead letters, too.
@@ -302,6 +303,7 @@ USERS: Final = (
         # The service workflows reads the bucket of definitions by direct gets. No other service
         # writes to this bucket.
         _keys("workflows.v.*.>", "workflows.latest.*"),
+        [*_buckets("trees"), *_keys("trees.runs.*", "trees.stopped.*")],
         [*_buckets("listens"), *_keys("listens.>", "leases.workflows.consumers")],
         _TOKENS,
         _KEEPS_OBJECTS,
