@@ -17,6 +17,7 @@ import yaml
 
 from penstock.bus.admin.permissions import NAMES, OPERATOR, password_variable
 from penstock.settings import load_config
+from penstock_cli.demo import RECIPES, definitions
 from support.drive.repository import ROOT, services
 
 LOCKS = [
@@ -116,19 +117,90 @@ def test_in_compose_each_service_is_its_own_nats_user_and_nats_knows_all() -> No
         ]
 
 
+def networks(name: str) -> set[str]:
+    return set(COMPOSE["services"][name]["networks"])
+
+
 def test_in_compose_agent_servers_cannot_reach_nats() -> None:
-    networks = {name: set(each["networks"]) for name, each in COMPOSE["services"].items()}
-    assert networks.pop("nats") == {"bus"}
+    joined = {name: networks(name) for name in COMPOSE["services"]}
+    assert joined.pop("nats") == {"bus"}
     assert COMPOSE["networks"]["bus"] == {"internal": True}
-    on_the_bus = {name for name, joined in networks.items() if "bus" in joined}
+    on_the_bus = {name for name, each in joined.items() if "bus" in each}
     assert on_the_bus == {*services(), "streams"} - {"cli"}
 
 
-def test_in_compose_the_services_that_call_agent_servers_reach_them() -> None:
-    on_the_network = {
-        name for name, each in COMPOSE["services"].items() if "agents" in each["networks"]
-    }
+def test_in_compose_agent_servers_cannot_call_an_api() -> None:
+    on_the_network = {name for name in COMPOSE["services"] if "agents" in networks(name)}
     assert on_the_network == {"connector", "edge", "demo-agno", "demo-adk"}
+    # The edge listens only at the address that its name in the network `clients` has.
+    edge = COMPOSE["services"]["edge"]
+    assert edge["networks"] == {"bus": None, "agents": None, "clients": {"aliases": ["edge-api"]}}
+    assert edge["environment"]["PENSTOCK_HOST"] == "edge-api"
+    assert "edge-api" not in COMPOSE["services"]
+
+
+def test_in_compose_the_services_with_an_api_ask_who_callers_are_and_no_other_has_the_secrets() -> (
+    None
+):
+    for name in set(services()) - {"cli"}:
+        given = COMPOSE["services"][name]["environment"]
+        secrets = {each for each in given if each.startswith("PENSTOCK_AUTH_")}
+        assert ("PENSTOCK_AUTH_CSRF_SECRET" in secrets) == (name in with_api()), name
+        assert ("PENSTOCK_AUTH_JWT_SECRET" in secrets) == (name in with_api()), name
+        assert "PENSTOCK_INSECURE_BIND" not in given
+
+
+def with_api() -> set[str]:
+    return {name for name in COMPOSE["services"] if "clients" in networks(name)} - {"cli", "proxy"}
+
+
+def test_only_the_proxy_has_a_port() -> None:
+    open_ports = {
+        name: each["ports"] for name, each in COMPOSE["services"].items() if "ports" in each
+    }
+    assert open_ports == {"proxy": ["127.0.0.1:${PENSTOCK_PORT:-8000}:8000"]}
+
+
+def test_the_proxy_of_compose_routes_as_the_ingress_of_the_chart() -> None:
+    proxy = (ROOT / "deploy/compose/Caddyfile").read_text()
+    matched = dict(re.findall(r"@(\w+) path (.+)", proxy))
+    routed = {
+        path.removesuffix("/*"): name for name, paths in matched.items() for path in paths.split()
+    }
+    for name in matched:
+        assert f"reverse_proxy @{name} {{${name.upper()}:{name}:8000}}" in proxy
+    text = (ROOT / "deploy/helm/penstock/templates/_helpers.tpl").read_text()
+    table = re.search(r'define "penstock.paths" -}}\n(.*?){{- end', text, re.DOTALL)
+    assert table is not None
+    assert routed | {"/": "edge"} == yaml.safe_load(table[1])
+    # Every path of the table and every path below it: both are written.
+    assert all(
+        set(paths.split())
+        == {f"{each}{end}" for each in routed if routed[each] == name for end in ("", "/*")}
+        for name, paths in matched.items()
+    )
+
+
+def test_the_secrets_of_compose_are_made_once_and_those_that_there_are_stay(tmp_path: Path) -> None:
+    def made(file: Path) -> dict[str, str]:
+        subprocess.run(["sh", ROOT / "deploy/compose/env.sh", file], check=True)
+        return dict(line.split("=", 1) for line in file.read_text().splitlines())
+
+    file = tmp_path / ".env"
+    first = made(file)
+    assert made(file) == first
+    assert file.stat().st_mode & 0o077 == 0
+    own = {"PENSTOCK_AUTH_JWT_SECRET", "PENSTOCK_AUTH_CSRF_SECRET"}
+    assert set(first) == {password_variable(name) for name in NAMES} | own
+    assert all(re.fullmatch("p[0-9a-f]{64}", value) for value in first.values())
+    other = tmp_path / "other"
+    other.write_text("PENSTOCK_NATS_PASSWORD_EDGE=mine\nPENSTOCK_AUTH_JWKS_URL=https://keys\n")
+    second = made(other)
+    assert second["PENSTOCK_NATS_PASSWORD_EDGE"] == "mine"
+    assert "PENSTOCK_AUTH_JWT_SECRET" not in second  # a service refuses both
+    # Compose takes every secret without a default from this file.
+    required = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker-compose.yml").read_text()))
+    assert required <= set(second)
 
 
 def test_compose_builds_only_stages_that_there_are() -> None:
@@ -143,16 +215,20 @@ def test_the_nats_of_compose_acknowledges_only_what_is_on_the_disk() -> None:
     assert "sync_interval: always" in (ROOT / "deploy" / "nats" / "nats.conf").read_text()
 
 
-def test_compose_opens_nothing_beyond_loopback() -> None:
-    ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports)
-
-
-def test_the_agents_of_compose_are_a_valid_configuration() -> None:
+def test_the_agents_of_compose_are_those_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_WORKFLOWS", raising=False)
+    demo = {agent["id"]: agent for recipe in RECIPES for agent in recipe.agents}
+    demo |= {agent.id: agent.model_dump() for agent in definitions.switch_on()}
+    monkeypatch.delenv("PENSTOCK_WORKFLOWS", raising=False)
     config = load_config(ROOT / "deploy/compose/penstock.yaml")
+    assert {agent.id for agent in config.agents} == set(demo)
+    for agent in config.agents:
+        shown = agent.model_dump()
+        assert {name: shown[name] for name in demo[agent.id]} == demo[agent.id]
     hosts = {urlsplit(agent.url).hostname for agent in config.server_agents}
-    assert hosts <= set(COMPOSE["services"])
+    assert hosts == {"demo-agno", "demo-adk"}
+    folder = COMPOSE["services"]["workflows"]["volumes"][-1].split(":")[0]
+    assert (ROOT / folder).resolve() == definitions.FOLDER
 
 
 @pytest.mark.parametrize("stage", SHIPPED)

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.bus import BusSettings, Message, streams, subjects
+from penstock.bus.admin import subscribers
 from penstock.bus.admin.permissions import (
     NAMES,
     USER_INFO,
@@ -25,6 +26,7 @@ from penstock.bus.admin.permissions import (
 from penstock.service import bus_settings
 from penstock_cli.main import app
 from penstock_cli.operations import connection
+from penstock_cli.operations.doctor import gather
 from penstock_cli.operations.doctor.checks import CHECKS, NEEDED, WAITING, run_checks
 from penstock_cli.operations.doctor.facts import (
     AnswerFact,
@@ -56,7 +58,7 @@ HEALTHY = Facts(
     auth=[AnswerFact("https://issuer.example/keys", True)],
     files=[AnswerFact("edge", True)],
     agents=[AnswerFact("assistant", True, ["fine"])],
-    probes=[AnswerFact("http://edge:9000", True)],
+    probes=[AnswerFact(f"http://{name}:9000", True, (), (), "a1b2c3") for name in "ab"],
     values=[],
     wanted=Wanted(1, 1, 86_400, 604_800),
 )
@@ -82,6 +84,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "agents": ({"agents": BAD}, "the reason"),
     "probes": ({"probes": BAD}, "the reason"),
     "notices": ({"probes": [AnswerFact("edge", True, (), ["data are lost"])]}, "data are lost"),
+    "csrf": (
+        {"probes": [AnswerFact(x, True, (), (), x) for x in ("a1b2c3", "d4e5f6")]},
+        "a1b2c3 has a1b2c3, d4e5f6 has d4e5f6",
+    ),
     "values": ({"values": ["$.egde: unknown"], "wanted": None}, "$.egde"),
     "installation": ({"shards": 4}, "streams.shards is 1, and the installation has 4"),
 }
@@ -102,6 +108,12 @@ def test_a_fault_is_found_by_its_check_alone_with_what_to_do(name: str) -> None:
     assert [each.check for each in wrong] == [name]
     assert says in wrong[0].text
     assert wrong[0].to_do
+
+
+def test_two_processes_with_secrets_of_their_own_do_not_have_one_secret() -> None:
+    probes = [AnswerFact(f"http://{name}:9000", True, (), (), "its own") for name in "ab"]
+    wrong = [each for each in run_checks(replace(HEALTHY, probes=probes)) if each.verdict != "ok"]
+    assert [(each.check, each.verdict) for each in wrong] == [("csrf", "wrong")]
 
 
 def test_a_stream_near_its_own_limit_is_found() -> None:
@@ -191,7 +203,7 @@ def test_a_real_deployment_without_a_fault(nats: str, tmp_path: Path) -> None:
     assert wrong(findings) == {}
     assert code == 0
     left = {each["check"] for each in findings if each["verdict"] == "not_checked"}
-    assert left == {"auth", "agents", "probes", "notices"}
+    assert left == {"auth", "agents", "probes", "notices", "csrf"}
 
 
 def test_faults_of_a_real_deployment(nats: str, tmp_path: Path) -> None:
@@ -312,6 +324,19 @@ async def test_a_missing_stream_and_a_reader_that_is_away_are_found(nats: str) -
         "streams": "there is no stream JOURNAL",
         "readers": "approvals of EVENTS has 3 messages, and no process asks for them",
     }
+
+
+async def test_the_subscribers_durable_is_only_judged_when_a_program_has_used_it(nats: str) -> None:
+    async with connected(nats) as bus:
+        await subscribers.ensure(bus)
+        await publish_events(bus, new_run_id(), 1, 3)
+        code, findings = await _in_thread("--nats", nats)
+        assert (code, wrong(findings)) == (0, {})
+        [readers] = [each for each in findings if each["check"] == "readers"]
+        assert readers["text"].startswith("a process takes the messages of every durable consumer")
+    assert gather._is_unused({"name": "subscriber", "delivered": {"consumer_seq": 0}})
+    assert not gather._is_unused({"name": "subscriber", "delivered": {"consumer_seq": 1}})
+    assert not gather._is_unused({"name": "approvals", "delivered": {"consumer_seq": 0}})
 
 
 async def test_faults_of_streams_that_nobody_looks_after_are_found(

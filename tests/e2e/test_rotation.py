@@ -88,6 +88,7 @@ async def scene(
                 [agent],
                 ONE_OF_EACH,
                 auth_jwks_url=issuer.url,
+                auth_csrf_secret="a-csrf-secret-that-all-services-share",
                 nats_passwords=write_passwords(folder / "passwords"),
                 webhook_allow_hosts="127.0.0.1",
             ) as penstock,

@@ -340,6 +340,26 @@ def test_only_services_that_call_agent_servers_have_their_headers(tmp_path: Path
         assert load_config(file).agents[0].id == "assistant"
 
 
+@pytest.mark.parametrize("rendering", ["default", "everything", "open"])
+def test_only_services_with_an_api_have_what_checks_callers_and_all_have_one_csrf_secret(
+    rendering: str,
+) -> None:
+    for name, each in of_kind(rendering, "Deployment").items():
+        given = environment(each)
+        of_auth = {variable for variable in given if variable.startswith("PENSTOCK_AUTH_")}
+        if not service_type(name).operations:
+            assert not of_auth | {"PENSTOCK_INSECURE_BIND"} & set(given), name
+            continue
+        assert ("PENSTOCK_AUTH_JWT_SECRET" in of_auth) == (rendering == "default")
+        assert ("PENSTOCK_AUTH_JWKS_URL" in of_auth) == (rendering == "everything")
+        assert ("PENSTOCK_AUTH_CSRF_SECRET" in of_auth) == (rendering != "open")
+        [container] = each["spec"]["template"]["spec"]["containers"]
+        named = [e["valueFrom"]["secretKeyRef"] for e in container["env"] if "CSRF" in e["name"]]
+        keys = "demo-bridge-keys" if rendering == "everything" else "demo-penstock-keys"
+        assert named in ([], [{"name": keys, "key": "csrf-secret"}])
+        assert keys in [name_of(x) for x in charts.committed(rendering) if x["kind"] == "Secret"]
+
+
 # Routes, scaling, streams
 
 

@@ -5,6 +5,7 @@ No controller and no node is there, so no pod runs: tests/images runs what is in
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import subprocess
@@ -139,12 +140,18 @@ def deployments(server: ApiServer) -> dict[str, Any]:
     return {each["metadata"]["name"]: each["spec"] for each in found}
 
 
+def keys(server: ApiServer) -> Any:
+    return server.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/demo-penstock-keys")["data"]
+
+
 def test_an_installation_is_upgraded_and_rolled_back(server: ApiServer) -> None:
     # Hooks wait for the end of a Job, which no controller runs here.
     usual, large = charts.SETS["usual"], charts.SETS["large"]
     helm(server, "install", "demo", str(CHART), "--no-hooks", *usual)
     first = deployments(server)
     assert len(first) == 6
+    made = keys(server)
+    assert len(base64.b64decode(made["csrf-secret"])) >= 32
     assert first["demo-penstock-connector"]["replicas"] == 2
 
     # An autoscaler's number of replicas stays over an upgrade.
@@ -155,6 +162,7 @@ def test_an_installation_is_upgraded_and_rolled_back(server: ApiServer) -> None:
 
     helm(server, "upgrade", "demo", str(CHART), "--no-hooks", *large)
     second = deployments(server)
+    assert keys(server) == made  # or every signed-in browser would have to begin anew
     assert second["demo-penstock-connector"]["replicas"] == 4
     assert second["demo-penstock-edge"]["replicas"] == 5
     shards = {"name": "PENSTOCK_SHARDS", "value": "4"}
@@ -170,3 +178,6 @@ def test_an_installation_is_upgraded_and_rolled_back(server: ApiServer) -> None:
 
     helm(server, "uninstall", "demo", "--no-hooks")
     assert not deployments(server)
+    helm(server, "install", "demo", str(CHART), "--no-hooks", *usual)
+    assert keys(server) == made
+    helm(server, "uninstall", "demo", "--no-hooks")

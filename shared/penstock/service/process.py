@@ -33,6 +33,8 @@ from penstock.settings import Config, ConfigurationError, Settings, load_config,
 from penstock.telemetry import configure_logging
 from penstock.tracing import setup as tracing
 from penstock.web.auth import Auth, AuthConfig, ServiceTokens, StreamTokens, redact_logs
+from penstock.web.auth.csrf import fingerprint
+from penstock.web.auth.origins import is_loopback
 from penstock.web.credential_routes import auth_routes
 from penstock.web.probes import Probed, probe_routes
 from penstock.web.server import BindRefused, Server
@@ -78,23 +80,7 @@ async def serve(
     waiting = [Waiting(service_type.name) for service_type in service_types]
     probed: list[Probed] = [*waiting]
     try:
-        # Probes need no authentication. If the API's port requires authentication, the operator
-        # wants other machines to reach this process. Then other machines may reach the probes, too.
-        reachable = insecure or auth_config.requires_credentials
-        # A kubelet uses the pod's address, and a metrics scraper may use any host name. So every
-        # host name is allowed if the API's port requires authentication. Without authentication,
-        # only configured host names are allowed, so that no web page can read the probes by DNS
-        # rebinding.
-        names = ("*",) if auth_config.requires_credentials else auth_config.hosts
-        probes = Server(
-            probe_routes(probed),
-            settings.host,
-            settings.probe_port,
-            reachable,
-            Auth(AuthConfig(hosts=names)),
-            setting="--probe-port (PENSTOCK_PROBE_PORT; 0 takes a free one)",
-            addresses=True,
-        )
+        probes = _probes(service_types, settings, auth_config, probed)
         await probes.start()
         for number, service_type in enumerate(service_types):
             connecting = connect(service_type, settings, config, waiting[number])
@@ -137,6 +123,33 @@ async def serve(
             task.cancel()
             await asyncio.wait([task], timeout=CANCEL_S)
         await _close(services, exporter)
+
+
+def _probes(
+    service_types: Sequence[type[Service]],
+    settings: Settings,
+    auth: AuthConfig,
+    probed: Sequence[Probed],
+) -> Server:
+    """Return the server of the probes, which need no authentication."""
+    serves_api = any(service_type.operations for service_type in service_types)
+    asks = serves_api and auth.requires_credentials
+    # If the API's port requires authentication, or the process has no API, the operator wants other
+    # machines to reach the address. Then other machines may reach the probes, too.
+    reachable = settings.insecure_bind == "yes" or asks or not serves_api
+    # A kubelet uses the pod's address, and a metrics scraper may use any host name. So every host
+    # name is allowed where other machines may reach the probes. Otherwise only configured host
+    # names are allowed, so that no web page can read the probes by DNS rebinding.
+    is_open = asks or not (serves_api or is_loopback(settings.host))
+    return Server(
+        probe_routes(probed, (fingerprint(auth) or "its own") if asks else None),
+        settings.host,
+        settings.probe_port,
+        reachable,
+        Auth(AuthConfig(hosts=("*",) if is_open else auth.hosts)),
+        setting="--probe-port (PENSTOCK_PROBE_PORT; 0 takes a free one)",
+        addresses=True,
+    )
 
 
 def _observe(service_types: Sequence[type[Service]], config: Config) -> tracing.Exporter | None:
@@ -218,6 +231,8 @@ def main(service_type: type[Service]) -> None:
 
     async def run() -> None:
         settings = read_settings(service_type.settings_type)
+        if service_type.operations:
+            settings.auth.check_shared()
         configure_logging(settings.log_level, settings.log_format)
         redact_logs()
         await serve([service_type], settings, load_config(settings.config), until=stop_on_signals())

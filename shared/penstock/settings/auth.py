@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from penstock.settings.environment import EnvironmentSettings
+from penstock.settings.errors import ConfigurationError
 
 
 def _words(value: Any) -> Any:
@@ -104,8 +105,9 @@ class AuthSettings(EnvironmentSettings):
     csrf_secret: str | None = Field(
         None,
         repr=False,
-        description="The secret that signs CSRF tokens, at least 32 bytes long. Set it when you "
-        "use JWKS with several processes. Default: derived from the JWT secret.",
+        description="The secret that signs CSRF tokens, at least 32 bytes long and the same in "
+        "every process. Separate services need it with JWKS. Default: derived from the JWT secret; "
+        "with JWKS, `penstock up` makes one at each start.",
     )
     cors_origins: Words = Field(
         (), description="Other origins whose pages may call the API. A wildcard is refused."
@@ -164,6 +166,20 @@ class AuthSettings(EnvironmentSettings):
         """Whether callers must authenticate."""
         configured = self.jwt_secret is not None or self.jwks_url is not None
         return configured and not self.allow_unauthenticated_sse
+
+    def check_shared(self) -> None:
+        """Check the settings of a service that is one of several processes with an API.
+
+        Raises:
+            ConfigurationError: the processes would not accept each other's CSRF tokens.
+        """
+        shared = self.csrf_secret is not None or self.jwt_secret is not None
+        if self.requires_credentials and not shared:
+            raise ConfigurationError(
+                "PENSTOCK_AUTH_JWKS_URL is set: set PENSTOCK_AUTH_CSRF_SECRET, too, to the same "
+                "value for edge, approvals, automations and workflows (openssl rand -hex 32). "
+                "Without it, a signed-in browser could neither decide nor change anything"
+            )
 
     @field_validator("jwt_secret", "jwks_url", "issuer", "audience", "csrf_secret")
     @classmethod

@@ -47,11 +47,13 @@ class Probes:
 
     `/readyz` returns `{"ready": true, "services": {"<name>": []}}`. The list of a service has the
     reasons why it cannot take work. If any list has a reason, the status is 503. The answer has a
-    member `notices` only if there are notices.
+    member `notices` only if there are notices, and a member `csrf_secret` only if the process has
+    an API that authenticates callers.
     """
 
-    def __init__(self, services: Sequence[Probed]) -> None:
+    def __init__(self, services: Sequence[Probed], csrf_secret: str | None) -> None:
         self._services = services
+        self._csrf_secret = csrf_secret
 
     @serves(_probe(path="/livez", summary="Whether the process answers"))
     async def live(self, request: Request) -> Response:
@@ -66,6 +68,8 @@ class Probes:
         body: dict[str, object] = {"ready": able, "services": reasons}
         if notices := sorted({text for service in self._services for text in service.notices}):
             body["notices"] = notices
+        if self._csrf_secret is not None:
+            body["csrf_secret"] = self._csrf_secret
         return JSONResponse(body, 200 if able else 503)
 
     @serves(_probe(path="/metrics", summary="The metrics, for Prometheus"))
@@ -74,6 +78,10 @@ class Probes:
         return Response(generate_latest(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-def probe_routes(services: Sequence[Probed]) -> list[Route]:
-    """Return the routes of the probes. The caller may still change the list `services` later."""
-    return routes_of(Probes(services))
+def probe_routes(services: Sequence[Probed], csrf_secret: str | None = None) -> list[Route]:
+    """Return the routes of the probes. The caller may still change the list `services` later.
+
+    `csrf_secret` is the fingerprint of the secret that signs CSRF tokens, or `its own` for a secret
+    that no other process has. `penstock doctor` compares the fingerprints of all services.
+    """
+    return routes_of(Probes(services, csrf_secret))

@@ -29,12 +29,8 @@ class Csrf:
     def of(cls, config: AuthConfig) -> Csrf:
         """Return a `Csrf` with the configured secret, or with a random secret that only this
         process knows."""
-        if config.csrf_secret is not None:
-            return cls(config.csrf_secret.encode())
-        if config.jwt_secret is not None:
-            # The key is derived from the secret. If the key was the secret itself, the signature of
-            # a CSRF token could be valid as the signature of a JWT.
-            return cls(_mac(config.jwt_secret.encode(), "penstock csrf").digest())
+        if (secret := _shared_secret(config)) is not None:
+            return cls(secret)
         if config.is_configured:
             log.warning(
                 "CSRF tokens hold in this process only: set PENSTOCK_AUTH_CSRF_SECRET where "
@@ -57,6 +53,27 @@ class Csrf:
 
     def _sign(self, session: str, nonce: str) -> str:
         return _mac(self._secret, f"{session}.{nonce}").hexdigest()
+
+
+def fingerprint(config: AuthConfig) -> str | None:
+    """Return 24 bits that show whether two processes have the same secret; None if the process
+    makes a secret of its own.
+
+    Anybody who reaches `/readyz` can read them. They are too few to find the secret, because many
+    candidates for the secret have the same 24 bits.
+    """
+    secret = _shared_secret(config)
+    return None if secret is None else _mac(secret, "penstock csrf fingerprint").hexdigest()[:6]
+
+
+def _shared_secret(config: AuthConfig) -> bytes | None:
+    if config.csrf_secret is not None:
+        return config.csrf_secret.encode()
+    if config.jwt_secret is not None:
+        # The key is derived from the secret. If the key was the secret itself, the signature of
+        # a CSRF token could be valid as the signature of a JWT.
+        return _mac(config.jwt_secret.encode(), "penstock csrf").digest()
+    return None
 
 
 def _mac(secret: bytes, text: str) -> hmac.HMAC:

@@ -376,17 +376,6 @@ def test_the_configuration_for_deployments_is_made_from_the_table() -> None:
     assert (DEPLOY / "accounts.conf").read_text() == made, "run `make contract`"
 
 
-def test_the_passwords_are_of_all_users_and_each_is_another() -> None:
-    def printed() -> dict[str, str]:
-        done = subprocess.run(["sh", DEPLOY / "passwords.sh"], capture_output=True, check=True)
-        return dict(line.split("=") for line in done.stdout.decode().splitlines())
-
-    first, second = printed(), printed()
-    assert set(first) == {permissions.password_variable(name) for name in NAMES}
-    assert len({*first.values(), *second.values()}) == 2 * len(NAMES)
-    assert all(re.fullmatch("p[0-9a-f]{64}", password) for password in first.values())
-
-
 async def test_a_server_starts_from_that_configuration_and_knows_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

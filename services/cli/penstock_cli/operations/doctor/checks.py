@@ -20,6 +20,10 @@ WAITING: Final = 10_000
 BEHIND: Final = 5_000
 # Seconds between the clocks of this machine and of NATS. At PENSTOCK_CLOCK_LIMIT_S, services stop.
 CLOCK_S: Final = 5.0
+# Secrets of CSRF tokens can only differ between so many services.
+SEVERAL: Final = 2
+# What a process says whose secret no other process has.
+OWN_SECRET: Final = "its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Check:
     """
 
     name: str
-    how: str  # what the check looks at, as a text for people
+    fine: str  # what is true if nothing is wrong, as a text for people
     to_do: str
     wrong: Callable[[Facts], Sequence[str] | None]
 
@@ -168,131 +172,147 @@ def _notices(facts: Facts) -> list[str] | None:
     return [f"{each.name}: {text}" for each in facts.probes for text in each.notices]
 
 
+def _csrf_secrets(facts: Facts) -> list[str] | None:
+    told = [each for each in facts.probes or () if each.csrf_secret is not None]
+    if len(told) < SEVERAL:
+        return None
+    if len({each.csrf_secret for each in told}) == 1 and told[0].csrf_secret != OWN_SECRET:
+        return []
+    listed = ", ".join(f"{each.name} has {each.csrf_secret}" for each in told)
+    return [f"a signed-in browser cannot use all services, because their secrets differ: {listed}"]
+
+
 CHECKS: Final = (
     Check(
         "nats",
-        "whether NATS answers, is new enough, and has JetStream",
+        "NATS answers, is new enough, and has JetStream",
         "start nats-server 2.12 or later with JetStream, and name it with --nats",
         _version,
     ),
     Check(
         "storage",
-        "the bytes that account and streams use, against their limits",
+        "account and streams use less than 80 % of the bytes they may",
         "raise the limit (max_file_store, the stream's max_bytes), or shorten "
         "PENSTOCK_EVENTS_MAX_AGE_S and PENSTOCK_RAW_MAX_AGE_S and run `penstock streams migrate`",
         _storage,
     ),
     Check(
         "streams",
-        "whether every stream and bucket of every shard exists",
+        "every stream and bucket of every shard exists",
         "if NATS has lost its data, restore a backup (docs/operate/backup.md); a new installation "
         "needs `penstock streams make`",
         _missing,
     ),
     Check(
         "schema",
-        "the schema of every stream",
+        "every stream has the schema of this version",
         "run `penstock streams make` of the newest version that is deployed, and use that version "
         "of `penstock`",
         _schema,
     ),
     Check(
         "settings",
-        "retention and replicas of every stream, against the settings in the environment",
+        "retention and replicas of every stream are those of the environment",
         "set the variables as the services have them, or run `penstock streams migrate`",
         _settings,
     ),
     Check(
         "lag",
-        "messages that durable consumers have not delivered",
+        "no durable consumer has 10,000 messages to deliver",
         "start more processes of the service, or find out what keeps them busy",
         _waiting,
     ),
     Check(
         "readers",
-        "whether a process takes the messages of every durable consumer that has some",
+        "a process takes the messages of every durable consumer that has some",
         "start the service, or look into its log; delete a subscriber that is not used any more",
         _unread,
     ),
     Check(
         "normalizer",
-        "source frames that have no events yet, in every partition of RAW",
+        "every partition of RAW is less than 5,000 frames ahead of its events",
         "start more normalizers (16 for each shard have work), or look into their logs",
         _behind,
     ),
     Check(
         "partitions",
-        "whether a normalizer works on every partition of RAW that has frames",
+        "a normalizer works on every partition of RAW that has frames",
         "start a normalizer, or look into its log; `/readyz` says why it takes no work",
         _unheld,
     ),
     Check(
         "dead_letters",
-        "the number of dead letters",
+        "there are no dead letters",
         "look at them with `penstock deadletters list`, mend the cause, and replay or drop them "
         "(docs/dead-letters.md)",
         _letters,
     ),
     Check(
         "clock",
-        "the clock of this machine, against that of NATS",
+        "the clock of this machine is less than 5 s from that of NATS",
         "synchronize the clocks with NTP, on the machines of NATS and of the services",
         _clock,
     ),
     Check(
         "files",
-        "whether the passwords' folder has a password for every user that others cannot read",
-        "write the missing passwords (deploy/nats/passwords.sh), and take the rights of others "
-        "away (chmod o-rwx)",
+        "the passwords' folder has a password for every user that others cannot read",
+        "write the missing passwords, and take the rights of others away (chmod o-rwx)",
         lambda facts: _answers(facts.files),
     ),
     Check(
         "users",
-        "whether every service's user can log in and use JetStream",
+        "every service's user can log in and use JetStream",
         "give the NATS server the users of deploy/nats/accounts.conf, and the same passwords",
         lambda facts: _answers(facts.users),
     ),
     Check(
         "permissions",
-        "each permission of every service's user, against the table of this version",
+        "every service's user has the permissions of this version",
         "take the accounts of deploy/nats/accounts.conf of this version into NATS's configuration "
         "(for several shards: `python -m penstock.bus.admin.permissions --shards N`) and reload it",
         lambda facts: _answers(facts.permissions),
     ),
     Check(
         "auth",
-        "whether the keys with which tokens are checked can be had and used",
+        "the keys with which tokens are checked can be had and used",
         "correct PENSTOCK_AUTH_JWKS_URL and PENSTOCK_AUTH_ALGORITHMS (auth.jwksUrl of the values), "
         "or mend the issuer; without keys, no token is accepted",
         lambda facts: _answers(facts.auth),
     ),
     Check(
         "agents",
-        "whether every agent's server answers, as `penstock agents check` does",
+        "every agent's server answers, as `penstock agents check` asks it",
         "start the server, or correct the agent's entry in the configuration",
         lambda facts: _answers(facts.agents),
     ),
     Check(
         "probes",
-        "/readyz of each service that was named",
+        "every service that was named is ready",
         "do what the reason says; without an answer, look whether the service runs",
         lambda facts: _answers(facts.probes),
     ),
     Check(
         "notices",
-        "what each service that was named tells the operator",
+        "no service that was named has a notice for the operator",
         "do what the notice says",
         _notices,
     ),
     Check(
+        "csrf",
+        "the services that were named sign CSRF tokens with one secret",
+        "set the same PENSTOCK_AUTH_CSRF_SECRET (or PENSTOCK_AUTH_JWT_SECRET) for all services, "
+        "and start them again",
+        _csrf_secrets,
+    ),
+    Check(
         "values",
-        "the chart's values, against its schema",
+        "the chart's schema accepts the values",
         "correct the value; deploy/helm/penstock/values.yaml describes each",
         lambda facts: facts.values,
     ),
     Check(
         "installation",
-        "shards, replicas and retention of the streams, against the values",
+        "shards, replicas and retention of the streams are those of the values",
         "correct the values; or set PENSTOCK_REPLICAS, PENSTOCK_RAW_MAX_AGE_S and "
         "PENSTOCK_EVENTS_MAX_AGE_S as the values say and run `penstock streams migrate` (shards: "
         "`penstock streams migrate --shards N`)",
@@ -309,10 +329,11 @@ NEEDED: Final = {
     "agents": "name the configuration with --config",
     "probes": "name the services' probes with --probe",
     "notices": "name the services' probes with --probe",
+    "csrf": "name the probes of two or more services that ask callers for a token, with --probe",
     "values": "name the values with --values, and the chart with --chart",
     "installation": "name the values with --values, and the chart with --chart",
 }
-_WITHOUT_NATS: Final = ("nats", "files", "auth", "agents", "probes", "notices", "values")
+_WITHOUT_NATS: Final = ("nats", "files", "auth", "agents", "probes", "notices", "csrf", "values")
 
 
 def run_checks(facts: Facts) -> list[Finding]:
@@ -324,11 +345,15 @@ def run_checks(facts: Facts) -> list[Finding]:
     for check in CHECKS:
         wrong = check.wrong(facts)
         if facts.refusal and check.name not in _WITHOUT_NATS:
-            found.append(Finding(check.name, "not_checked", check.how, "mend `nats` first"))
+            found.append(
+                Finding(check.name, "not_checked", f"whether {check.fine}", "mend `nats` first")
+            )
         elif wrong is None:
-            found.append(Finding(check.name, "not_checked", check.how, NEEDED[check.name]))
+            found.append(
+                Finding(check.name, "not_checked", f"whether {check.fine}", NEEDED[check.name])
+            )
         elif not wrong:
-            found.append(Finding(check.name, "ok", check.how))
+            found.append(Finding(check.name, "ok", check.fine))
         else:
             found += [Finding(check.name, "wrong", text, check.to_do) for text in wrong]
     return found

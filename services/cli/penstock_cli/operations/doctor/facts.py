@@ -60,12 +60,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFact:
-    """Says whether one checked part of the deployment is `ok`, and if not, why."""
+    """Says whether one checked part of the deployment is `ok`, and if not, why.
+
+    `csrf_secret` is what `/readyz` says about the secret that signs CSRF tokens.
+    """
 
     name: str
     ok: bool
     reasons: Sequence[str] = ()
     notices: Sequence[str] = ()
+    csrf_secret: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

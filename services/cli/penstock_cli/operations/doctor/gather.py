@@ -17,7 +17,7 @@ from penstock.bus import Bus, BusError, StartUpError, streams, subjects
 from penstock.bus.admin import migrate, repartition
 from penstock.bus.admin.configuration import declared, schema_of
 from penstock.bus.admin.ensure import shards_of
-from penstock.bus.admin.permissions import NAMES, USER_INFO, USERS, User
+from penstock.bus.admin.permissions import NAMES, SUBSCRIBER, USER_INFO, USERS, User
 from penstock.bus.errors import STREAM_NOT_FOUND, ApiError
 from penstock.bus.shards import group_of
 from penstock.service import bus_settings
@@ -125,9 +125,19 @@ async def _partitions(bus: Bus, shard: int) -> list[PartitionFact]:
 
 
 async def _consumers(bus: Bus, stream: str) -> list[ConsumerFact]:
-    """Return the durable consumers of a stream."""
+    """Return the durable consumers of a stream, except one that no program has ever used."""
     listed = await bus.jetstream.consumers(stream)
-    return [_consumer(stream, each) for each in listed if each["config"].get("durable_name")]
+    return [
+        _consumer(stream, each)
+        for each in listed
+        if each["config"].get("durable_name") and not _is_unused(each)
+    ]
+
+
+def _is_unused(info: dict[str, Any]) -> bool:
+    """Return whether this is the durable that `penstock streams make` makes in every installation,
+    and has delivered no message yet."""
+    return bool(info["name"] == SUBSCRIBER and info["delivered"]["consumer_seq"] == 0)
 
 
 def _consumer(stream: str, info: dict[str, Any]) -> ConsumerFact:
@@ -261,7 +271,8 @@ async def _probe(http: httpx.AsyncClient, url: str) -> AnswerFact:
         answer = await http.get(f"{url.rstrip('/')}/readyz")
         body = answer.json()
         reasons = [f"{name}: {text}" for name, texts in body["services"].items() for text in texts]
-        return AnswerFact(url, answer.is_success, reasons, body.get("notices", ()))
+        notices, secret = body.get("notices", ()), body.get("csrf_secret")
+        return AnswerFact(url, answer.is_success, reasons, notices, secret)
     except httpx.HTTPError as error:
         return AnswerFact(url, False, [f"no answer: {error}"])
     except (ValueError, LookupError, AttributeError, TypeError):
