@@ -53,7 +53,8 @@ _SCHEME: Final = re.compile(
 _KNOWN: Final = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"sk-[A-Za-z0-9_*-]{12,}"  # OpenAI, Anthropic
-    r"|(?:sk|rk|pk|whsec)_[A-Za-z0-9_]{16,}"  # Stripe
+    r"|(?:sk|rk|pk)_[A-Za-z0-9_]{16,}"  # Stripe
+    r"|whsec_[A-Za-z0-9_+/=-]{16,}"  # webhooks: Standard Webhooks and Penstock write base64
     r"|(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}"  # AWS
     r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}"
     r"|xox[a-z]-[A-Za-z0-9-]{10,}"  # Slack
@@ -61,7 +62,7 @@ _KNOWN: Final = re.compile(
     r"|(?:hf|gsk|npm|r8)_[A-Za-z0-9]{16,}|xai-[A-Za-z0-9]{16,}|pypi-[A-Za-z0-9_-]{16,}"
     r"|SG\.[A-Za-z0-9_-]{16,}(?:\.[A-Za-z0-9_-]{1,128})?"  # SendGrid
     r"|S[ACNOUX][A-Z2-7]{56}"  # a seed of a NATS nkey
-    r"|pst_[A-Za-z0-9_-]{20,}"  # stream tokens of Penstock
+    r"|p(?:st|sv|ln)_[A-Za-z0-9_-]{20,}"  # stream tokens, service tokens, links of Penstock
     r"|(?:https://)?hooks\.slack\.com/services/[A-Za-z0-9/_-]{8,}"
     r")"
 )
